@@ -72,8 +72,9 @@ def load_data(args, device):
         train, test = (SVHN(args.data_dir, split, download=True) for split in ("train", "test"))
         return [torch.tensor(array) for array in (train.data, train.labels, test.data, test.labels)]
     except Exception as problem:
-        sys.exit(f"no whole {args.dataset} in --data-dir {args.data_dir}, and no download ({problem!s:.80}): run "
-                 "this once where there is a network, or take --dataset digits, which needs none")
+        reason = " ".join(str(problem).split())[:80]
+        sys.exit(f"no whole {args.dataset} in --data-dir {args.data_dir}, and no download ({reason}): run this once "
+                 "where there is a network, or take --dataset digits, which needs none")
 
 
 def prepare(args):
@@ -90,13 +91,13 @@ def prepare(args):
         if wrong:
             sys.exit(message)
     for path in filter(None, (args.checkpoint, args.results)):
-        if os.path.isdir(path) or not os.access(path if os.path.exists(path) else os.path.dirname(path) or ".", os.W_OK):
+        if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
             sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may write to")
     device = torch.device("cuda" if gpu else "cpu")
     data = load_data(args, device)
     if args.global_batch_size > len(data[0]):
-        sys.exit(f"{args.dataset} has {len(data[0])} training images, fewer than one global batch; at most "
-                 f"--batch-size {len(data[0])} fits, or take --dataset synthetic, which has any number")
+        sys.exit(f"{args.dataset} has {len(data[0])} training images, fewer than one global batch: --batch-size "
+                 f"{len(data[0])} is the largest that fits; --dataset synthetic has any number of images")
     if gpu and sum(tensor.nbytes for tensor in data) < torch.cuda.mem_get_info()[0] / 4:
         data = [tensor.to(device) for tensor in data]
     if args.model != "cnn":  # torchvision's ResNets want three channels
@@ -128,7 +129,7 @@ def main():
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
     def batches(dataset, indices):
-        """A batch is one slice of bytes, which become numbers, standardised, on the device."""
+        """A batch is one slice of bytes, which become standardised numbers on the device."""
         sampler = BatchSampler(indices, args.batch_size, drop_last=False)
         for images, labels in DataLoader(dataset, batch_size=None, sampler=sampler):
             yield (images.to(device).to(dtype) - mean) / std, labels.to(device)
@@ -153,17 +154,18 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{args.dataset}: {len(train):,} images, {args.model}: {parameters:,} parameters, {args.precision}, {device}")
-    print(f"ranks {ranks}, nodes {nodes}, batch {args.batch_size} a rank, {args.global_batch_size} in all, learning rate {lr:g}")
+    print(f"ranks: {ranks}, nodes: {nodes}, batch: {args.batch_size} a rank, {args.global_batch_size} global, "
+          f"learning rate: {lr:g}, steps an epoch: {epoch_steps}")
 
     now = time.perf_counter if device.type == "cpu" else lambda: (  # a GPU notes the time in passing: nobody waits
         torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True)))
-    step_seconds, loss, accuracy = [], None, None
+    step_seconds = []
     for epoch in range(step // epoch_steps, math.ceil(last_step / epoch_steps)):
         shuffle.manual_seed(args.seed + epoch)  # another order each epoch
         steps = range(step % epoch_steps, min(epoch_steps, last_step - epoch * epoch_steps))
         indices = list(sampler)[steps.start * args.batch_size:steps.stop * args.batch_size]
         sums, times, epoch_started = torch.zeros(2, device=device), [now()], time.perf_counter()
-        for images, labels in tqdm(batches(train, indices), f"epoch {epoch + 1}", len(steps), False, disable=None):
+        for images, labels in tqdm(batches(train, indices), total=len(steps), leave=False, disable=None):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / max(1, args.warmup_epochs * epoch_steps))
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
@@ -191,13 +193,13 @@ def main():
         for images, labels in batches(test, range(len(test))):
             right += (model(images).argmax(1) == labels).sum()
     print(f"test accuracy {right / len(test):.4f} ({right} of {len(test)} images)")
-    if args.results:
-        step_time = statistics.median(step_seconds[5:] or step_seconds) if step_seconds else None  # 5 to warm up
+    if args.results and step_seconds:
+        step_time = statistics.median(step_seconds[5:] or step_seconds)  # the first 5 warm up
         record = {"chapter": "01_single_node", "ranks": ranks, "nodes": nodes, "device": device.type, **training,
                   "precision": args.precision, "batch_size": args.batch_size, "parameters": parameters,
                   "steps": len(step_seconds), "step_seconds": step_time,
-                  "images_per_second": step_time and args.global_batch_size / step_time,
-                  "gradient_bytes": sum(p.nbytes for p in model.parameters()),
+                  "images_per_second": args.global_batch_size / step_time,
+                  "gradient_bytes": sum(parameter.nbytes for parameter in model.parameters()),
                   "peak_memory_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else
                   resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                   "loss": loss, "accuracy": accuracy, "test_accuracy": right.item() / len(test),

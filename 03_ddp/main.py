@@ -28,39 +28,36 @@ LAUNCHERS = {  # the variables in which launchers tell a process its rank, and h
 
 
 def find_ranks():
-    """Set the five variables that torchrun sets, for ranks launched by mpiexec, by srun or by nobody.
+    """Set the five variables of torchrun for ranks that mpiexec, srun or nobody launched; refuse contradictions.
 
-    Who launched a rank is believed before the batch system around it, and a contradiction is refused.
+    The launcher of a rank is believed before the batch system around it.
     """
     env, five = os.environ, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     launcher = next((name for name, size in LAUNCHERS.items() if size in env and name != "RANK"), None)
     rank, size, local_rank = (env[launcher], int(env[LAUNCHERS[launcher]]), 0) if launcher else (0, 1, 0)
     if set(five) <= env.keys() and int(env["WORLD_SIZE"]) >= size:
         return
-    host, port = "127.0.0.1", socket.create_server(("", 0)).getsockname()[1]  # a free port of this rank's node
+    host, port = "127.0.0.1", socket.create_server(("", 0)).getsockname()[1]  # a port that is free on this node
     if launcher == "SLURM_PROCID":
         host = re.sub(r"\[(\d+).*|,.*", r"\1", env["SLURM_STEP_NODELIST"])  # the first of nid[003-004,007]: nid003
         port = env.get("MASTER_PORT", 20000 + (16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])) % 10000)
         local_rank = env["SLURM_LOCALID"]
     elif launcher:
         import mpi4py
-        mpi4py.rc(initialize=False, finalize=True)
+        mpi4py.rc(initialize=False)
         from mpi4py import MPI
-        if "MPICH" not in MPI.Get_library_version() or not launcher.startswith("OMPI"):  # MPICH would abort under Open MPI
+        if "OMPI" not in launcher or "MPICH" not in MPI.Get_library_version():  # MPICH aborts under Open MPI
             MPI.Init_thread()
         if not MPI.Is_initialized() or MPI.COMM_WORLD.size != size:
-            sys.exit(f"{size} ranks were started by the mpiexec of another MPI than mpi4py's: take that of this environment")
+            sys.exit(f"the mpiexec that started these {size} ranks is not of mpi4py's MPI: take the one beside python")
         sys.excepthook = lambda *problem: (sys.__excepthook__(*problem), MPI.COMM_WORLD.Abort(1))  # one fails, all end
         node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-        rank, local_rank = MPI.COMM_WORLD.rank, node.rank
         host, port = MPI.COMM_WORLD.bcast((socket.gethostname() if node.size < size else host, port))
-    for name in ("WORLD_SIZE",) if launcher else ("WORLD_SIZE", "SLURM_NTASKS"):
+        local_rank = node.rank
+    for name in ["WORLD_SIZE"] if launcher else ["WORLD_SIZE", "SLURM_NTASKS"]:
         if int(env.get(name, size)) != size:
-            sys.exit(f"{name} is {env[name]}, but this is 1 of {size} launched: launch with `srun` or `mpiexec -n {env[name]}`, "
-                     f"or one rank alone with `srun -n 1`; unset a {name} that is left from something else")
+            sys.exit(f"{name}={env[name]}, but {size} started: start with srun, srun -n 1 or mpiexec, or unset {name}")
     env.update(zip(five, map(str, (rank, size, local_rank, host, port))))
-    if size > 1 and "OMP_NUM_THREADS" not in env:
-        torch.set_num_threads(1)  # as torchrun does: a node's ranks share its cores
 
 
 def parse_args():
@@ -111,8 +108,9 @@ def load_data(args, device):
         train, test = (SVHN(args.data_dir, split, download=True) for split in ("train", "test"))
         return [torch.tensor(array) for array in (train.data, train.labels, test.data, test.labels)]
     except Exception as problem:
-        sys.exit(f"no whole {args.dataset} in --data-dir {args.data_dir}, and no download ({problem!s:.80}): run "
-                 "this once where there is a network, or take --dataset digits, which needs none")
+        reason = " ".join(str(problem).split())[:80]
+        sys.exit(f"no whole {args.dataset} in --data-dir {args.data_dir}, and no download ({reason}): run this once "
+                 "where there is a network, or take --dataset digits, which needs none")
 
 
 def prepare(args):
@@ -124,7 +122,7 @@ def prepare(args):
     for wrong, message in (
             (args.device == "cuda" and not gpu, "--device cuda: PyTorch sees no GPU here; take --device cpu"),
             (args.precision == "bf16" and gpu and not torch.cuda.is_bf16_supported(False), "no bf16 on this GPU: fp32"),
-            (args.global_batch_size % ranks, f"--global-batch-size has to be a multiple of the {ranks} ranks"),
+            (args.global_batch_size % ranks, f"--global-batch-size: not a multiple of the {ranks} ranks"),
             (args.image_size < 6, "--image-size: the networks need 6 pixels a side or more"),
             (args.resume and not args.checkpoint, "--resume: name the file to go on from, with --checkpoint"),
             (args.checkpoint and args.resume != os.path.exists(args.checkpoint), f"{args.checkpoint} "
@@ -132,13 +130,13 @@ def prepare(args):
         if wrong:
             sys.exit(message)
     for path in filter(None, (args.checkpoint, args.results)):
-        if os.path.isdir(path) or not os.access(path if os.path.exists(path) else os.path.dirname(path) or ".", os.W_OK):
+        if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
             sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may write to")
     device = torch.device("cuda" if gpu else "cpu")
     data = load_data(args, device)
     if args.global_batch_size > len(data[0]):
-        sys.exit(f"{args.dataset} has {len(data[0])} training images, fewer than one global batch; at most "
-                 f"--batch-size {len(data[0]) // ranks} fits, or take --dataset synthetic, which has any number")
+        sys.exit(f"{args.dataset} has {len(data[0])} training images, fewer than one global batch: --batch-size "
+                 f"{len(data[0]) // ranks} is the largest that fits; --dataset synthetic has any number of images")
     if gpu and sum(tensor.nbytes for tensor in data) < torch.cuda.mem_get_info()[0] / 4:
         data = [tensor.to(device) for tensor in data]
     if args.model != "cnn":  # torchvision's ResNets want three channels
@@ -160,14 +158,15 @@ def main():
     started = time.perf_counter()
     sys.stdout.reconfigure(line_buffering=True)  # a line appears when it is printed, through a pipe too
     find_ranks()
-    gpu = torch.cuda.is_available()
-    if gpu:  # where a rank sees one GPU only, that one is its own
+    if torch.cuda.is_available():  # a rank that sees a single GPU takes that one
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+    elif "OMP_NUM_THREADS" not in os.environ and os.environ["WORLD_SIZE"] != "1":
+        torch.set_num_threads(1)  # ranks share the cores of their node
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     args = parse_args()
-    if rank > 0:
-        sys.stdout = open(os.devnull, "w")  # rank 0 speaks for all
+    if rank > 0:  # rank 0 speaks for all
+        sys.stdout = open(os.devnull, "w")
     torch.manual_seed(args.seed)
     seen = [None] * ranks
     for turn in (True, False):  # rank 0, which may have to download, then the others: the mistake of one ends all
@@ -180,16 +179,16 @@ def main():
         dist.all_gather_object(seen, mistake)
         if any(seen):
             sys.exit(next(filter(None, seen)))
-    own = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else rank
-    dist.all_gather_object(seen, (os.environ["LOCAL_RANK"], str(own)))
-    nodes = sum(local_rank == "0" for local_rank, _ in seen)
-    if len({own for _, own in seen}) < ranks:
+    own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else rank
+    dist.all_gather_object(seen, (own, os.environ["LOCAL_RANK"] == "0"))
+    nodes = sum(first for _, first in seen)
+    if len(dict(seen)) < ranks:
         sys.exit("several ranks have the same GPU: start at most one a GPU, or take --device cpu")
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
     def batches(dataset, indices):
-        """A batch is one slice of bytes, which become numbers, standardised, on the device."""
+        """A batch is one slice of bytes, which become standardised numbers on the device."""
         sampler = BatchSampler(indices, args.batch_size, drop_last=False)
         for images, labels in DataLoader(dataset, batch_size=None, sampler=sampler):
             yield (images.to(device).to(dtype) - mean) / std, labels.to(device)
@@ -214,17 +213,18 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{args.dataset}: {len(train):,} images, {args.model}: {parameters:,} parameters, {args.precision}, {device}")
-    print(f"ranks {ranks}, nodes {nodes}, batch {args.batch_size} a rank, {args.global_batch_size} in all, learning rate {lr:g}")
+    print(f"ranks: {ranks}, nodes: {nodes}, batch: {args.batch_size} a rank, {args.global_batch_size} global, "
+          f"learning rate: {lr:g}, steps an epoch: {epoch_steps}")
 
     now = time.perf_counter if device.type == "cpu" else lambda: (  # a GPU notes the time in passing: nobody waits
         torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True)))
-    step_seconds, loss, accuracy = [], None, None
+    step_seconds = []
     for epoch in range(step // epoch_steps, math.ceil(last_step / epoch_steps)):
         sampler.set_epoch(epoch)  # another order each epoch
         steps = range(step % epoch_steps, min(epoch_steps, last_step - epoch * epoch_steps))
         indices = list(sampler)[steps.start * args.batch_size:steps.stop * args.batch_size]
         sums, times, epoch_started = torch.zeros(2, device=device), [now()], time.perf_counter()
-        for images, labels in tqdm(batches(train, indices), f"epoch {epoch + 1}", len(steps), False, disable=rank > 0 or None):
+        for images, labels in tqdm(batches(train, indices), total=len(steps), leave=False, disable=rank > 0 or None):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / max(1, args.warmup_epochs * epoch_steps))
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
@@ -256,13 +256,13 @@ def main():
             right += (model(images).argmax(1) == labels).sum()
     dist.all_reduce(right)
     print(f"test accuracy {right / len(test):.4f} ({right} of {len(test)} images)")
-    if args.results and rank == 0:
-        step_time = statistics.median(step_seconds[5:] or step_seconds) if step_seconds else None  # 5 to warm up
+    if args.results and step_seconds and rank == 0:
+        step_time = statistics.median(step_seconds[5:] or step_seconds)  # the first 5 warm up
         record = {"chapter": "03_ddp", "ranks": ranks, "nodes": nodes, "device": device.type, **training,
                   "precision": args.precision, "batch_size": args.batch_size, "parameters": parameters,
                   "steps": len(step_seconds), "step_seconds": step_time,
-                  "images_per_second": step_time and args.global_batch_size / step_time,
-                  "gradient_bytes": sum(p.nbytes for p in model.parameters()),
+                  "images_per_second": args.global_batch_size / step_time,
+                  "gradient_bytes": sum(parameter.nbytes for parameter in model.parameters()),
                   "peak_memory_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else
                   resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                   "loss": loss, "accuracy": accuracy, "test_accuracy": right.item() / len(test),
@@ -274,6 +274,7 @@ def main():
 
 
 if __name__ == "__main__":
+    code = 0
     try:
         main()
     except SystemExit as end:  # with a line for the user who made a mistake, or without
@@ -281,4 +282,7 @@ if __name__ == "__main__":
             time.sleep(2)  # rank 0 speaks for all, before the launcher ends them
         elif end.code:
             print(f"main.py: {end}", file=sys.stderr)
-        sys.exit(2 if end.code else 0)
+        code = 2 if end.code else 0
+    if "mpi4py.MPI" in sys.modules:
+        sys.modules["mpi4py.MPI"].Finalize()
+    os._exit(code)  # Python's own way out may abort while a thread of gloo still holds on to something

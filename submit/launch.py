@@ -1,4 +1,4 @@
-"""Start a chapter's main.py on this machine, and return the record of the run: what it wrote, and what can be looked up."""
+"""Start a chapter's main.py on this machine; return the record that it wrote, with what can be looked up added."""
 
 import datetime
 import json
