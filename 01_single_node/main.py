@@ -212,7 +212,7 @@ if __name__ == "__main__":
     try:
         main()
     except SystemExit as end:  # with a line for the user who made a mistake, or without
-        if any(int(os.environ.get(rank, 0)) for rank in LAUNCHERS):
+        if next((int(os.environ[rank]) for rank in LAUNCHERS if rank in os.environ), 0):
             time.sleep(2)  # rank 0 speaks for all, before the launcher ends them
         elif end.code:
             print(f"main.py: {end}", file=sys.stderr)

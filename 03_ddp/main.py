@@ -5,6 +5,7 @@
 """
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -28,14 +29,12 @@ LAUNCHERS = {  # the variables in which launchers tell a process its rank, and h
 
 
 def find_ranks():
-    """Set the five variables of torchrun for ranks that mpiexec, srun or nobody launched; refuse contradictions.
-
-    The launcher of a rank is believed before the batch system around it.
-    """
+    """Set torchrun's variables for ranks of mpiexec, srun or nobody; a launcher counts before the batch system."""
     env, five = os.environ, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     launcher = next((name for name, size in LAUNCHERS.items() if size in env and name != "RANK"), None)
     rank, size, local_rank = (env[launcher], int(env[LAUNCHERS[launcher]]), 0) if launcher else (0, 1, 0)
-    if set(five) <= env.keys() and int(env["WORLD_SIZE"]) >= size:
+    believed = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "SLURM_PROCID")  # torchrun's, or deepspeed's
+    if believed and set(five) <= env.keys() and int(env["WORLD_SIZE"]) >= size:
         return
     host, port = "127.0.0.1", socket.create_server(("", 0)).getsockname()[1]  # a port that is free on this node
     if launcher == "SLURM_PROCID":
@@ -43,9 +42,12 @@ def find_ranks():
         port = env.get("MASTER_PORT", 20000 + (16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])) % 10000)
         local_rank = env["SLURM_LOCALID"]
     elif launcher:
-        import mpi4py
-        mpi4py.rc(initialize=False)
-        from mpi4py import MPI
+        try:
+            import mpi4py
+            mpi4py.rc(initialize=False, finalize=True)
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as problem:
+            sys.exit(f"mpi4py, which has to belong to the MPI of this mpiexec, does not load: {problem}")
         if "OMPI" not in launcher or "MPICH" not in MPI.Get_library_version():  # MPICH aborts under Open MPI
             MPI.Init_thread()
         if not MPI.Is_initialized() or MPI.COMM_WORLD.size != size:
@@ -162,7 +164,10 @@ def main():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     elif "OMP_NUM_THREADS" not in os.environ and os.environ["WORLD_SIZE"] != "1":
         torch.set_num_threads(1)  # ranks share the cores of their node
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    except dist.DistNetworkError:
+        sys.exit("no meeting at {MASTER_ADDR}:{MASTER_PORT}: choose a free MASTER_PORT".format_map(os.environ))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     args = parse_args()
     if rank > 0:  # rank 0 speaks for all
@@ -270,7 +275,6 @@ def main():
         with open(args.results, "a") as file:
             file.write(json.dumps(record) + "\n")
     dist.barrier()  # nobody leaves while others still talk
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
@@ -278,11 +282,12 @@ if __name__ == "__main__":
     try:
         main()
     except SystemExit as end:  # with a line for the user who made a mistake, or without
-        if any(int(os.environ.get(rank, 0)) for rank in LAUNCHERS):
+        if next((int(os.environ[rank]) for rank in LAUNCHERS if rank in os.environ), 0):
             time.sleep(2)  # rank 0 speaks for all, before the launcher ends them
         elif end.code:
             print(f"main.py: {end}", file=sys.stderr)
         code = 2 if end.code else 0
-    if "mpi4py.MPI" in sys.modules:
-        sys.modules["mpi4py.MPI"].Finalize()
-    os._exit(code)  # Python's own way out may abort while a thread of gloo still holds on to something
+    if dist.is_initialized():  # when DDP is gone, and before Python ends: gloo's threads abort if they outlive it
+        gc.collect()
+        dist.destroy_process_group()
+    sys.exit(code)

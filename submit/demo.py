@@ -6,10 +6,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import matplotlib
 import pandas
 import torch
 from launch import ROOT, launch
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 RUNS = [("01_single_node", 1), ("03_ddp", 1), ("03_ddp", 2)]  # chapter, ranks
@@ -29,22 +29,31 @@ def train(chapter, ranks, folder):
     return launch(chapter, ranks, *FLAGS), parameters(checkpoint)
 
 
-def draw(table, path):
-    """Throughput and test accuracy of each run, side by side."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+def table(records):
+    """The records' columns that matter here, as text."""
+    columns = {"chapter": "chapter", "ranks": "ranks", "images_per_second": "images/s", "test_accuracy": "accuracy",
+               "difference": "difference"}
+    formats = ["{}".format, "{}".format, "{:,.0f}".format, "{:.4f}".format, "{:.1e}".format]
+    return ("Handwritten digits, global batch 64, five epochs; CPU, one thread a rank.\n"
+            "difference: the largest of any parameter from the first row after one epoch, in fp32.\n\n"
+            + records[list(columns)].rename(columns=columns).to_string(
+                index=False, formatters=dict(zip(columns.values(), formats))))
 
-    labels = [f"{row.chapter}\n{row.ranks} rank{'s' * (row.ranks > 1)}" for row in table.itertuples()]
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+
+def draw(records, path):
+    """Throughput and test accuracy of each run, side by side."""
+    labels = [f"{row.chapter}\n{row.ranks} rank{'s' * (row.ranks > 1)}" for row in records.itertuples()]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(1, 2)
     for axis, column, title in zip(axes, ("images_per_second", "test_accuracy"),
                                    ("Throughput [images/s]", "Test accuracy")):
-        bars = axis.bar(labels, table[column], color=[f"C{ranks - 1}" for ranks in table.ranks], width=0.6)
+        bars = axis.bar(labels, records[column], color=[f"C{ranks - 1}" for ranks in records.ranks], width=0.6)
         axis.bar_label(bars, fmt="{:,.0f}" if column == "images_per_second" else "{:.3f}", padding=2)
         axis.set_title(title, loc="left", fontsize=11)
         axis.margins(y=0.12)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"Handwritten digits on the CPU of this machine ({table['cpus'].iloc[0]} cores, "
-                    f"global batch {table['global_batch_size'].iloc[0]}, one thread a rank)", fontsize=10)
+    figure.suptitle(f"Handwritten digits on the CPU of this machine ({records['cpus'].iloc[0]} cores, "
+                    f"global batch {records['global_batch_size'].iloc[0]}, one thread a rank)", fontsize=10)
     figure.savefig(path, dpi=150)
 
 
@@ -63,15 +72,9 @@ def main():
             records.append(record | {"difference": (vector - reference).abs().max().item()})
     with open(RESULTS / "demo.jsonl", "w") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
-    table = pandas.DataFrame(records)
-    draw(table, RESULTS / "demo.png")
-    columns = {"chapter": "chapter", "ranks": "ranks", "images_per_second": "images/s", "test_accuracy": "accuracy",
-               "difference": "difference"}
-    formats = ["{}".format, "{}".format, "{:,.0f}".format, "{:.4f}".format, "{:.1e}".format]
-    print("\nHandwritten digits, global batch 64, five epochs; CPU, one thread a rank.\n"
-          "difference: the largest of any parameter from the first row after one epoch, in fp32.\n")
-    print(table[list(columns)].rename(columns=columns).to_string(
-        index=False, formatters=dict(zip(columns.values(), formats))))
+    records = pandas.DataFrame(records)
+    draw(records, RESULTS / "demo.png")
+    print("\n" + table(records))
     print(f"\nrecords: {(RESULTS / 'demo.jsonl').relative_to(ROOT)}   "
           f"figure: {(RESULTS / 'demo.png').relative_to(ROOT)}")
 

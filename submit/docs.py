@@ -1,0 +1,102 @@
+"""Write into the READMEs what commands and files give, and draw their figures.
+
+A comment says what belongs into the fence behind it, which this program writes:
+
+    <!-- hunk: WORDS | WORDS -->       hunks of the README's diff, each by words that stand in it and in no other
+    <!-- output: CHAPTER RANKS FLAG... -->      what the chapter's main.py prints on so many ranks
+    <!-- table: demo -->               the table of `make demo`, from assets/demo.jsonl
+    <!-- bench: N -->                  section N of `make bench`, from assets/bench.txt
+
+A chapter's README names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
+"""
+
+import difflib
+import re
+import subprocess
+import sys
+
+import demo
+import figures
+import pandas
+from launch import ROOT, command, environment
+
+PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
+FENCE = re.compile(r"<!-- (hunk|output|table|bench): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
+
+
+def hunks(old, new):
+    """The hunks between two files of the repository, each as the text of its - and + lines."""
+    a, b = ((ROOT / name).read_text().splitlines() for name in (old, new))
+    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
+    return ["\n".join([f"-{line}" for line in a[i:j]] + [f"+{line}" for line in b[k:m]])
+            for tag, i, j, k, m in matcher.get_opcodes() if tag != "equal"]
+
+
+def output(chapter, ranks, *flags):
+    """What a run prints."""
+    return subprocess.run(command(chapter, int(ranks), *flags), env=environment(), check=True, text=True, timeout=600,
+                          capture_output=True).stdout.strip()
+
+
+def table(name):
+    """The table of the records in assets/NAME.jsonl."""
+    return demo.table(pandas.read_json(ROOT / "assets" / f"{name}.jsonl", lines=True))
+
+
+def bench(number):
+    """The machine's line and one section of the benchmark's output."""
+    head, *sections = (ROOT / "assets" / "bench.txt").read_text().strip().split("\n\n")
+    return f"{head}\n\n{next(section for section in sections if section.startswith(f'{number}. '))}"
+
+
+def render(text, run=output):
+    """The README's text with every fence written anew; `run` gives what output() does.
+
+    Raises ValueError for words that stand in no hunk or in several, and for a hunk that is shown twice or not at all.
+    """
+    pair = PAIR.search(text)
+    everything = hunks(*pair.groups()) if pair else []
+    left = list(everything)
+
+    def show(words):
+        found = [hunk for hunk in everything if words in hunk]
+        if len(found) != 1:
+            raise ValueError(f"{words!r} stands in {len(found)} hunks")
+        if found[0] not in left:
+            raise ValueError(f"{words!r} stands in a hunk that is shown twice")
+        left.remove(found[0])
+        return found[0]
+
+    def fence(match):
+        kind, words = match.groups()
+        language, content = {
+            "hunk": lambda: ("diff", "\n".join(map(show, words.split(" | ")))),
+            "output": lambda: ("", run(*words.split())),
+            "table": lambda: ("", table(words)),
+            "bench": lambda: ("", bench(words)),
+        }[kind]()
+        content = "\n".join(line.rstrip() for line in content.splitlines())
+        return f"<!-- {kind}: {words} -->\n```{language}\n{content}\n```\n"
+
+    text = FENCE.sub(fence, text)
+    if left:
+        raise ValueError("hunks that are not shown:\n" + "\n\n".join(left))
+    return text
+
+
+def readmes():
+    return [ROOT / "README.md", *sorted(ROOT.glob("[0-9][0-9]_*/**/README.md"))]
+
+
+def main():
+    for path in readmes():
+        try:
+            path.write_text(render(path.read_text()))
+        except ValueError as problem:
+            sys.exit(f"{path.relative_to(ROOT)}: {problem}")
+        print("written:", path.relative_to(ROOT))
+    figures.main()
+
+
+if __name__ == "__main__":
+    main()

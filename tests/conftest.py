@@ -1,0 +1,80 @@
+"""What the tests share: starting a chapter as an attendee does, on real ranks, with a time-out."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from launch import ROOT, command, environment
+
+OBSERVED = Path(__file__).with_name("observed.py")
+CHAPTERS = ("01_single_node", "03_ddp")
+NO_NETWORK = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
+
+
+def execute(words, timeout=100, env=None, cwd=None):
+    """Run the words of a command. Returns its code, standard output and standard error; a hang fails the test."""
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout, cwd=cwd,
+                          env=environment() | NO_NETWORK | (env or {}))
+    return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def run(chapter, ranks, *flags, **options):
+    """Run a chapter's main.py, as execute() does."""
+    return execute(command(chapter, ranks, *flags), **options)
+
+
+def record(chapter, ranks, *flags, folder, **options):
+    """Run a chapter, which has to succeed. Returns the record that it wrote."""
+    results = Path(folder, f"results-{chapter}-{ranks}.jsonl")
+    results.unlink(missing_ok=True)
+    done = run(chapter, ranks, *flags, "--results", results, **options)
+    assert done.code == 0, done.err
+    return json.loads(results.read_text())
+
+
+def observe(main, ranks, folder, *flags, **options):
+    """Run a main.py under observed.py, which leaves what it saw in the folder. Returns what execute() does."""
+    folder.mkdir(exist_ok=True)
+    words = command("01_single_node", ranks, *flags)  # [mpiexec -n N] python MAIN FLAGS
+    place = words.index(sys.executable) + 1
+    return execute([*words[:place], OBSERVED, folder, main, *words[place + 1:]], **options)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def parameters(path):
+    """All parameters in a checkpoint as one vector."""
+    return torch.cat([tensor.flatten().double() for tensor in torch.load(path)["model"].values()])
+
+
+def load_module(path):
+    """A main.py as a module, without running it."""
+    spec = importlib.util.spec_from_file_location("main_under_test", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def clean_environment():
+    """os.environ without any launcher's or batch system's variables; as it was again after the test."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(("SLURM_", "PMI_", "OMPI_", "MV2_", "PALS_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK")):
+            del os.environ[name]
+    yield os.environ
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def main_files():
+    """Every lesson file there is, whatever chapters exist."""
+    return sorted(path for pattern in ("0*/main*.py", "0*/*/main.py", "0*/fsdp.py") for path in ROOT.glob(pattern))

@@ -1,0 +1,150 @@
+"""Every main.py: each flag does what it says, and the record has one form."""
+
+import math
+import re
+
+import pytest
+import torch
+from conftest import CHAPTERS, ROOT, lines, observe, parameters, record, run
+
+RECORD = {  # name: type, and whether a value is possible
+    "chapter": (str, lambda v: v in CHAPTERS), "ranks": (int, lambda v: v > 0), "nodes": (int, lambda v: v > 0),
+    "device": (str, lambda v: v in ("cpu", "cuda")), "dataset": (str, bool), "image_size": (int, lambda v: v > 0),
+    "model": (str, bool), "parameters": (int, lambda v: v > 0), "precision": (str, bool),
+    "batch_size": (int, lambda v: v > 0), "global_batch_size": (int, lambda v: v > 0), "seed": (int, lambda v: True),
+    "steps": (int, lambda v: v > 0), "step_seconds": (float, lambda v: v > 0),
+    "images_per_second": (float, lambda v: v > 0), "gradient_bytes": (int, lambda v: v > 0),
+    "peak_memory_bytes": (int, lambda v: v > 10**7), "loss": (float, math.isfinite),
+    "accuracy": (float, lambda v: 0 <= v <= 1), "test_accuracy": (float, lambda v: 0 <= v <= 1),
+    "total_seconds": (float, lambda v: v > 0)}
+
+ON = {"01_single_node": 1, "03_ddp": 2}  # ranks to try each chapter on
+chapters = pytest.mark.parametrize("chapter", CHAPTERS)
+
+
+def check(found):
+    """The record has exactly these names, with values of the right type that are possible and agree."""
+    assert set(found) == set(RECORD)
+    for name, (kind, possible) in RECORD.items():
+        assert type(found[name]) is kind and possible(found[name]), (name, found[name])
+    assert found["global_batch_size"] == found["ranks"] * found["batch_size"]
+    assert found["images_per_second"] == pytest.approx(found["global_batch_size"] / found["step_seconds"])
+    assert found["gradient_bytes"] == found["parameters"] * (8 if found["precision"] == "fp64" else 4)
+    assert found["step_seconds"] * found["steps"] < 3 * found["total_seconds"]
+    return found
+
+
+@chapters
+def test_digits_are_learnt_and_recorded(chapter, tmp_path):
+    """The promise of the README: above 0.95 on the test images, also on 2 ranks."""
+    found = check(record(chapter, ON[chapter], "--global-batch-size", 64, folder=tmp_path))
+    assert found["test_accuracy"] > 0.95
+    assert (found["ranks"], found["steps"], found["dataset"], found["model"]) == (ON[chapter], 5 * 22, "digits", "cnn")
+
+
+@chapters
+@pytest.mark.parametrize(("flags", "expected"), [
+    (["--dataset", "synthetic"], {"dataset": "synthetic", "image_size": 32, "parameters": 1_626_442}),
+    (["--dataset", "synthetic", "--image-size", 12], {"image_size": 12, "parameters": 151_882}),
+    (["--model", "resnet18"], {"model": "resnet18", "parameters": 11_181_642, "gradient_bytes": 44_726_568}),
+    (["--model", "resnet50", "--batch-size", 8], {"model": "resnet50", "parameters": 23_528_522, "batch_size": 8}),
+    (["--precision", "fp64"], {"precision": "fp64"}),
+    (["--precision", "bf16"], {"precision": "bf16"}),
+    (["--device", "cpu", "--seed", 3], {"device": "cpu", "seed": 3}),
+], ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "")
+def test_flags_reach_the_record(chapter, flags, expected, tmp_path):
+    found = check(record(chapter, ON[chapter], "--max-steps", 2, *flags, folder=tmp_path))
+    assert found | expected == found
+    assert found["steps"] == 2
+
+
+@chapters
+def test_both_ways_to_give_the_batch(chapter, tmp_path):
+    ranks = ON[chapter]
+    each = check(record(chapter, ranks, "--batch-size", 24, "--max-steps", 3, folder=tmp_path))
+    together = check(record(chapter, ranks, "--global-batch-size", 24 * ranks, "--max-steps", 3, folder=tmp_path))
+    assert each["batch_size"] == together["batch_size"] == 24
+    assert each["loss"] == together["loss"]
+
+
+@chapters
+def test_learning_rate_follows_the_global_batch_and_warms_up(chapter, tmp_path):
+    """--lr is for 256 images; over --warmup-epochs it rises linearly, and the last warm-up step has all of it."""
+    ranks, batch = ON[chapter], 40
+    steps = 1437 // (ranks * batch)  # an epoch
+    done = observe(ROOT / chapter / "main.py", ranks, tmp_path, "--batch-size", batch, "--lr", 0.3,
+                   "--warmup-epochs", 1, "--epochs", 2)
+    full = 0.3 * ranks * batch / 256
+    assert lines(tmp_path / "rates.0") == pytest.approx([full * min(1, (n + 1) / steps) for n in range(2 * steps)])
+    assert f"learning rate: {full:g}" in done.out and f"batch: {batch} a rank, {batch * ranks} global" in done.out
+
+
+def test_seed_decides_the_training(tmp_path):
+    losses = [record("01_single_node", 1, "--max-steps", 10, "--seed", seed, folder=tmp_path)["loss"]
+              for seed in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_epochs_and_max_steps_end_the_training(tmp_path):
+    for flags, epochs, steps in ([], 5, 110), (["--epochs", 2], 2, 44), (["--max-steps", 30], 2, 30):
+        done = run("01_single_node", 1, *flags, "--results", tmp_path / "results")
+        assert done.out.count("images/s") == epochs and lines(tmp_path / "results")[-1]["steps"] == steps
+    assert len(lines(tmp_path / "results")) == 3  # records are appended
+
+
+def test_precision_is_that_of_the_computation(tmp_path):
+    """fp64 keeps double parameters; bf16 keeps float parameters and computes the loss of a network in bfloat16."""
+    losses = {}
+    for precision, dtype in ("fp32", torch.float32), ("bf16", torch.float32), ("fp64", torch.float64):
+        checkpoint = tmp_path / precision
+        losses[precision] = record("01_single_node", 1, "--max-steps", 3, "--precision", precision, "--checkpoint",
+                                   checkpoint, folder=tmp_path)["loss"]
+        assert {tensor.dtype for tensor in torch.load(checkpoint)["model"].values()} == {dtype}
+    assert 1e-9 < abs(losses["fp32"] - losses["fp64"]) < 1e-5 < abs(losses["bf16"] - losses["fp64"]) < 0.1
+
+
+def test_the_base_is_plain_pytorch(tmp_path):
+    """Chapter 1's parameters after an epoch are those of the shortest loop that does the same."""
+    from conftest import load_module
+    from sklearn.datasets import load_digits
+
+    record("01_single_node", 1, "--epochs", 1, "--precision", "fp64", "--checkpoint", tmp_path / "c", folder=tmp_path)
+    images, labels = map(torch.tensor, load_digits(return_X_y=True))
+    train = torch.arange(len(images)) % 5 != 0
+    images, labels = images[train].reshape(-1, 1, 8, 8), labels[train]
+    images = (images - images[:256].mean()) / images[:256].std()
+    torch.manual_seed(0)
+    model = load_module(ROOT / "01_single_node" / "main.py").build_model("cnn", images).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2 * 64 / 256, momentum=0.9)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    for batch in order[:22 * 64].split(64):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
+    own = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    assert (own - parameters(tmp_path / "c")).abs().max() <= 1e-12
+
+
+@chapters
+def test_a_finished_checkpoint_is_evaluated_again(chapter, tmp_path):
+    flags = "--checkpoint", tmp_path / "c", "--epochs", 1, "--global-batch-size", 64
+    first = run(chapter, ON[chapter], *flags)
+    again = run(chapter, ON[chapter], *flags, "--resume")
+    assert again.code == 0 and "epoch 1" not in again.out
+    assert re.search("test.*", first.out)[0] == re.search("test.*", again.out)[0]
+
+
+def test_a_checkpoint_of_chapter_3_goes_on_in_chapter_1(tmp_path):
+    flags = "--checkpoint", tmp_path / "c", "--epochs", 1, "--global-batch-size", 64
+    on_two, on_one = run("03_ddp", 2, *flags), run("01_single_node", 1, *flags, "--resume")
+    assert re.search("test.*", on_two.out)[0] == re.search("test.*", on_one.out)[0]
+
+
+@chapters
+def test_help_lists_every_flag(chapter):
+    done = run(chapter, ON[chapter], "--help")
+    flags = set(re.findall(r"--[a-z-]+", done.out))
+    assert done.code == 0 and flags == {
+        "--help", "--dataset", "--data-dir", "--model", "--batch-size", "--global-batch-size", "--epochs",
+        "--max-steps", "--lr", "--warmup-epochs", "--seed", "--device", "--precision", "--image-size", "--checkpoint",
+        "--resume", "--results"}

