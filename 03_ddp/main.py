@@ -52,7 +52,8 @@ def find_ranks():
             MPI.Init_thread()
         if not MPI.Is_initialized() or MPI.COMM_WORLD.size != size:
             sys.exit(f"the mpiexec that started these {size} ranks is not of mpi4py's MPI: take the one beside python")
-        sys.excepthook = lambda *problem: (sys.__excepthook__(*problem), MPI.COMM_WORLD.Abort(1))  # one fails, all end
+        sys.excepthook = lambda *problem: (  # one fails, all end, when the launcher has passed on why
+            sys.__excepthook__(*problem), time.sleep(1), MPI.COMM_WORLD.Abort(1))
         node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
         host, port = MPI.COMM_WORLD.bcast((socket.gethostname() if node.size < size else host, port))
         local_rank = node.rank
@@ -121,6 +122,9 @@ def prepare(args):
     ranks = dist.get_world_size()
     args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
     args.batch_size = args.global_batch_size // ranks
+    for path in filter(None, (args.checkpoint, args.results)):
+        if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
+            sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may write to")
     for wrong, message in (
             (args.device == "cuda" and not gpu, "--device cuda: PyTorch sees no GPU here; take --device cpu"),
             (args.precision == "bf16" and gpu and not torch.cuda.is_bf16_supported(False), "no bf16 on this GPU: fp32"),
@@ -131,9 +135,6 @@ def prepare(args):
              + ("does not exist: leave out --resume" if args.resume else "exists: go on with --resume, or remove it"))):
         if wrong:
             sys.exit(message)
-    for path in filter(None, (args.checkpoint, args.results)):
-        if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
-            sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may write to")
     device = torch.device("cuda" if gpu else "cpu")
     data = load_data(args, device)
     if args.global_batch_size > len(data[0]):
@@ -224,11 +225,12 @@ def main():
     now = time.perf_counter if device.type == "cpu" else lambda: (  # a GPU notes the time in passing: nobody waits
         torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True)))
     step_seconds = []
-    for epoch in range(step // epoch_steps, math.ceil(last_step / epoch_steps)):
+    while step < last_step:
+        epoch, first = divmod(step, epoch_steps)
         sampler.set_epoch(epoch)  # another order each epoch
-        steps = range(step % epoch_steps, min(epoch_steps, last_step - epoch * epoch_steps))
+        steps = range(first, min(epoch_steps, last_step - epoch * epoch_steps))
         indices = list(sampler)[steps.start * args.batch_size:steps.stop * args.batch_size]
-        sums, times, epoch_started = torch.zeros(2, device=device), [now()], time.perf_counter()
+        sums, times, epoch_started = torch.zeros(2, dtype=torch.float64, device=device), [now()], time.perf_counter()
         for images, labels in tqdm(batches(train, indices), total=len(steps), leave=False, disable=rank > 0 or None):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / max(1, args.warmup_epochs * epoch_steps))
             optimizer.zero_grad()

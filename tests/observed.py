@@ -62,6 +62,7 @@ if "FAKE_GPUS" in os.environ:
 
     count, identity = os.environ["FAKE_GPUS"].split(",")
     torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: int(count)
+    torch.cuda.is_bf16_supported = lambda *_: False
     torch.cuda.set_device = lambda index: note("gpus", index)
     torch.cuda.mem_get_info = lambda: (0, 0)
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=rank() if identity == "own" else "the same")

@@ -100,7 +100,7 @@ def test_precision_is_that_of_the_computation(tmp_path):
         losses[precision] = record("01_single_node", 1, "--max-steps", 3, "--precision", precision, "--checkpoint",
                                    checkpoint, folder=tmp_path)["loss"]
         assert {tensor.dtype for tensor in torch.load(checkpoint)["model"].values()} == {dtype}
-    assert 1e-9 < abs(losses["fp32"] - losses["fp64"]) < 1e-5 < abs(losses["bf16"] - losses["fp64"]) < 0.1
+    assert 1e-10 < abs(losses["fp32"] - losses["fp64"]) < 1e-5 < abs(losses["bf16"] - losses["fp64"]) < 0.1
 
 
 def test_the_base_is_plain_pytorch(tmp_path):

@@ -87,7 +87,7 @@ def test_the_largest_batch_that_fits_is_named_and_fits(tmp_path):
 
 
 def test_bf16_is_refused_on_a_gpu_that_cannot(tmp_path):
-    """No CPU build of torch has such a GPU: torch is made to believe in one, and says itself that it has no bf16."""
+    """There is none here: torch is made to believe in one."""
     refused(observe(ROOT / "01_single_node" / "main.py", 1, tmp_path, "--precision", "bf16",
                     env={"FAKE_GPUS": "1,same"}), "no bf16 on this GPU")
 
@@ -144,10 +144,10 @@ def test_an_error_on_one_rank_alone_ends_the_job(tmp_path):
     started = time.monotonic()
     done = observe(tmp_path / "main.py", 3, tmp_path / "seen")
     assert done.code not in (0, 2) and "only here" in done.err and time.monotonic() - started < 60
-    assert not alive(str(tmp_path))
+    wait(lambda: not alive(str(tmp_path)), 5, "no rank is left")
 
 
 def test_many_runs_of_four_ranks_end_with_0():
     """The README's command for 200 of them found none that aborts; this is a watch, not the proof."""
-    codes = [run("03_ddp", 4, "--max-steps", 1).code for _ in range(5)]
-    assert codes == [0] * 5
+    codes = [run("03_ddp", 4, "--max-steps", 1).code for _ in range(3)]
+    assert codes == [0] * 3

@@ -49,7 +49,7 @@ def test_chapter_3_is_chapter_1_with_a_screenful_of_lines_added():
     find_ranks = next(node for node in ast.parse((ROOT / "03_ddp" / "main.py").read_text()).body
                       if isinstance(node, ast.FunctionDef) and node.name == "find_ranks")
     length = find_ranks.end_lineno - find_ranks.lineno + 1
-    assert length <= 36
+    assert length <= 37
     assert sum(line.startswith("+") for line in added) - length <= 62
 
 
