@@ -15,6 +15,7 @@ import socket
 import statistics
 import sys
 import time
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -53,7 +54,7 @@ def find_ranks():
         if not MPI.Is_initialized() or MPI.COMM_WORLD.size != size:
             sys.exit(f"the mpiexec that started these {size} ranks is not of mpi4py's MPI: take the one beside python")
         sys.excepthook = lambda *problem: (  # one fails, all end, when the launcher has passed on why
-            sys.__excepthook__(*problem), time.sleep(1), MPI.COMM_WORLD.Abort(1))
+            traceback.print_exception(*problem, file=sys.__stderr__), time.sleep(1), MPI.COMM_WORLD.Abort(1))
         node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
         host, port = MPI.COMM_WORLD.bcast((socket.gethostname() if node.size < size else host, port))
         local_rank = node.rank
