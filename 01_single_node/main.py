@@ -16,7 +16,7 @@ import time
 
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from tqdm import tqdm
 
 LAUNCHERS = {  # the variables in which launchers tell a process its rank, and how many ranks there are
@@ -130,7 +130,7 @@ def main():
 
     def batches(dataset, indices):
         """A batch is one slice of bytes, which become standardised numbers on the device."""
-        sampler = BatchSampler(indices, args.batch_size, drop_last=False)
+        sampler = torch.tensor(indices, dtype=torch.int64).split(args.batch_size)  # an item is a whole batch
         for images, labels in DataLoader(dataset, batch_size=None, sampler=sampler):
             yield (images.to(device).to(dtype) - mean) / std, labels.to(device)
 
@@ -165,7 +165,7 @@ def main():
         shuffle.manual_seed(args.seed + epoch)  # another order each epoch
         steps = range(first, min(epoch_steps, last_step - epoch * epoch_steps))
         indices = list(sampler)[steps.start * args.batch_size:steps.stop * args.batch_size]
-        sums, times, epoch_started = torch.zeros(2, dtype=torch.float64, device=device), [now()], time.perf_counter()
+        losses, hits, times, epoch_started = [], [], [now()], time.perf_counter()
         for images, labels in tqdm(batches(train, indices), total=len(steps), leave=False, disable=None):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / max(1, args.warmup_epochs * epoch_steps))
             optimizer.zero_grad()
@@ -174,10 +174,12 @@ def main():
                 batch_loss = nn.functional.cross_entropy(logits, labels)
             batch_loss.backward()
             optimizer.step()
-            sums += torch.stack([batch_loss.detach(), (logits.argmax(1) == labels).sum() / args.batch_size])
+            losses.append(batch_loss.detach())
+            hits.append(logits.argmax(1) == labels)
             step += 1
             times.append(now())
-        loss, accuracy = (sums / len(steps)).tolist()  # the only look at them: in between, the device runs free
+        means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
+        loss, accuracy = means.tolist()  # the only look at them in an epoch: until here the device runs free
         speed = len(steps) * args.global_batch_size / (time.perf_counter() - epoch_started)
         if not math.isfinite(loss):
             sys.exit(f"the loss became {loss} in epoch {epoch + 1}: lower --lr, or give it --warmup-epochs")
@@ -191,7 +193,7 @@ def main():
     model.eval()
     right = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
-        for images, labels in batches(test, range(len(test))):
+        for images, labels in batches(test, list(range(len(test)))):
             right += (model(images).argmax(1) == labels).sum()
     print(f"test accuracy {right / len(test):.4f} ({right} of {len(test)} images)")
     if args.results and step_seconds:

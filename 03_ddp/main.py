@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
 
 LAUNCHERS = {  # the variables in which launchers tell a process its rank, and how many ranks there are
@@ -196,7 +196,7 @@ def main():
 
     def batches(dataset, indices):
         """A batch is one slice of bytes, which become standardised numbers on the device."""
-        sampler = BatchSampler(indices, args.batch_size, drop_last=False)
+        sampler = torch.tensor(indices, dtype=torch.int64).split(args.batch_size)  # an item is a whole batch
         for images, labels in DataLoader(dataset, batch_size=None, sampler=sampler):
             yield (images.to(device).to(dtype) - mean) / std, labels.to(device)
 
@@ -231,7 +231,7 @@ def main():
         sampler.set_epoch(epoch)  # another order each epoch
         steps = range(first, min(epoch_steps, last_step - epoch * epoch_steps))
         indices = list(sampler)[steps.start * args.batch_size:steps.stop * args.batch_size]
-        sums, times, epoch_started = torch.zeros(2, dtype=torch.float64, device=device), [now()], time.perf_counter()
+        losses, hits, times, epoch_started = [], [], [now()], time.perf_counter()
         for images, labels in tqdm(batches(train, indices), total=len(steps), leave=False, disable=rank > 0 or None):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / max(1, args.warmup_epochs * epoch_steps))
             optimizer.zero_grad()
@@ -240,11 +240,13 @@ def main():
                 batch_loss = nn.functional.cross_entropy(logits, labels)
             batch_loss.backward()
             optimizer.step()
-            sums += torch.stack([batch_loss.detach(), (logits.argmax(1) == labels).sum() / args.batch_size])
+            losses.append(batch_loss.detach())
+            hits.append(logits.argmax(1) == labels)
             step += 1
             times.append(now())
-        dist.all_reduce(sums)
-        loss, accuracy = (sums / len(steps) / ranks).tolist()  # the only look at them: in between, the device runs free
+        means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
+        dist.all_reduce(means)
+        loss, accuracy = (means / ranks).tolist()  # the only look at them in an epoch: until here the device runs free
         speed = len(steps) * args.global_batch_size / (time.perf_counter() - epoch_started)
         if not math.isfinite(loss):
             sys.exit(f"the loss became {loss} in epoch {epoch + 1}: lower --lr, or give it --warmup-epochs")
@@ -260,7 +262,7 @@ def main():
     model.eval()
     right = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
-        for images, labels in batches(test, range(rank, len(test), ranks)):
+        for images, labels in batches(test, list(range(rank, len(test), ranks))):
             right += (model(images).argmax(1) == labels).sum()
     dist.all_reduce(right)
     print(f"test accuracy {right / len(test):.4f} ({right} of {len(test)} images)")

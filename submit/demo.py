@@ -1,6 +1,8 @@
 """Train every chapter on 1 and 2 ranks on handwritten digits; print what each costs as a table and draw it."""
 
+import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,7 +16,6 @@ from tqdm import tqdm
 
 RUNS = [("01_single_node", 1), ("03_ddp", 1), ("03_ddp", 2)]  # chapter, ranks
 FLAGS = ("--dataset", "digits", "--global-batch-size", "64")  # the same training, whatever the number of ranks
-RESULTS = ROOT / "results"
 
 
 def parameters(checkpoint):
@@ -58,7 +59,10 @@ def draw(records, path):
 
 
 def main():
-    RESULTS.mkdir(exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results", help="for the records and the figure")
+    results = parser.parse_args().folder
+    results.mkdir(exist_ok=True)
     records, reference = [], None
     with tempfile.TemporaryDirectory() as folder, tqdm(RUNS, unit="run", disable=None) as bar:
         for chapter, ranks in bar:
@@ -70,13 +74,12 @@ def main():
                 sys.exit(f"demo: {chapter} failed on {ranks} rank(s):\n{problem.stdout}")
             reference = vector if reference is None else reference  # the first run: one rank of chapter 1
             records.append(record | {"difference": (vector - reference).abs().max().item()})
-    with open(RESULTS / "demo.jsonl", "w") as file:
+    with open(results / "demo.jsonl", "w") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
     records = pandas.DataFrame(records)
-    draw(records, RESULTS / "demo.png")
+    draw(records, results / "demo.png")
     print("\n" + table(records))
-    print(f"\nrecords: {(RESULTS / 'demo.jsonl').relative_to(ROOT)}   "
-          f"figure: {(RESULTS / 'demo.png').relative_to(ROOT)}")
+    print(f"\nrecords: {os.path.relpath(results / 'demo.jsonl')}   figure: {os.path.relpath(results / 'demo.png')}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Run a main.py unchanged, and write down what it does: `python observed.py FOLDER MAIN FLAG...`.
 
-Into FOLDER go a copy of the checkpoint after each epoch (parameters.1, .2, ...), a JSON line for each pass over a
-sampler (batches.RANK: the indices of its batches), for each optimizer step (rates.RANK: the learning rate), each input
-of the cnn (inputs.RANK: mean, standard deviation, dtype) and each choice of a GPU (gpus.RANK). FAKE_GPUS=N,same|own
-lets torch believe in N GPUs, to see which one is taken.
+Into FOLDER go a copy of the checkpoint after each epoch (parameters.1, .2, ...), and a JSON line for each DataLoader
+(batches.RANK: the indices of its batches), each optimizer step (rates.RANK: the learning rate), each input of the cnn
+(inputs.RANK: mean, standard deviation, dtype) and each choice of a GPU (gpus.RANK). FAKE_GPUS=N,same|own lets torch
+believe in N GPUs, to see which one is taken.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import DataLoader
 
 folder, main = Path(sys.argv[1]), sys.argv[2]
 sys.argv = sys.argv[2:]
@@ -30,10 +30,9 @@ def note(name, value):
         file.write(json.dumps(value) + "\n")
 
 
-def observe_batches(sampler, original=BatchSampler.__iter__):
-    batches = list(original(sampler))
-    note("batches", batches)
-    return iter(batches)
+def observe_batches(loader, *args, sampler, original=DataLoader.__init__, **kwargs):
+    note("batches", [batch.tolist() for batch in sampler])
+    original(loader, *args, sampler=sampler, **kwargs)
 
 
 def observe_rate(optimizer, *args, original=torch.optim.SGD.step, **kwargs):
@@ -52,7 +51,7 @@ def observe_input(model, images, original=torch.nn.Sequential.forward):
     return original(model, images)
 
 
-BatchSampler.__iter__ = observe_batches
+DataLoader.__init__ = observe_batches
 torch.nn.Sequential.forward = observe_input
 torch.optim.SGD.step = observe_rate
 os.replace = observe_replace
