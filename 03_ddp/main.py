@@ -274,7 +274,7 @@ def main():
                   "images_per_second": args.global_batch_size / step_time,
                   "gradient_bytes": sum(parameter.nbytes for parameter in model.parameters()),
                   "peak_memory_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else
-                  resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                  resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
                   "loss": loss, "accuracy": accuracy, "test_accuracy": right.item() / len(test),
                   "total_seconds": time.perf_counter() - started}
         with open(args.results, "a") as file:
