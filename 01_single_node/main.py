@@ -97,7 +97,7 @@ def prepare(args):
     data = load_data(args, device)
     if args.global_batch_size > len(data[0]):
         sys.exit(f"{args.dataset} has {len(data[0])} training images, fewer than one global batch: --batch-size "
-                 f"{len(data[0])} is the largest that fits; --dataset synthetic has any number of images")
+                 f"{len(data[0])} is the largest that fits, or take --dataset synthetic")
     if gpu and sum(tensor.nbytes for tensor in data) < torch.cuda.mem_get_info()[0] / 4:
         data = [tensor.to(device) for tensor in data]
     if args.model != "cnn":  # torchvision's ResNets want three channels

@@ -120,16 +120,15 @@ def load_data(args, device):
 def prepare(args):
     """Device, training set and test set, or a line that tells the user what to mend; sets both batch sizes in args."""
     gpu = torch.cuda.is_available() and args.device != "cpu"
-    ranks = dist.get_world_size()
-    args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
-    args.batch_size = args.global_batch_size // ranks
+    args.global_batch_size = args.global_batch_size or dist.get_world_size() * (args.batch_size or 64)
+    args.batch_size, rest = divmod(args.global_batch_size, dist.get_world_size())
     for path in filter(None, (args.checkpoint, args.results)):
         if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
             sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may write to")
     for wrong, message in (
             (args.device == "cuda" and not gpu, "--device cuda: PyTorch sees no GPU here; take --device cpu"),
             (args.precision == "bf16" and gpu and not torch.cuda.is_bf16_supported(False), "no bf16 on this GPU: fp32"),
-            (args.global_batch_size % ranks, f"--global-batch-size: not a multiple of the {ranks} ranks"),
+            (rest, f"--global-batch-size: not a multiple of the {dist.get_world_size()} ranks"),
             (args.image_size < 6, "--image-size: the networks need 6 pixels a side or more"),
             (args.resume and not args.checkpoint, "--resume: name the file to go on from, with --checkpoint"),
             (args.checkpoint and args.resume != os.path.exists(args.checkpoint), f"{args.checkpoint} "
@@ -140,7 +139,7 @@ def prepare(args):
     data = load_data(args, device)
     if args.global_batch_size > len(data[0]):
         sys.exit(f"{args.dataset} has {len(data[0])} training images, fewer than one global batch: --batch-size "
-                 f"{len(data[0]) // ranks} is the largest that fits; --dataset synthetic has any number of images")
+                 f"{len(data[0]) // dist.get_world_size()} is the largest that fits, or take --dataset synthetic")
     if gpu and sum(tensor.nbytes for tensor in data) < torch.cuda.mem_get_info()[0] / 4:
         data = [tensor.to(device) for tensor in data]
     if args.model != "cnn":  # torchvision's ResNets want three channels
@@ -170,12 +169,10 @@ def main():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     except dist.DistNetworkError:
         sys.exit("no meeting at {MASTER_ADDR}:{MASTER_PORT}: choose a free MASTER_PORT".format_map(os.environ))
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, ranks, seen = dist.get_rank(), dist.get_world_size(), [None] * dist.get_world_size()
     args = parse_args()
-    if rank > 0:  # rank 0 speaks for all
-        sys.stdout = open(os.devnull, "w")
+    sys.stdout = sys.stdout if rank == 0 else open(os.devnull, "w")  # rank 0 speaks for all
     torch.manual_seed(args.seed)
-    seen = [None] * ranks
     for turn in (True, False):  # rank 0, which may have to download, then the others: the mistake of one ends all
         mistake = None
         try:
@@ -187,8 +184,8 @@ def main():
         if any(seen):
             sys.exit(next(filter(None, seen)))
     own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else rank
-    dist.all_gather_object(seen, (own, os.environ["LOCAL_RANK"] == "0"))
-    nodes = sum(first for _, first in seen)
+    dist.all_gather_object(seen, (own, os.environ["LOCAL_RANK"] == "0"))  # {device: is it the first of its node}
+    nodes = sum(dict(seen).values())
     if len(dict(seen)) < ranks:
         sys.exit("several ranks have the same GPU: start at most one a GPU, or take --device cpu")
     dtype = torch.float64 if args.precision == "fp64" else torch.float32

@@ -15,7 +15,7 @@ from test_contract import RECORD
 
 # Functions that two chapters have under one name and that differ, because the difference is the lesson.
 LESSONS = {"main": "what a framework changes in the training", "prepare": "the batch is divided among the ranks"}
-LINES = {"01_single_node/main.py": 222}  # the base; any other main.py: 300
+LINES = {"01_single_node/main.py": 222}  # the base; any other main.py: 295
 
 
 def functions(path):
@@ -42,7 +42,7 @@ def test_functions_of_one_name_are_the_same_unless_they_are_the_lesson():
 def test_lesson_files_stay_short():
     for path in main_files():
         name = str(path.relative_to(ROOT))
-        assert len(path.read_text().splitlines()) <= LINES.get(name, 300), name
+        assert len(path.read_text().splitlines()) <= LINES.get(name, 295), name
 
 
 def test_chapter_3_is_chapter_1_with_a_screenful_of_lines_added():
@@ -50,8 +50,8 @@ def test_chapter_3_is_chapter_1_with_a_screenful_of_lines_added():
     find_ranks = next(node for node in ast.parse((ROOT / "03_ddp" / "main.py").read_text()).body
                       if isinstance(node, ast.FunctionDef) and node.name == "find_ranks")
     length = find_ranks.end_lineno - find_ranks.lineno + 1
-    assert length <= 37
-    assert sum(line.startswith("+") for line in added) - length <= 62
+    assert length <= 33
+    assert sum(line.startswith("+") for line in added) - (length + 2) <= 60  # two blank lines belong to the function
 
 
 def test_no_chapter_imports_another():
@@ -81,9 +81,9 @@ def test_the_diff_s_check_notices_what_is_stale_missing_or_shown_twice():
     text = (ROOT / "03_ddp" / "README.md").read_text()
     assert docs.render(text.replace("sampler.set_epoch(epoch)", "sampler.set_epoch(0)"), lambda *_: "") != text
     with pytest.raises(ValueError, match="not shown"):
-        docs.render(text.replace("<!-- hunk: seen = [None] * ranks -->", ""), lambda *_: "")
+        docs.render(text.replace("<!-- hunk: for turn in (True, False) -->", ""), lambda *_: "")
     with pytest.raises(ValueError, match="shown twice"):
-        docs.render(text + "\n<!-- hunk: seen = [None] * ranks -->\n", lambda *_: "")
+        docs.render(text + "\n<!-- hunk: for turn in (True, False) -->\n", lambda *_: "")
     with pytest.raises(ValueError, match="stands in 0 hunks"):
         docs.render(text + "\n<!-- hunk: no such words -->\n", lambda *_: "")
 
