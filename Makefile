@@ -7,7 +7,7 @@ PYTHON ?= python3
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11, SITE=a file of submit/sites)
+setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11)
 	@if [ -n "$(SITE)" ]; then \
 	    [ -f "submit/sites/$(SITE).sh" ] || { echo "SITE=$(SITE): there is no submit/sites/$(SITE).sh" >&2; exit 2; }; \
 	    . "./submit/sites/$(SITE).sh"; \

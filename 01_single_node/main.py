@@ -88,6 +88,7 @@ def prepare(args):
             (args.device == "cuda" and not gpu, "--device cuda: PyTorch sees no GPU here; take --device cpu"),
             (args.precision == "bf16" and gpu and not torch.cuda.is_bf16_supported(False), "no bf16 on this GPU: fp32"),
             (args.image_size < 6, "--image-size: the networks need 6 pixels a side or more"),
+            (not args.lr > 0 or not args.warmup_epochs >= 0, "--lr has to be above 0, and --warmup-epochs not below"),
             (args.resume and not args.checkpoint, "--resume: name the file to go on from, with --checkpoint"),
             (args.checkpoint and args.resume != os.path.exists(args.checkpoint), f"{args.checkpoint} "
              + ("does not exist: leave out --resume" if args.resume else "exists: go on with --resume, or remove it"))):
@@ -96,8 +97,8 @@ def prepare(args):
     device = torch.device("cuda" if gpu else "cpu")
     data = load_data(args, device)
     if args.global_batch_size > len(data[0]):
-        sys.exit(f"{args.dataset} has {len(data[0])} training images, fewer than one global batch: --batch-size "
-                 f"{len(data[0])} is the largest that fits, or take --dataset synthetic")
+        sys.exit(f"{args.dataset} has {len(data[0])} training images, fewer than the {args.global_batch_size} of a step: "
+                 f"at most --batch-size {len(data[0])} fits, or take --dataset synthetic")
     if gpu and sum(tensor.nbytes for tensor in data) < torch.cuda.mem_get_info()[0] / 4:
         data = [tensor.to(device) for tensor in data]
     if args.model != "cnn":  # torchvision's ResNets want three channels
@@ -147,7 +148,8 @@ def main():
             optimizer.load_state_dict(checkpoint["optimizer"])
             step = checkpoint["step"]
         except Exception as problem:
-            sys.exit(f"cannot go on from {args.checkpoint}: {' '.join(str(problem).split()):.150}")
+            sys.exit(f"cannot go on from {args.checkpoint}, no whole checkpoint of this training: "
+                     f"{' '.join(str(problem).split()):.150}")
     shuffle = torch.Generator()
     sampler = RandomSampler(train, generator=shuffle)
     epoch_steps = len(train) // args.global_batch_size
@@ -155,8 +157,7 @@ def main():
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{args.dataset}: {len(train):,} images, {args.model}: {parameters:,} parameters, {args.precision}, {device}")
     print(f"ranks: {ranks}, nodes: {nodes}, batch: {args.batch_size} a rank, {args.global_batch_size} global, "
-          f"learning rate: {lr:g}, steps an epoch: {epoch_steps}")
-
+          f"learning rate: {lr:g}, steps: {step} of {last_step} done, {epoch_steps} an epoch")
     now = time.perf_counter if device.type == "cpu" else lambda: (  # a GPU notes the time in passing: nobody waits
         torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True)))
     step_seconds = []

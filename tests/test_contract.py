@@ -130,7 +130,7 @@ def test_a_finished_checkpoint_is_evaluated_again(chapter, tmp_path):
     flags = "--checkpoint", tmp_path / "c", "--epochs", 1, "--global-batch-size", 64
     first = run(chapter, ON[chapter], *flags)
     again = run(chapter, ON[chapter], *flags, "--resume")
-    assert again.code == 0 and "epoch 1" not in again.out
+    assert again.code == 0 and "epoch 1" not in again.out and "steps: 22 of 22 done" in again.out
     assert re.search("test.*", first.out)[0] == re.search("test.*", again.out)[0]
 
 

@@ -39,6 +39,9 @@ MISTAKES = [  # flags, with {} for a folder; what the line has to say
     ("--resume --checkpoint {}/checkpoint --global-batch-size 32", "checkpoint.*'global_batch_size': 64"),
     ("--device cuda", "no GPU.*--device cpu"),
     ("--image-size 3", "--image-size"),
+    ("--lr -1", "--lr has to be above 0"),
+    ("--lr nan", "--lr has to be above 0"),
+    ("--warmup-epochs -3", "--warmup-epochs"),
     ("--lr 1e12 --epochs 1", "nan in epoch 1.*--lr"),
 ]
 if torch.cuda.is_available():
@@ -82,7 +85,7 @@ def test_global_batch_has_to_divide():
 
 def test_the_largest_batch_that_fits_is_named_and_fits(tmp_path):
     done = run("03_ddp", 3, "--batch-size", 480)
-    refused(done, "--batch-size 479 is the largest")
+    refused(done, "at most --batch-size 479 fits")
     assert record("03_ddp", 3, "--batch-size", 479, "--epochs", 1, folder=tmp_path)["global_batch_size"] == 1437
 
 
