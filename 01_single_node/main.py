@@ -97,7 +97,7 @@ def prepare(args):
     device = torch.device("cuda" if gpu else "cpu")
     data = load_data(args, device)
     if args.global_batch_size > len(data[0]):
-        sys.exit(f"{args.dataset} has {len(data[0])} training images, less than the {args.global_batch_size} of a step: "
+        sys.exit(f"{args.dataset} has {len(data[0])} training images, not the {args.global_batch_size} of a step: "
                  f"at most --batch-size {len(data[0])} fits, or take --dataset synthetic")
     if gpu and sum(tensor.nbytes for tensor in data) < torch.cuda.mem_get_info()[0] / 4:
         data = [tensor.to(device) for tensor in data]
