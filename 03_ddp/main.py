@@ -25,8 +25,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
 
 LAUNCHERS = {  # the variables in which launchers tell a process its rank, and how many ranks there are
-    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK": "MV2_COMM_WORLD_SIZE",
-    "PMI_RANK": "PMI_SIZE", "RANK": "WORLD_SIZE", "SLURM_PROCID": "SLURM_STEP_NUM_TASKS"}
+    "HOROVOD_RANK": "HOROVOD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_RANK": "MV2_COMM_WORLD_SIZE", "PMI_RANK": "PMI_SIZE", "RANK": "WORLD_SIZE",
+    "SLURM_PROCID": "SLURM_STEP_NUM_TASKS"}
 
 
 def find_ranks():

