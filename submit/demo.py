@@ -25,7 +25,7 @@ def parameters(checkpoint):
     """All parameters of a checkpoint in one vector, in fp64."""
     if "training.npy" in zipfile.ZipFile(checkpoint).namelist():  # TensorFlow's chapters save with NumPy
         with np.load(checkpoint) as arrays:
-            found = [arrays[name] for name in arrays if name not in ("training", "step") and "SGD/" not in name]
+            found = [arrays[name] for name in arrays if "/" in name and not name.startswith("sgd/")]
     else:
         found = torch.load(checkpoint, map_location="cpu")["model"].values()
     return np.concatenate([np.asarray(array, dtype=np.float64).ravel() for array in found])

@@ -9,15 +9,33 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from launch import ROOT, command, environment
+from demo import parameters  # noqa: F401  the tests import it from here
+from launch import ROOT, command, environment, missing
 
 OBSERVED = Path(__file__).with_name("observed.py")
-CHAPTERS = ("01_single_node", "03_ddp")
+ON = {"01_single_node": 1, "01_single_node/main_tf.py": 1, "02_horovod/pytorch": 2, "02_horovod/tensorflow": 2,
+      "03_ddp": 2}  # the chapters, and on how many ranks to try each
 NO_NETWORK = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
 
 
-def execute(words, timeout=100, env=None, cwd=None):
+def case(chapter, *values, **options):
+    """A case of a parametrized test that skips, and says why, where set-up had to leave the chapter out."""
+    skip = pytest.mark.skipif(bool(missing(chapter)), reason=str(missing(chapter)))
+    return pytest.param(chapter, *values, marks=skip, **options)
+
+
+def chapters(*names):
+    """Run a test for each of these chapters, or for all."""
+    return pytest.mark.parametrize("chapter", [case(name) for name in names or ON])
+
+
+def chapters_with(rows, fewer):
+    """Cases of (chapter, flags, what is expected): Horovod's chapters, the bases but for communication, get fewer."""
+    return [case(name, *row, id=f"{name} {row[0]}") for name in ON
+            for row in (fewer if name.startswith("02_horovod") else rows)]
+
+
+def execute(words, timeout=200, env=None, cwd=None):
     """Run the words of a command. Returns its code, standard output and standard error; a hang fails the test."""
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout, cwd=cwd,
                           env=environment() | NO_NETWORK | (env or {}))
@@ -31,7 +49,7 @@ def run(chapter, ranks, *flags, **options):
 
 def record(chapter, ranks, *flags, folder, **options):
     """Run a chapter, which has to succeed. Returns the record that it wrote."""
-    results = Path(folder, f"results-{chapter}-{ranks}.jsonl")
+    results = Path(folder, f"results-{chapter.replace('/', '-')}-{ranks}.jsonl")
     results.unlink(missing_ok=True)
     done = run(chapter, ranks, *flags, "--results", results, **options)
     assert done.code == 0, done.err
@@ -39,20 +57,18 @@ def record(chapter, ranks, *flags, folder, **options):
 
 
 def observe(main, ranks, folder, *flags, **options):
-    """Run a main.py under observed.py, which leaves what it saw in the folder. Returns what execute() does."""
+    """Run a chapter, or a changed copy of its main.py, under observed.py, which leaves what it saw in the folder.
+
+    Returns what execute() does.
+    """
     folder.mkdir(exist_ok=True)
-    words = command("01_single_node", ranks, *flags)  # [mpiexec -n N] python MAIN FLAGS
+    words = command(str(main), ranks, *flags)  # [mpiexec -n N] python MAIN FLAGS
     place = words.index(sys.executable) + 1
-    return execute([*words[:place], OBSERVED, folder, main, *words[place + 1:]], **options)
+    return execute([*words[:place], OBSERVED, folder, *words[place:]], **options)
 
 
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def parameters(path):
-    """All parameters in a checkpoint as one vector."""
-    return torch.cat([tensor.flatten().double() for tensor in torch.load(path)["model"].values()])
 
 
 def load_module(path):

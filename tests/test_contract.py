@@ -2,13 +2,16 @@
 
 import math
 import re
+import sys
 
+import numpy as np
 import pytest
 import torch
-from conftest import CHAPTERS, ROOT, lines, observe, parameters, record, run
+from conftest import ON, ROOT, chapters, chapters_with, execute, lines, load_module, observe, parameters, record, run
+from sklearn.datasets import load_digits
 
 RECORD = {  # name: type, and whether a value is possible
-    "chapter": (str, lambda v: v in CHAPTERS), "ranks": (int, lambda v: v > 0), "nodes": (int, lambda v: v > 0),
+    "chapter": (str, lambda v: v in ON), "ranks": (int, lambda v: v > 0), "nodes": (int, lambda v: v > 0),
     "device": (str, lambda v: v in ("cpu", "cuda")), "dataset": (str, bool), "image_size": (int, lambda v: v > 0),
     "model": (str, bool), "parameters": (int, lambda v: v > 0), "precision": (str, bool),
     "batch_size": (int, lambda v: v > 0), "global_batch_size": (int, lambda v: v > 0), "seed": (int, lambda v: True),
@@ -17,9 +20,6 @@ RECORD = {  # name: type, and whether a value is possible
     "peak_memory_bytes": (int, lambda v: v > 10**7), "loss": (float, math.isfinite),
     "accuracy": (float, lambda v: 0 <= v <= 1), "test_accuracy": (float, lambda v: 0 <= v <= 1),
     "total_seconds": (float, lambda v: v > 0)}
-
-ON = {"01_single_node": 1, "03_ddp": 2}  # ranks to try each chapter on
-chapters = pytest.mark.parametrize("chapter", CHAPTERS)
 
 
 def check(found):
@@ -34,7 +34,7 @@ def check(found):
     return found
 
 
-@chapters
+@chapters()
 def test_digits_are_learnt_and_recorded(chapter, tmp_path):
     """The promise of the README: above 0.95 on the test images, also on 2 ranks."""
     found = check(record(chapter, ON[chapter], "--global-batch-size", 64, folder=tmp_path))
@@ -42,23 +42,25 @@ def test_digits_are_learnt_and_recorded(chapter, tmp_path):
     assert (found["ranks"], found["steps"], found["dataset"], found["model"]) == (ON[chapter], 5 * 22, "digits", "cnn")
 
 
-@chapters
-@pytest.mark.parametrize(("flags", "expected"), [
-    (["--dataset", "synthetic"], {"dataset": "synthetic", "image_size": 32, "parameters": 1_626_442}),
-    (["--dataset", "synthetic", "--image-size", 12], {"image_size": 12, "parameters": 151_882}),
-    (["--model", "resnet18"], {"model": "resnet18", "parameters": 11_181_642, "gradient_bytes": 44_726_568}),
-    (["--model", "resnet50", "--batch-size", 8], {"model": "resnet50", "parameters": 23_528_522, "batch_size": 8}),
-    (["--precision", "fp64"], {"precision": "fp64"}),
-    (["--precision", "bf16"], {"precision": "bf16"}),
-    (["--device", "cpu", "--seed", 3], {"device": "cpu", "seed": 3}),
-], ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "")
+FLAGS = [
+    ("--dataset synthetic", {"dataset": "synthetic", "image_size": 32, "parameters": 1_626_442}),
+    ("--model resnet18", {"model": "resnet18", "parameters": 11_181_642, "gradient_bytes": 44_726_568}),
+    ("--precision fp64", {"precision": "fp64"}),
+    ("--precision bf16", {"precision": "bf16"}),
+    ("--dataset synthetic --image-size 12", {"image_size": 12, "parameters": 151_882}),
+    ("--model resnet50 --batch-size 8", {"model": "resnet50", "parameters": 23_528_522, "batch_size": 8}),
+    ("--device cpu --seed 3", {"device": "cpu", "seed": 3}),
+]
+
+
+@pytest.mark.parametrize(("chapter", "flags", "expected"), chapters_with(FLAGS, FLAGS[:4]))
 def test_flags_reach_the_record(chapter, flags, expected, tmp_path):
-    found = check(record(chapter, ON[chapter], "--max-steps", 2, *flags, folder=tmp_path))
+    found = check(record(chapter, ON[chapter], "--max-steps", 2, *flags.split(), folder=tmp_path))
     assert found | expected == found
     assert found["steps"] == 2
 
 
-@chapters
+@chapters()
 def test_both_ways_to_give_the_batch(chapter, tmp_path):
     ranks = ON[chapter]
     each = check(record(chapter, ranks, "--batch-size", 24, "--max-steps", 3, folder=tmp_path))
@@ -67,12 +69,12 @@ def test_both_ways_to_give_the_batch(chapter, tmp_path):
     assert each["loss"] == together["loss"]
 
 
-@chapters
+@chapters()
 def test_learning_rate_follows_the_global_batch_and_warms_up(chapter, tmp_path):
     """--lr is for 256 images; over --warmup-epochs it rises linearly, and the last warm-up step has all of it."""
     ranks, batch = ON[chapter], 40
     steps = 1437 // (ranks * batch)  # an epoch
-    done = observe(ROOT / chapter / "main.py", ranks, tmp_path, "--batch-size", batch, "--lr", 0.3,
+    done = observe(chapter, ranks, tmp_path, "--batch-size", batch, "--lr", 0.3,
                    "--warmup-epochs", 1, "--epochs", 2)
     full = 0.3 * ranks * batch / 256
     assert lines(tmp_path / "rates.0") == pytest.approx([full * min(1, (n + 1) / steps) for n in range(2 * steps)])
@@ -92,22 +94,26 @@ def test_epochs_and_max_steps_end_the_training(tmp_path):
     assert len(lines(tmp_path / "results")) == 3  # records are appended
 
 
-def test_precision_is_that_of_the_computation(tmp_path):
+@chapters("01_single_node", "01_single_node/main_tf.py")
+def test_precision_is_that_of_the_computation(chapter, tmp_path):
     """fp64 keeps double parameters; bf16 keeps float parameters and computes the loss of a network in bfloat16."""
     losses = {}
-    for precision, dtype in ("fp32", torch.float32), ("bf16", torch.float32), ("fp64", torch.float64):
+    for precision, width in ("fp32", 4), ("bf16", 4), ("fp64", 8):
         checkpoint = tmp_path / precision
-        losses[precision] = record("01_single_node", 1, "--max-steps", 3, "--precision", precision, "--checkpoint",
-                                   checkpoint, folder=tmp_path)["loss"]
-        assert {tensor.dtype for tensor in torch.load(checkpoint)["model"].values()} == {dtype}
-    assert 1e-10 < abs(losses["fp32"] - losses["fp64"]) < 1e-5 < abs(losses["bf16"] - losses["fp64"]) < 0.1
+        losses[precision] = record(chapter, 1, "--max-steps", 3, "--precision", precision, "--checkpoint", checkpoint,
+                                   folder=tmp_path)["loss"]
+        if "tf" in chapter:
+            with np.load(checkpoint) as arrays:
+                assert {arrays[name].dtype.itemsize for name in arrays if "kernel" in name} == {width}
+        else:
+            assert {tensor.itemsize for tensor in torch.load(checkpoint)["model"].values()} == {width}
+    assert 1e-5 < abs(losses["bf16"] - losses["fp32"]) < 0.1
+    if "tf" not in chapter:  # TensorFlow draws other initial parameters in fp64
+        assert 1e-10 < abs(losses["fp32"] - losses["fp64"]) < 1e-5
 
 
 def test_the_base_is_plain_pytorch(tmp_path):
     """Chapter 1's parameters after an epoch are those of the shortest loop that does the same."""
-    from conftest import load_module
-    from sklearn.datasets import load_digits
-
     record("01_single_node", 1, "--epochs", 1, "--precision", "fp64", "--checkpoint", tmp_path / "c", folder=tmp_path)
     images, labels = map(torch.tensor, load_digits(return_X_y=True))
     train = torch.arange(len(images)) % 5 != 0
@@ -121,11 +127,40 @@ def test_the_base_is_plain_pytorch(tmp_path):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
         optimizer.step()
-    own = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    assert (own - parameters(tmp_path / "c")).abs().max() <= 1e-12
+    own = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
+    assert abs(own - parameters(tmp_path / "c")).max() <= 1e-12
 
 
-@chapters
+PLAIN_KERAS = """  # chapter 1's network, images and order with model.fit(), in a process of its own
+import sys, keras, numpy as np
+sys.path.insert(0, sys.argv[1])
+import main_tf
+sys.argv = ["main_tf.py"]
+args = main_tf.parse_args()
+keras.utils.set_random_seed(0)
+keras.config.set_dtype_policy("float64")
+_, (images, labels), _ = main_tf.prepare(args)
+images = np.float64(images)
+images = (images - images[:256].mean()) / images[:256].std()
+model = main_tf.build_model("cnn", images)
+model.compile(keras.optimizers.SGD(0.05, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+order = np.random.default_rng(0).permutation(len(images))[:22 * 64]
+model.fit(images[order], labels[order], batch_size=64, shuffle=False, verbose=0)
+np.save(FILE, np.concatenate([array.ravel() for array in model.get_weights()]))
+"""
+
+
+def test_tensorflow_s_base_is_plain_keras(tmp_path):
+    """main_tf.py's parameters after an epoch are those of Keras' own model.fit()."""
+    flags = "--epochs", 1, "--precision", "fp64", "--checkpoint", tmp_path / "c"
+    record("01_single_node/main_tf.py", 1, *flags, folder=tmp_path)
+    done = execute([sys.executable, "-c", PLAIN_KERAS.replace("FILE", repr(str(tmp_path / "own.npy"))),
+                    ROOT / "01_single_node"])
+    assert done.code == 0, done.err
+    assert abs(np.load(tmp_path / "own.npy") - parameters(tmp_path / "c")).max() <= 1e-12
+
+
+@chapters()
 def test_a_finished_checkpoint_is_evaluated_again(chapter, tmp_path):
     flags = "--checkpoint", tmp_path / "c", "--epochs", 1, "--global-batch-size", 64
     first = run(chapter, ON[chapter], *flags)
@@ -134,13 +169,15 @@ def test_a_finished_checkpoint_is_evaluated_again(chapter, tmp_path):
     assert re.search("test.*", first.out)[0] == re.search("test.*", again.out)[0]
 
 
-def test_a_checkpoint_of_chapter_3_goes_on_in_chapter_1(tmp_path):
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
+def test_a_checkpoint_goes_on_in_chapter_1(chapter, tmp_path):
+    base = "01_single_node/main_tf.py" if "tensorflow" in chapter else "01_single_node"
     flags = "--checkpoint", tmp_path / "c", "--epochs", 1, "--global-batch-size", 64
-    on_two, on_one = run("03_ddp", 2, *flags), run("01_single_node", 1, *flags, "--resume")
+    on_two, on_one = run(chapter, 2, *flags), run(base, 1, *flags, "--resume")
     assert re.search("test.*", on_two.out)[0] == re.search("test.*", on_one.out)[0]
 
 
-@chapters
+@chapters()
 def test_help_lists_every_flag(chapter):
     done = run(chapter, ON[chapter], "--help")
     flags = set(re.findall(r"--[a-z-]+", done.out))

@@ -5,20 +5,28 @@ import struct
 import numpy
 import pytest
 import scipy.io
-from conftest import ROOT, lines, observe, record
+from conftest import ON, chapters, lines, observe, record
 
-DDP = ROOT / "03_ddp" / "main.py"
 IMAGES = 1437  # training images of digits
 
 
+def passes(path, steps):
+    """Each pass over data as a list of its batches, each a list of indices; steps: batches of a pass in training."""
+    found = lines(path)
+    if isinstance(found[0][0], list):
+        return found
+    return [found[first:first + steps] for first in range(0, len(found), steps)]  # TensorFlow's: a line a batch
+
+
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
 @pytest.mark.parametrize(("ranks", "batch"), [(1, 64), (2, 32), (3, 50)])
-def test_each_epoch_deals_out_all_images_but_a_tail(ranks, batch, tmp_path):
+def test_each_epoch_deals_out_all_images_but_a_tail(chapter, ranks, batch, tmp_path):
     epochs, global_batch = 3, ranks * batch
-    done = observe(DDP, ranks, tmp_path, "--batch-size", batch, "--epochs", epochs)
+    done = observe(chapter, ranks, tmp_path, "--batch-size", batch, "--epochs", epochs)
     assert done.code == 0, done.err
     tails, orders = [], []
     for epoch in range(epochs):
-        dealt = [lines(tmp_path / f"batches.{rank}")[epoch] for rank in range(ranks)]
+        dealt = [passes(tmp_path / f"batches.{rank}", IMAGES // global_batch)[epoch] for rank in range(ranks)]
         assert all(len(one) == batch for batches in dealt for one in batches)  # every step is a whole global batch
         order = [index for batches in dealt for one in batches for index in one]
         assert len(order) == len(set(order)), "ranks share images"
@@ -28,10 +36,12 @@ def test_each_epoch_deals_out_all_images_but_a_tail(ranks, batch, tmp_path):
     assert len(set(tails)) == len(set(orders)) == epochs  # another tail and another order each time
 
 
-def test_one_rank_deals_as_chapter_1_does(tmp_path):
-    for name in "01_single_node", "03_ddp":
-        assert observe(ROOT / name / "main.py", 1, tmp_path / name, "--epochs", 2).code == 0
-    assert lines(tmp_path / "01_single_node" / "batches.0") == lines(tmp_path / "03_ddp" / "batches.0")
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
+def test_one_rank_deals_as_chapter_1_does(chapter, tmp_path):
+    base = "01_single_node/main_tf.py" if "tensorflow" in chapter else "01_single_node"
+    for name, folder in (base, tmp_path / "base"), (chapter, tmp_path / "chapter"):
+        assert observe(name, 1, folder, "--epochs", 2).code == 0
+    assert lines(tmp_path / "base" / "batches.0") == lines(tmp_path / "chapter" / "batches.0")
 
 
 def write_mnist(folder, train=300, test=50):
@@ -55,35 +65,37 @@ def write_svhn(folder, train=200, test=40):
             "y": random.integers(1, 11, (n, 1), dtype=numpy.uint8)})
 
 
-@pytest.mark.parametrize(("chapter", "ranks"), [("01_single_node", 1), ("03_ddp", 2)])
-def test_mnist_is_read_from_its_files_without_a_network(chapter, ranks, tmp_path):
+@chapters()
+def test_mnist_is_read_from_its_files_without_a_network(chapter, tmp_path):
+    ranks = ON[chapter]
     write_mnist(tmp_path)
     found = record(chapter, ranks, "--dataset", "mnist", "--data-dir", tmp_path, "--batch-size", 20, "--epochs", 1,
                    folder=tmp_path)
     assert (found["dataset"], found["steps"], found["parameters"]) == ("mnist", 300 // (20 * ranks), 1_199_882)
 
 
-@pytest.mark.parametrize(("chapter", "ranks"), [("01_single_node", 1), ("03_ddp", 2)])
-def test_svhn_is_read_from_its_files_without_a_network(chapter, ranks, tmp_path):
+@chapters()
+def test_svhn_is_read_from_its_files_without_a_network(chapter, tmp_path):
     write_svhn(tmp_path)
-    done = observe(ROOT / chapter / "main.py", ranks, tmp_path / "seen", "--dataset", "svhn", "--data-dir", tmp_path,
+    done = observe(chapter, ON[chapter], tmp_path / "seen", "--dataset", "svhn", "--data-dir", tmp_path,
                    "--epochs", 1, "--batch-size", 16)
     assert done.code == 0, done.err
     assert "svhn: 200 images" in done.out and "of 40 images" in done.out
 
 
-def test_images_stay_bytes(tmp_path):
+@chapters("01_single_node", "01_single_node/main_tf.py")
+def test_images_stay_bytes(chapter, tmp_path):
     """60,000 images more cost their bytes and a little, not four times that as floats."""
     peaks = []
     for train in 640, 60_640:
         write_mnist(tmp_path / str(train), train)
-        found = record("01_single_node", 1, "--dataset", "mnist", "--data-dir", tmp_path / str(train), "--max-steps", 3,
+        found = record(chapter, 1, "--dataset", "mnist", "--data-dir", tmp_path / str(train), "--max-steps", 3,
                        folder=tmp_path)
         peaks.append(found["peak_memory_bytes"])
     assert peaks[1] - peaks[0] < 3 * 60_000 * 28 * 28  # as read, and as torchvision checks it; floats are 4 times that
 
 
 def test_the_network_s_input_is_standardised(tmp_path):
-    assert observe(ROOT / "01_single_node" / "main.py", 1, tmp_path, "--batch-size", 256, "--max-steps", 1).code == 0
+    assert observe("01_single_node", 1, tmp_path, "--batch-size", 256, "--max-steps", 1).code == 0
     mean, std, dtype = lines(tmp_path / "inputs.0")[0]
     assert abs(mean) < 0.05 and abs(std - 1) < 0.05 and dtype == "torch.float32"

@@ -3,11 +3,13 @@
 import re
 
 import pytest
-from conftest import ROOT, lines, observe, parameters
+from conftest import ROOT, case, chapters, execute, lines, observe, parameters
+from launch import command
 
 GLOBAL_BATCH = "48"  # divides by 1, 2, 3 and 4, and does not divide the 1,437 images
 EPOCHS = 5
-ONE, DDP = ROOT / "01_single_node" / "main.py", ROOT / "03_ddp" / "main.py"
+BASES = ONE, ONE_TF = "01_single_node", "01_single_node/main_tf.py"
+PARALLEL = {"02_horovod/pytorch": ONE, "02_horovod/tensorflow": ONE_TF, "03_ddp": ONE}  # each chapter's base
 
 
 def train(main, ranks, folder, *flags):
@@ -21,77 +23,116 @@ def train(main, ranks, folder, *flags):
 
 def differences(ones, others):
     assert len(ones) == len(others) > 0
-    return [(one - other).abs().max().item() for one, other in zip(ones, others)]
+    return [abs(one - other).max() for one, other in zip(ones, others)]
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """Chapter 1's parameters after each epoch, by precision."""
-    return {precision: train(ONE, 1, tmp_path_factory.mktemp("one") / precision, "--precision", precision,
-                             "--epochs", EPOCHS) for precision in ("fp64", "fp32")}
+    """The parameters of chapter 1 after each epoch, by file and precision."""
+    return {(base, precision): train(base, 1, tmp_path_factory.mktemp("one") / precision, "--precision", precision,
+                                     "--epochs", EPOCHS) for precision in ("fp64", "fp32") for base in BASES}
 
 
+@chapters(*PARALLEL)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_fp64_after_every_epoch(ranks, reference, tmp_path):
-    found = train(DDP, ranks, tmp_path, "--precision", "fp64", "--epochs", EPOCHS)
+def test_fp64_after_every_epoch(chapter, ranks, reference, tmp_path):
+    found = train(chapter, ranks, tmp_path, "--precision", "fp64", "--epochs", EPOCHS)
     assert len(found) == EPOCHS
-    assert max(differences(reference["fp64"], found)) <= 1e-12
+    assert max(differences(reference[PARALLEL[chapter], "fp64"], found)) <= 1e-12
 
 
+@chapters(*PARALLEL)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_fp32_after_the_first_epoch(ranks, reference, tmp_path, record_property):
-    found = differences(reference["fp32"], train(DDP, ranks, tmp_path, "--epochs", EPOCHS))
+def test_fp32_after_the_first_epoch(chapter, ranks, reference, tmp_path, record_property):
+    found = differences(reference[PARALLEL[chapter], "fp32"], train(chapter, ranks, tmp_path, "--epochs", EPOCHS))
     record_property("difference by epoch", found)  # rounding grows from epoch to epoch: reported, not asserted
-    print(f"{ranks} ranks, fp32, largest difference after each epoch:", *(f"{value:.1e}" for value in found))
+    print(f"{chapter} on {ranks}, fp32, largest difference after each epoch:", *(f"{value:.1e}" for value in found))
     assert found[0] <= 1e-5
 
 
-@pytest.mark.parametrize(("line", "changed", "same"), [
-    ("logits = ddp(images)", "logits = model(images)", False),
-    ("DistributedSampler(train,", "DistributedSampler(train, 2, 0,", False),
-    ("torch.manual_seed(args.seed)", "torch.manual_seed(args.seed + rank)", True),
-], ids=["gradients not_averaged", "all ranks get the same images", "ranks start from other parameters"])
-def test_the_check_notices_what_makes_a_difference(line, changed, same, reference, tmp_path):
-    """Broken copies of chapter 3 train apart; DDP mends parameters that differ at the start."""
-    source = DDP.read_text()
+HVD, HVD_TF = "02_horovod/pytorch", "02_horovod/tensorflow"
+
+
+def changes(chapter, *lines):
+    return [case(chapter, *line[1:], id=f"{chapter} {line[0]}") for line in lines]
+
+
+@pytest.mark.parametrize(("chapter", "line", "changed", "same"), [
+    *changes("03_ddp",
+             ("gradients not_averaged", "logits = ddp(images)", "logits = model(images)", False),
+             ("all ranks get the same images", "DistributedSampler(train,", "DistributedSampler(train, 2, 0,", False),
+             ("ranks start from other parameters", "torch.manual_seed(args.seed)",
+              "torch.manual_seed(args.seed + rank)", True)),
+    *changes(HVD,
+             ("gradients not_averaged", "hvd.DistributedOptimizer(optimizer, model.named_parameters())", "optimizer",
+              False),
+             ("all ranks get the same images", "(train, ranks, rank,", "(train, ranks, 0,", False),
+             ("ranks start from other parameters", "torch.manual_seed(args.seed)",
+              "torch.manual_seed(args.seed + rank)", True)),
+    *changes(HVD_TF,
+             ("gradients not_averaged", "hvd.DistributedGradientTape(tape)", "tape", False),
+             ("all ranks get the same images", "[rank::ranks]", "[::ranks]", False),
+             ("ranks start from other parameters", "set_random_seed(args.seed)", "set_random_seed(args.seed + rank)",
+              True))])
+def test_the_check_notices_what_makes_a_difference(chapter, line, changed, same, reference, tmp_path):
+    """Broken copies train apart; the frameworks mend parameters that differ at the start."""
+    source = (ROOT / chapter / "main.py").read_text()
     assert source.count(line) == 1
     (tmp_path / "main.py").write_text(source.replace(line, changed))
     found = train(tmp_path / "main.py", 2, tmp_path / "seen", "--precision", "fp64", "--epochs", 1)
-    difference, = differences(reference["fp64"][:1], found)
+    difference, = differences(reference[PARALLEL[chapter], "fp64"][:1], found)
     assert difference <= 1e-12 if same else difference > 1e-3
 
 
-@pytest.mark.parametrize(("main", "ranks"), [(ONE, (1, 1)), (DDP, (2, 2)), (DDP, (2, 3))])
-def test_resume_reaches_the_parameters_of_an_uninterrupted_run(main, ranks, reference, tmp_path):
-    """Stopped after 40 steps, in the middle of the second epoch; resumed on the same or on another number of ranks."""
-    flags = "--precision", "fp64"
-    train(main, ranks[0], tmp_path, *flags, "--max-steps", "40")
-    train(main, ranks[1], tmp_path, *flags, "--epochs", "3", "--resume")
-    difference = (parameters(tmp_path / "checkpoint") - reference["fp64"][2]).abs().max().item()
-    assert difference <= (0 if main == ONE else 1e-12)
-    rates = lines(tmp_path / "rates.0")
-    assert len(rates) == 3 * (1437 // 48)  # no step is done twice and none is left out
+@chapters(*BASES, *PARALLEL)
+def test_resume_reaches_the_parameters_of_an_uninterrupted_run(chapter, reference, tmp_path):
+    """Stopped after 40 steps, in the middle of the second epoch; resumed on another number of ranks."""
+    flags, base = ("--precision", "fp64"), PARALLEL.get(chapter, chapter)
+    before, after = (1, 1) if chapter in BASES else (2, 3)
+    train(chapter, before, tmp_path, *flags, "--max-steps", "40")
+    train(chapter, after, tmp_path, *flags, "--epochs", "3", "--resume")
+    difference = abs(parameters(tmp_path / "checkpoint") - reference[base, "fp64"][2]).max()
+    assert difference <= (0 if chapter in BASES else 1e-12)
+    assert len(lines(tmp_path / "rates.0")) == 3 * (1437 // 48)  # no step is done twice and none is left out
 
 
-def test_evaluation_counts_each_image_once_for_every_number_of_ranks(tmp_path):
-    """360 test images; 7 ranks and batches of 64 divide nothing evenly. Training ends after one step of fp64."""
+def test_the_same_number_of_ranks_goes_on_too(reference, tmp_path):
+    train("03_ddp", 2, tmp_path, "--precision", "fp64", "--max-steps", "40")
+    train("03_ddp", 2, tmp_path, "--precision", "fp64", "--epochs", "3", "--resume")
+    assert abs(parameters(tmp_path / "checkpoint") - reference[ONE, "fp64"][2]).max() <= 1e-12
+
+
+@chapters(HVD, HVD_TF)
+def test_gloo_and_mpi_give_the_same(chapter, reference, tmp_path):
+    """Horovod's two ways to communicate on CPUs: horovodrun --gloo, and mpiexec (the tests above)."""
+    words = command(chapter, 1, "--global-batch-size", GLOBAL_BATCH, "--precision", "fp64", "--epochs", 2,
+                    "--checkpoint", tmp_path / "checkpoint")
+    done = execute(["horovodrun", "--gloo", "-np", 2, *words])
+    assert done.code == 0 and "ranks: 2," in done.out, done.err
+    difference = abs(parameters(tmp_path / "checkpoint") - reference[PARALLEL[chapter], "fp64"][1]).max()
+    assert difference <= 1e-12
+
+
+@chapters(*PARALLEL)
+def test_evaluation_counts_each_image_once_for_every_number_of_ranks(chapter, tmp_path):
+    """360 test images; 7 ranks and batches of 12 divide nothing evenly. Training ends after one step of fp64."""
     seen = {}
-    for ranks in 1, 2, 3, 7:
+    for ranks in 1, 7:
         folder = tmp_path / str(ranks)
-        done = observe(DDP, ranks, folder, "--global-batch-size", 84, "--max-steps", 1, "--precision", "fp64")
+        done = observe(chapter, ranks, folder, "--global-batch-size", 84, "--max-steps", 1, "--precision", "fp64")
         assert done.code == 0, done.err
-        tests = [lines(folder / f"batches.{rank}")[-1] for rank in range(ranks)]
-        assert sorted(index for batches in tests for batch in batches for index in batch) == list(range(360))
+        tests = [lines(folder / f"batches.{rank}")[1:] for rank in range(ranks)]  # the first is that of training
+        assert sorted(map(int, re.findall(r"\d+", str(tests)))) == list(range(360))
         seen[ranks] = re.search(r"test accuracy .*", done.out)[0]
     assert len(set(seen.values())) == 1, seen
 
 
-def test_a_resnet_is_evaluated_with_one_rank_s_statistics(tmp_path):
+@chapters(*PARALLEL)
+def test_a_resnet_is_evaluated_with_one_rank_s_statistics(chapter, tmp_path):
     """BatchNorm's running statistics differ by rank: all evaluate with those that rank 0 saves."""
-    flags = "--model", "resnet18", "--max-steps", "6", "--batch-size", "16"
-    done = observe(DDP, 2, tmp_path, *flags, "--checkpoint", tmp_path / "checkpoint")
+    flags = "--model", "resnet18", "--max-steps", "6", "--global-batch-size", "32"
+    done = observe(chapter, 2, tmp_path, *flags, "--checkpoint", tmp_path / "checkpoint")
     assert done.code == 0, done.err
-    on_one = observe(DDP, 1, tmp_path / "one", "--model", "resnet18", "--max-steps", "6", "--batch-size", "32",
-                     "--checkpoint", tmp_path / "checkpoint", "--resume")
+    on_one = observe(chapter, 1, tmp_path / "one", *flags, "--checkpoint", tmp_path / "checkpoint", "--resume")
     assert on_one.code == 0, on_one.err
     assert re.search("test accuracy.*", done.out)[0] == re.search("test accuracy.*", on_one.out)[0]

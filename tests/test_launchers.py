@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, environment, execute, lines, load_module, observe, record, run
+from conftest import ROOT, case, chapters, environment, execute, lines, load_module, observe, record, run
 
 DDP = ROOT / "03_ddp" / "main.py"
 BIN = Path(sys.executable).parent
@@ -47,9 +47,9 @@ def together(starts, timeout=100):
     assert [process.returncode for process in processes] == [0] * len(starts), outputs
 
 
-def start(name, results):
+def start(name, results, chapter="03_ddp"):
     """Train on 2 ranks as somebody would with this launcher."""
-    words = [sys.executable, DDP, *FLAGS, "--results", results]
+    words = [sys.executable, ROOT / chapter / "main.py", *FLAGS, "--results", results]
     torchrun = [BIN / "torchrun", "--nproc-per-node"]
     if name == "mpiexec of MPICH":
         together([([BIN / "mpiexec", "-n", 2, *words], {})])
@@ -61,6 +61,8 @@ def start(name, results):
         together([([BIN / "mpiexec", "-n", 2, *words], ALLOCATION)])
     elif name == "srun --mpi=pmi2":  # a step's variables, and those of PMI
         together([([BIN / "mpiexec", "-n", 2, *words], step(0, 2))])
+    elif name == "horovodrun --gloo":
+        together([([BIN / "horovodrun", "--gloo", "-np", 2, *words], {})])
     elif name == "srun without MPI":
         together([(words, step(rank, 2)) for rank in range(2)])
     elif name == "torchrun":
@@ -90,10 +92,40 @@ def test_launcher(name, one_rank, tmp_path):
     assert found["test_accuracy"] == one_rank["test_accuracy"]
 
 
+@pytest.mark.parametrize(("chapter", "name"), [case(chapter, name) for chapter, name in (
+    ("02_horovod/pytorch", "mpiexec of Cray PALS"), ("02_horovod/pytorch", "srun --mpi=pmi2"),
+    ("02_horovod/pytorch", "mpiexec inside a Slurm allocation of 4 tasks"), ("02_horovod/pytorch", "horovodrun --gloo"),
+    ("02_horovod/tensorflow", "srun --mpi=pmi2"), ("02_horovod/tensorflow", "horovodrun --gloo"))])
+def test_launcher_of_horovod(chapter, name, one_rank, tmp_path):
+    start(name, tmp_path / "results.jsonl", chapter)
+    found, = lines(tmp_path / "results.jsonl")
+    assert (found["ranks"], found["nodes"]) == (2, 1)
+    if chapter == "02_horovod/pytorch":
+        assert found["loss"] == pytest.approx(one_rank["loss"], abs=1e-6)
+
+
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow")
+@pytest.mark.parametrize(("words", "env", "said"), [
+    ([], ALLOCATION, "SLURM_NTASKS=4, .*srun -n 1"),
+    ([], step(0, 2), "SLURM_STEP_NUM_TASKS=2, .*--mpi=pmi2"),
+    ([BIN / "torchrun", "--nproc-per-node", 2, "--no-python"], {}, "WORLD_SIZE=2, .*mpiexec"),
+    ([*OPENMPI_MPIEXEC, "-n", 2], {}, "Open MPI's, Horovod's MPI is MPICH"),
+], ids=["batch script's own process", "srun without MPI", "torchrun", "Open MPI starts MPICH"])
+def test_horovod_refuses_ranks_that_it_does_not_see(chapter, words, env, said):
+    done = execute([*words, sys.executable, ROOT / chapter / "main.py"], env=env)
+    assert done.code in (1, 2)  # torchrun says 1 whatever its ranks said
+    assert len(re.findall(r"^main\.py: ", done.err, re.M)) == 1 and re.search(said, done.err), done.err
+    assert "images" not in done.out
+
+
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
 @pytest.mark.parametrize("env", [{}, ALLOCATION | {"SLURM_NTASKS": "1"}, step(0, 1)],
                          ids=["alone", "allocation of one task", "srun -n 1"])
-def test_python_alone_is_one_rank(env, one_rank, tmp_path):
-    found = record("03_ddp", 1, *FLAGS, folder=tmp_path, env=env)
+def test_python_alone_is_one_rank(chapter, env, one_rank, tmp_path):
+    found = record(chapter, 1, *FLAGS, folder=tmp_path, env=env)
+    if "tensorflow" in chapter:
+        assert (found["ranks"], found["nodes"]) == (1, 1)
+        return
     assert (found["ranks"], found["nodes"], found["loss"]) == (1, 1, one_rank["loss"])
 
 
@@ -119,6 +151,9 @@ def test_chapter_1_refuses_several_ranks():
         done = execute([*words, sys.executable, ROOT / "01_single_node" / "main.py"], env=env)
         assert done.code == 2 and "images" not in done.out
         assert len(re.findall("main.py: 2 ranks would", done.err)) == 1 and "Traceback" not in done.err
+    with_horovodrun = execute([sys.executable, ROOT / "01_single_node" / "main.py"],
+                              env={"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
+    assert with_horovodrun.code == 2 and "main.py: 2 ranks would" in with_horovodrun.err
     batch_script = execute([sys.executable, ROOT / "01_single_node" / "main.py", "--max-steps", 1], env=ALLOCATION)
     assert batch_script.code == 0  # one process, whatever was allocated
 
@@ -151,20 +186,25 @@ def test_a_taken_port_is_one_line(clean_environment):
     assert "Traceback" not in done.err
 
 
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
 @pytest.mark.parametrize(("gpus", "chosen"), [("4,own", [0, 1]), ("1,own", [0, 0])])
-def test_local_rank_picks_the_gpu_and_a_single_one_is_index_0(gpus, chosen, tmp_path):
+def test_local_rank_picks_the_gpu_and_a_single_one_is_index_0(chapter, gpus, chosen, tmp_path):
     """The run itself ends where a real GPU would be needed."""
-    observe(DDP, 2, tmp_path, "--dataset", "digits", env={"FAKE_GPUS": gpus})
+    observe(chapter, 2, tmp_path, "--dataset", "digits", env={"FAKE_GPUS": gpus})
     assert [lines(tmp_path / f"gpus.{rank}") for rank in range(2)] == [[index] for index in chosen]
 
 
-def test_two_ranks_on_one_gpu_are_refused(tmp_path):
-    done = observe(DDP, 2, tmp_path, env={"FAKE_GPUS": "1,same"})
-    assert done.code == 2 and done.err.count("main.py: ") == 1 and "have the same GPU" in done.err, done.err
+@pytest.mark.parametrize(("chapter", "ranks", "gpus", "said"), [
+    case("02_horovod/pytorch", 2, "1,same", "have the same GPU"), case("03_ddp", 2, "1,same", "have the same GPU"),
+    case("02_horovod/tensorflow", 3, "2,same", "3 ranks, 2 GPUs on a node")])
+def test_several_ranks_on_one_gpu_are_refused(chapter, ranks, gpus, said, tmp_path):
+    done = observe(chapter, ranks, tmp_path, env={"FAKE_GPUS": gpus})
+    assert done.code == 2 and done.err.count("main.py: ") == 1 and said in done.err, done.err
 
 
-def test_output_comes_from_rank_0_alone_and_without_a_bar_through_a_pipe():
-    done = run("03_ddp", 3, "--epochs", 2)
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
+def test_output_comes_from_rank_0_alone_and_without_a_bar_through_a_pipe(chapter):
+    done = run(chapter, 3, "--epochs", 2)
     assert done.code == 0 and not done.err, done.err
     assert [line.split()[0] for line in done.out.splitlines()] == ["digits:", "ranks:", "epoch", "epoch", "test"]
 
@@ -175,9 +215,10 @@ def test_two_runs_at_once_do_not_collide(tmp_path):
     assert len(lines(tmp_path / "results.jsonl")) == 2
 
 
-def test_a_copy_elsewhere_runs(tmp_path):
-    for chapter in "01_single_node", "03_ddp":
-        (tmp_path / "main.py").write_text((ROOT / chapter / "main.py").read_text())
-        done = execute([sys.executable, "main.py", "--max-steps", 2, "--results", "r"], cwd=tmp_path)
-        assert done.code == 0, done.err
-    assert [json.loads(line)["chapter"] for line in open(tmp_path / "r")] == ["01_single_node", "03_ddp"]
+@chapters()
+def test_a_copy_elsewhere_runs(chapter, tmp_path):
+    main = ROOT / chapter if chapter.endswith(".py") else ROOT / chapter / "main.py"
+    (tmp_path / "main.py").write_text(main.read_text())
+    done = execute([sys.executable, "main.py", "--max-steps", 2, "--results", "r"], cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert [json.loads(line)["chapter"] for line in open(tmp_path / "r")] == [chapter]

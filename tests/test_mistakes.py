@@ -8,14 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from conftest import CHAPTERS, NO_NETWORK, environment, observe, parameters, record, run
+from conftest import NO_NETWORK, ON, chapters, chapters_with, environment, observe, parameters, record, run
 from launch import ROOT, command
 from test_data import write_mnist
 
-ON = {"01_single_node": 1, "03_ddp": 2}
-MISTAKES = [  # flags, with {} for a folder; what the line has to say
+ARGUMENTS = [  # flags that parse_args() refuses, the same function everywhere; what the line has to say
     ("--dataset cifar", "--dataset.*cifar.*digits"),
     ("--model vgg", "--model.*vgg.*cnn"),
     ("--batch-size 0", "--batch-size.*0.*above 0"),
@@ -23,6 +23,9 @@ MISTAKES = [  # flags, with {} for a folder; what the line has to say
     ("--epochs -1", "--epochs.*-1"),
     ("--batch-size 8 --global-batch-size 16", "not allowed with"),
     ("--btach-size 8", "--btach-size"),
+]
+MISTAKES = [  # flags, with {} for a folder
+    ("--epochs none", "--epochs.*none"),
     ("--batch-size 1438", "1437 training images.*--dataset synthetic"),
     ("--dataset mnist --data-dir {}", "mnist.*network.*--dataset digits"),
     ("--dataset svhn --data-dir {}", "svhn.*network.*--dataset digits"),
@@ -35,8 +38,8 @@ MISTAKES = [  # flags, with {} for a folder; what the line has to say
     ("--checkpoint {}/checkpoint", "exists.*--resume"),
     ("--resume --checkpoint {}/half", "half"),
     ("--resume --checkpoint {}/foreign", "foreign"),
-    ("--resume --checkpoint {}/checkpoint --model resnet18", "checkpoint.*'model': 'cnn'"),
-    ("--resume --checkpoint {}/checkpoint --global-batch-size 32", "checkpoint.*'global_batch_size': 64"),
+    ("--resume --checkpoint {}/checkpoint --model resnet18", "checkpoint.*.model.: .cnn."),
+    ("--resume --checkpoint {}/checkpoint --global-batch-size 32", "checkpoint.*.global_batch_size.: 64"),
     ("--device cuda", "no GPU.*--device cpu"),
     ("--image-size 3", "--image-size"),
     ("--lr -1", "--lr has to be above 0"),
@@ -52,11 +55,9 @@ def tree(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A folder with a good checkpoint (of one rank), half of it, a file of something else, and a broken MNIST."""
-    folder = tmp_path_factory.mktemp("files")
-    record("01_single_node", 1, "--max-steps", 2, "--checkpoint", folder / "checkpoint", folder=folder)
+def make_files(base, folder):
+    """A good checkpoint (of one rank), half of it, a file of something else, and a broken MNIST."""
+    record(base, 1, "--max-steps", 2, "--checkpoint", folder / "checkpoint", folder=folder)
     good = (folder / "checkpoint").read_bytes()
     (folder / "half").write_bytes(good[:len(good) // 2])
     torch.save({"weights": torch.zeros(3)}, folder / "foreign")
@@ -65,33 +66,52 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """make_files() of both frameworks."""
+    return {base: make_files(base, tmp_path_factory.mktemp("files"))
+            for base in ("01_single_node", "01_single_node/main_tf.py")}
+
+
 def refused(done, said):
     assert done.code == 2, (done.code, done.err)
-    assert len(done.err.splitlines()) == 1 and done.err.startswith("main.py: "), done.err
+    assert len(done.err.splitlines()) == 1 and re.match(r"main(_tf)?\.py: ", done.err), done.err
     assert re.search(said, done.err), done.err
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
-@pytest.mark.parametrize(("flags", "said"), MISTAKES, ids=[flags for flags, _ in MISTAKES])
-def test_mistake(chapter, flags, said, files):
+@chapters("01_single_node", "03_ddp")
+@pytest.mark.parametrize(("flags", "said"), ARGUMENTS, ids=[flags for flags, _ in ARGUMENTS])
+def test_wrong_argument(chapter, flags, said):
+    refused(run(chapter, ON[chapter], *flags.split()), said)
+
+
+SOME = [mistake for mistake in MISTAKES if mistake[0] in (  # found by each of the functions, before and in training
+    "--epochs none", "--batch-size 1438", "--dataset mnist --data-dir {}", "--checkpoint {}/checkpoint",
+    "--resume --checkpoint {}/half", "--lr 1e12 --epochs 1")]
+
+
+@pytest.mark.parametrize(("chapter", "flags", "said"), chapters_with(MISTAKES, SOME))
+def test_mistake(chapter, flags, said, folders):
+    files = folders["01_single_node/main_tf.py" if re.search("tensorflow|_tf", chapter) else "01_single_node"]
     before = tree(files)
     refused(run(chapter, ON[chapter], *flags.format(*[files] * flags.count("{}")).split(), cwd=files), said)
     assert tree(files) == before
 
 
-def test_global_batch_has_to_divide():
-    refused(run("03_ddp", 3, "--global-batch-size", 64), "multiple of the 3 ranks")
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
+def test_global_batch_has_to_divide(chapter):
+    refused(run(chapter, 3, "--global-batch-size", 64), "multiple of the 3 ranks")
 
 
-def test_the_largest_batch_that_fits_is_named_and_fits(tmp_path):
-    done = run("03_ddp", 3, "--batch-size", 480)
-    refused(done, "at most --batch-size 479 fits")
-    assert record("03_ddp", 3, "--batch-size", 479, "--epochs", 1, folder=tmp_path)["global_batch_size"] == 1437
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
+def test_the_largest_batch_that_fits_is_named_and_fits(chapter, tmp_path):
+    refused(run(chapter, 3, "--batch-size", 480), "at most --batch-size 479 fits")
+    assert record(chapter, 3, "--batch-size", 479, "--epochs", 1, folder=tmp_path)["global_batch_size"] == 1437
 
 
 def test_bf16_is_refused_on_a_gpu_that_cannot(tmp_path):
     """There is none here: torch is made to believe in one."""
-    refused(observe(ROOT / "01_single_node" / "main.py", 1, tmp_path, "--precision", "bf16",
+    refused(observe("01_single_node", 1, tmp_path, "--precision", "bf16",
                     env={"FAKE_GPUS": "1,same"}), "no bf16 on this GPU")
 
 
@@ -116,11 +136,15 @@ def wait(condition, seconds, what):
     pytest.fail(f"not within {seconds} s: {what}")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
-def test_a_rank_that_dies_ends_the_job_and_resume_reaches_the_same(tmp_path):
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
+
+
+@linux
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
+def test_a_rank_that_dies_ends_the_job_and_resume_reaches_the_same(chapter, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     flags = "--global-batch-size", 48, "--precision", "fp64", "--checkpoint", checkpoint
-    job = subprocess.Popen(command("03_ddp", 3, *flags, "--epochs", 2000), env=environment() | NO_NETWORK,
+    job = subprocess.Popen(command(chapter, 3, *flags, "--epochs", 2000), env=environment() | NO_NETWORK,
                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wait(checkpoint.exists, 60, "first checkpoint")
     ranks = {pid: env for pid, env in alive(str(checkpoint)).items() if b"PMI_RANK=1\0" in env}
@@ -129,24 +153,42 @@ def test_a_rank_that_dies_ends_the_job_and_resume_reaches_the_same(tmp_path):
     assert job.wait(timeout=60) != 0
     assert time.monotonic() - killed < 15
     wait(lambda: not alive(str(checkpoint)), 5, "no rank is left")
-    done = torch.load(checkpoint)["step"] // 29 + 1  # whole epochs of 29 steps behind it, and one more
-    assert run("03_ddp", 2, *flags, "--epochs", done, "--resume").code == 0
-    record("01_single_node", 1, "--global-batch-size", 48, "--precision", "fp64", "--epochs", done, "--checkpoint",
-           tmp_path / "whole", folder=tmp_path)
-    difference = (parameters(checkpoint) - parameters(tmp_path / "whole")).abs().max().item()
+    step = int(np.load(checkpoint)["step"]) if "tensorflow" in chapter else torch.load(checkpoint)["step"]
+    done = step // 29 + 1  # whole epochs of 29 steps behind it, and one more
+    assert run(chapter, 2, *flags, "--epochs", done, "--resume").code == 0
+    record("01_single_node/main_tf.py" if "tensorflow" in chapter else "01_single_node", 1, "--global-batch-size", 48,
+           "--precision", "fp64", "--epochs", done, "--checkpoint", tmp_path / "whole", folder=tmp_path)
+    difference = abs(parameters(checkpoint) - parameters(tmp_path / "whole")).max()
     assert difference <= 1e-9  # after many epochs fp64's own rounding has grown a little
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
-def test_an_error_on_one_rank_alone_ends_the_job(tmp_path):
-    """Not a mistake of the user's: one traceback, and MPI ends the others within seconds."""
-    source = (ROOT / "03_ddp" / "main.py").read_text()
+@linux
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow")
+def test_a_rank_that_dies_ends_a_job_of_horovodrun(chapter, tmp_path):
+    checkpoint = tmp_path / "checkpoint"
+    words = ["horovodrun", "--gloo", "-np", "3", *command(chapter, 1, "--epochs", 2000, "--checkpoint", checkpoint)]
+    job = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait(checkpoint.exists, 60, "first checkpoint")
+    ranks = {pid: env for pid, env in alive(str(checkpoint)).items() if b"HOROVOD_RANK=1\0" in env}
+    os.kill(max(ranks), signal.SIGKILL)  # a shell may be between
+    killed = time.monotonic()
+    assert job.wait(timeout=60) != 0
+    assert time.monotonic() - killed < 15
+    wait(lambda: not alive(str(checkpoint)), 5, "no rank is left")
+
+
+@linux
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
+def test_an_error_on_one_rank_alone_ends_the_job(chapter, tmp_path):
+    """Not a mistake of the user's: one traceback, and the others end within seconds."""
+    source = (ROOT / chapter / "main.py").read_text()
     broken = source.replace("    step_seconds = []\n", "    step_seconds = []\n    assert rank != 1, 'only here'\n")
     assert broken != source
     (tmp_path / "main.py").write_text(broken)
     started = time.monotonic()
     done = observe(tmp_path / "main.py", 3, tmp_path / "seen")
     assert done.code not in (0, 2) and done.err.count("Error: only here") == 1 and time.monotonic() - started < 60
+    assert done.err.count("Traceback") == 1, done.err
     wait(lambda: not alive(str(tmp_path)), 5, "no rank is left")
 
 

@@ -7,15 +7,19 @@ import sys
 from itertools import combinations
 from pathlib import Path
 
+import build_horovod
+import demo
 import docs
 import pytest
 import setup
-from conftest import ROOT, execute, lines, main_files
+from conftest import ROOT, chapters, execute, lines, main_files
+from launch import missing
 from test_contract import RECORD
 
 # Functions that two chapters have under one name and that differ, because the difference is the lesson.
-LESSONS = {"main": "what a framework changes in the training", "prepare": "the batch is divided among the ranks"}
-LINES = {"01_single_node/main.py": 223}  # the base; any other main.py: 296
+LESSONS = {"main": "what a framework changes in the training", "prepare": "the batch is divided among the ranks",
+           "train_step": "Horovod's tape averages the gradients"}
+LINES = {"01_single_node/main.py": 224, "01_single_node/main_tf.py": 264}  # the bases; any other main.py: 302
 
 
 def functions(path):
@@ -27,8 +31,8 @@ def functions(path):
 def test_functions_of_one_name_are_the_same_unless_they_are_the_lesson():
     """PyTorch's and TensorFlow's chapters are compared among themselves."""
     compared, differing = 0, set()
-    families = [[path for path in main_files() if ("tensorflow" in path.read_text()) == kind] for kind in (True, False)]
-    for family in families:
+    for framework in "import tensorflow", "import torch":
+        family = [path for path in main_files() if framework in path.read_text()]
         for one, other in combinations(family, 2):
             ours, theirs = functions(one), functions(other)
             for name in ours.keys() & theirs.keys():
@@ -42,7 +46,7 @@ def test_functions_of_one_name_are_the_same_unless_they_are_the_lesson():
 def test_lesson_files_stay_short():
     for path in main_files():
         name = str(path.relative_to(ROOT))
-        assert len(path.read_text().splitlines()) <= LINES.get(name, 296), name
+        assert len(path.read_text().splitlines()) <= LINES.get(name, 302), name
 
 
 def test_chapter_3_is_chapter_1_with_a_screenful_of_lines_added():
@@ -164,9 +168,47 @@ def test_demo_prints_its_table_and_leaves_records_and_figure(tmp_path):
     done = execute([sys.executable, "submit/demo.py", tmp_path], cwd=ROOT, timeout=110)
     assert done.code == 0, done.err
     rows = [line.split() for line in done.out.splitlines() if line.lstrip().startswith("0")]
-    assert [row[:2] for row in rows] == [["01_single_node", "1"], ["03_ddp", "1"], ["03_ddp", "2"]]
+    assert [(chapter, int(ranks)) for chapter, ranks, *_ in rows] == [run for run in demo.RUNS if not missing(run[0])]
     for *_, accuracy, difference in rows:
         assert float(accuracy) > 0.95 and float(difference) < 1e-5
     records = lines(tmp_path / "demo.jsonl")
-    assert all(record.keys() > RECORD.keys() for record in records) and len(records) == 3
+    assert all(record.keys() > RECORD.keys() for record in records) and len(records) == len(rows)
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_says_why_a_chapter_is_skipped(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "RUNS", [("01_single_node", 1), ("02_horovod/pytorch", 2)])
+    monkeypatch.setattr(demo, "missing", lambda chapter: "no compiler" if "horovod" in chapter else None)
+    monkeypatch.setattr(sys, "argv", ["demo.py", str(tmp_path)])
+    demo.main()
+    assert "skipped: 02_horovod/pytorch: no compiler" in capsys.readouterr().out
+    assert [record["chapter"] for record in lines(tmp_path / "demo.jsonl")] == ["01_single_node"]
+
+
+def test_horovod_is_there_where_it_can_be_built():
+    """So that a build that fails is not taken for a missing compiler."""
+    assert bool(missing("02_horovod/pytorch")) == (build_horovod.compiler() is None), missing("02_horovod/pytorch")
+
+
+def test_without_a_compiler_one_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build_horovod.BuildError, match=r"apt install g\+\+ make python3-dev"):
+        build_horovod.install(tmp_path, "horovod==0.28.1")
+
+
+@chapters("02_horovod/pytorch")
+def test_horovod_s_wheel_is_cached_under_all_that_it_links_to(chapter, monkeypatch):
+    venv, pin = Path(sys.prefix), setup.pins()[1]["built"]
+    wheel = build_horovod.cached_wheel(venv, pin)
+    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
+    others = {build_horovod.cached_wheel(venv, pin)}
+    monkeypatch.setattr(build_horovod, "VERSIONS", "print('another torch')")
+    others.add(build_horovod.cached_wheel(venv, pin))
+    assert len(others | {wheel}) == 3
+
+
+@chapters("02_horovod/tensorflow")
+def test_keras_fit_trains_apart_and_the_tape_does_not(chapter):
+    done = execute(docs.command("02_horovod/tensorflow/keras_trap.py", 2))
+    differences = dict(re.findall(r"^(\w+) *: .* (\S+)$", done.out, re.M))
+    assert float(differences["with_fit"]) > 1e-3 and float(differences["with_tape"]) == 0, done.out + done.err

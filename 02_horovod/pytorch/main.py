@@ -173,6 +173,7 @@ def main():
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
     step, lr = 0, args.lr * args.global_batch_size / 256
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())  # its step() waits for averaged gradients
     training = {name: vars(args)[name] for name in ("dataset", "image_size", "model", "global_batch_size", "seed")}
     if args.resume:
         try:
@@ -185,7 +186,6 @@ def main():
         except Exception as problem:
             sys.exit(f"cannot go on from {args.checkpoint}, no whole checkpoint of this training: "
                      f"{' '.join(str(problem).split()):.150}")
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())  # its step() waits for averaged gradients
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # everyone starts from what rank 0 has
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     sampler = DistributedSampler(train, ranks, rank, seed=args.seed, drop_last=True)

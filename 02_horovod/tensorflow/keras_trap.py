@@ -1,0 +1,50 @@
+"""Keras 3: model.fit() with hvd.DistributedOptimizer does not average gradients, and says nothing.
+
+    mpiexec -n 2 python keras_trap.py
+
+Every rank trains the same small network on its own random data, once in each of two ways. Afterwards all ranks should
+hold the same weights: the largest difference between any two ranks is printed.
+"""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+import keras
+import numpy as np
+import tensorflow as tf
+
+hvd.init()
+random = np.random.default_rng(hvd.rank())  # other data on each rank
+images, labels = random.normal(size=(256, 16)).astype("float32"), random.normal(size=(256, 1)).astype("float32")
+
+
+def build_model():
+    keras.utils.set_random_seed(0)  # the same start on each rank
+    return keras.Sequential([keras.Input([16]), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+
+
+def with_fit(model):
+    """As Horovod's documentation shows for Keras."""
+    model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    model.fit(images, labels, batch_size=32, epochs=2, shuffle=False, verbose=0)
+
+
+def with_tape(model):
+    """As main.py does."""
+    optimizer = keras.optimizers.SGD(0.01)
+    for first in [*range(0, 256, 32)] * 2:
+        with tf.GradientTape() as tape:
+            error = tf.reduce_mean((model(images[first:first + 32]) - labels[first:first + 32])**2)
+        gradients = hvd.DistributedGradientTape(tape).gradient(error, [v.value for v in model.trainable_variables])
+        optimizer.apply(gradients, model.trainable_variables)
+
+
+for train in with_fit, with_tape:
+    model = build_model()
+    train(model)
+    weights = np.concatenate([array.ravel() for array in model.get_weights()])
+    everybody = hvd.allgather(weights[None]).numpy()  # one row a rank
+    if hvd.rank() == 0:
+        print(f"{train.__name__:9}: {hvd.size()} ranks, weights differ by up to {np.ptp(everybody, axis=0).max():.1e}")
