@@ -152,9 +152,10 @@ def main():
     ranks = nodes = 1
     tf.config.threading.set_intra_op_parallelism_threads(int(os.environ.get("OMP_NUM_THREADS", 0)))  # 0: all cores
     keras.utils.set_random_seed(args.seed)
-    keras.config.set_dtype_policy({"fp32": "float32", "bf16": "mixed_bfloat16", "fp64": "float64"}[args.precision])
+    keras.config.set_floatx("float64" if args.precision == "fp64" else "float32")
+    keras.config.set_dtype_policy("mixed_bfloat16" if args.precision == "bf16" else keras.config.floatx())
     device, train, test = prepare(args)
-    dtype = tf.float64 if args.precision == "fp64" else tf.float32
+    dtype = tf.as_dtype(keras.config.floatx())
     std, mean = (function(tf.cast(train[0][:256], dtype)) for function in (tf.math.reduce_std, tf.reduce_mean))
 
     def batches(dataset, indices):

@@ -1,4 +1,6 @@
-"""Measure on this machine's CPU what loading, metrics, synchronisation and the start cost; a benchmark, not a test.
+"""Measure on this machine's CPU what loading, metrics, synchronisation, start and set-up cost; a benchmark, no test.
+
+    python submit/bench.py [--sections N...]
 
 All raw figures are appended to results/bench.jsonl. This file imports no torch: the peak memory that the system reports
 of a process is never less than that of the process which started it.
@@ -8,6 +10,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import statistics
 import struct
 import subprocess
@@ -17,14 +20,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launch import ROOT, environment, launch, machine
+from launch import ROOT, environment, launch, machine, missing
 from tqdm import tqdm
 
 REPEATS = 7  # of each comparison: A B A B ...
 STARTS = 3  # of each chapter's start
 CASES = [("digits", "cnn", 155), ("synthetic", "cnn", 105), ("digits", "resnet18", 35)]  # steps: the first 5 warm up
 MNIST = [(60_000, 10_000), (640, 640)]  # training and test images: as many as the real one has, and hardly any
-RUNS = 2 * 2 * len(CASES) * REPEATS + 2 * STARTS + len(MNIST)
 RESULTS = ROOT / "results" / "bench.jsonl"
 
 STAGES = {"imports": "Python, imports of main.py", "ranks": "arguments, ranks", "data": "loading the data",
@@ -120,28 +122,30 @@ def bare(flags):
     return [json.loads(output(__file__, "--bare", *flags).splitlines()[-1]) | machine()]
 
 
-def chapter_3_on_2(flags):
-    return [launch("03_ddp", 2, *flags)]
+def on_2(chapter):
+    return lambda flags: [launch(chapter, 2, *flags)]
 
 
-def chapter_1_twice(flags):
+def twice(chapter):
     """Two independent runs at the same time."""
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda _: launch("01_single_node", 1, *flags), range(2)))
+    def run(flags):
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(lambda _: launch(chapter, 1, *flags), range(2)))
+    return run
 
 
-def compare(measurement, ours, other, bar):
-    """Run two things in turn; print a line a case: images/s of ours and of the other, and the ratio of each pair."""
+def compare(measurement, bar, a, b):
+    """Run two things in turn; print a line a case: images/s of A and of B, and the ratio of each pair."""
     bar.write(f"{'dataset, model':18} {'A images/s':>24} {'B images/s':>24}   {'A / B':22}")
     for dataset, model, steps in CASES:
         pairs = []
         for repeat in range(REPEATS):
             pair = []
-            for run in (ours, other):
-                bar.set_description(f"{measurement}: {run.__name__}, {dataset}, {model}")
+            for name, run in (("A", a), ("B", b)):
+                bar.set_description(f"{measurement}: {name}, {dataset}, {model}")
                 records = run(flags_of(dataset, model, steps))
                 for record in records:
-                    save(f"{measurement}: {run.__name__}", repeat, record)
+                    save(f"{measurement}: {name}", repeat, record)
                 pair.append(sum(record["images_per_second"] for record in records))
                 bar.update()
             pairs.append(pair)
@@ -218,36 +222,74 @@ def memory(bar):
               f"{4 * pixels / 1e6:,.1f} MB as floats, so {difference / pixels:.2f} bytes a pixel")
 
 
-def report(bar):
-    """Make all measurements and print them one after the other."""
-    here, command = machine(), " ".join(flags_of("DATASET", "MODEL", "STEPS"))
+def set_up(bar):
+    """Print the seconds of a set-up into a new environment, with an empty cache for Horovod's wheel and with that."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in "from nothing", "with Horovod's wheel in the cache":
+            bar.set_description(f"set-up {name}")
+            shutil.rmtree(Path(folder, "venv"), ignore_errors=True)
+            started = time.perf_counter()
+            subprocess.run([sys.executable, ROOT / "submit" / "setup.py", "--venv", Path(folder, "venv")], check=True,
+                           env=os.environ | {"XDG_CACHE_HOME": folder, "PIP_CACHE_DIR": folder}, text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            seconds = time.perf_counter() - started
+            save("set-up", 0, {"from": name, "seconds": seconds} | machine())
+            bar.write(f"{name:34} {seconds:6.0f} s")
+            bar.update()
+
+
+COMMAND = " ".join(flags_of("DATASET", "MODEL", "STEPS"))
+PAIRS = 2 * len(CASES) * REPEATS
+SECTIONS = {  # number: runs, title, what is run, how
+    1: (PAIRS, f"Chapter 1 against a bare loop, {REPEATS} pairs in turn (hoped for: 0.97 or more)",
+        f"A: python 01_single_node/main.py {COMMAND}\n"
+        f"B: python submit/bench.py --bare {COMMAND}\n"
+        "   the same model and optimizer on one batch kept in memory, without loading and metrics",
+        lambda bar: compare("bare loop", bar, chapter_1, bare)),
+    2: (PAIRS, f"What synchronisation costs, {REPEATS} pairs in turn",
+        f"A: mpiexec -n 2 python 03_ddp/main.py {COMMAND}\n"
+        f"B: python 01_single_node/main.py {COMMAND}\n"
+        "   twice at the same time, the two speeds added",
+        lambda bar: compare("synchronisation", bar, on_2("03_ddp"), twice("01_single_node"))),
+    3: (2 * STARTS, f"Seconds from `python main.py` to the end of the first step, {STARTS} starts, files in cache",
+        f"python -X importtime CHAPTER/main.py {' '.join(flags_of('digits', 'cnn', 1))}",
+        lambda bar: (starts("01_single_node", bar), starts("03_ddp", bar))),
+    4: (len(MNIST), "Memory, of random images in MNIST's format in FOLDER",
+        f"python 01_single_node/main.py {' '.join(flags_of('mnist', 'cnn', 10))} --data-dir FOLDER", memory),
+    5: (PAIRS, f"Horovod against DDP, 2 ranks of one thread, {REPEATS} pairs in turn",
+        f"A: mpiexec -n 2 python 02_horovod/pytorch/main.py {COMMAND}\n"
+        f"B: mpiexec -n 2 python 03_ddp/main.py {COMMAND}",
+        lambda bar: compare("Horovod and DDP", bar, on_2("02_horovod/pytorch"), on_2("03_ddp"))),
+    6: (PAIRS, f"What synchronisation costs with Horovod and TensorFlow, {REPEATS} pairs in turn",
+        f"A: mpiexec -n 2 python 02_horovod/tensorflow/main.py {COMMAND}\n"
+        f"B: python 01_single_node/main_tf.py {COMMAND}\n"
+        "   twice at the same time, the two speeds added",
+        lambda bar: compare("TensorFlow", bar, on_2("02_horovod/tensorflow"), twice("01_single_node/main_tf.py"))),
+    7: (2, "Set-up, with what pip was given of packages on this machine",
+        "make setup VENV=NEW XDG_CACHE_HOME=EMPTY PIP_CACHE_DIR=EMPTY, and again with another new VENV", set_up)}
+
+
+def report(bar, numbers):
+    """Make the measurements of these sections and print them one after the other."""
+    here = machine()
     bar.write(f"CPU figures of {here['host']}: {here['cpus']} cores, torch {here['torch']}, Python {here['python']}, "
               f"{here['git']}, {here['time']}; OMP_NUM_THREADS=1\nmedian (least..most); STEPS: "
               + ", ".join(f"{steps} for {dataset} {model}" for dataset, model, steps in CASES))
-    bar.write(f"\n1. Chapter 1 against a bare loop, {REPEATS} pairs in turn (hoped for: 0.97 or more)\n"
-              f"A: python 01_single_node/main.py {command}\n"
-              f"B: python submit/bench.py --bare {command}\n"
-              "   the same model and optimizer on one batch kept in memory, without loading and metrics")
-    compare("bare loop", chapter_1, bare, bar)
-    bar.write(f"\n2. What synchronisation costs, {REPEATS} pairs in turn\n"
-              f"A: mpiexec -n 2 python 03_ddp/main.py {command}\n"
-              "B: chapter 1's command of 1. twice at the same time, the two speeds added")
-    compare("synchronisation", chapter_3_on_2, chapter_1_twice, bar)
-    bar.write(f"\n3. Seconds from `python main.py` to the end of the first step, {STARTS} starts, files in cache\n"
-              f"python -X importtime CHAPTER/main.py {' '.join(flags_of('digits', 'cnn', 1))}")
-    starts("01_single_node", bar)
-    starts("03_ddp", bar)
-    bar.write(f"4. Memory, of random images in MNIST's format in FOLDER\n"
-              f"python 01_single_node/main.py {' '.join(flags_of('mnist', 'cnn', 10))} --data-dir FOLDER")
-    memory(bar)
+    for number in numbers:
+        _, title, commands, measure = SECTIONS[number]
+        bar.write(f"\n{number}. {title}\n{commands}")
+        if number in (5, 6) and missing("02_horovod"):
+            bar.write(f"skipped: {missing('02_horovod')}")
+        else:
+            measure(bar)
     bar.write(f"\nraw figures: {RESULTS.relative_to(ROOT)}")
 
 
-def main():
+def main(numbers):
     RESULTS.parent.mkdir(exist_ok=True)
-    with tqdm(total=RUNS, unit="run", disable=None) as bar:
+    with tqdm(total=sum(SECTIONS[number][0] for number in numbers), unit="run", disable=None) as bar:
         try:
-            report(bar)
+            report(bar, numbers)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
             bar.close()
             how = "took too long" if isinstance(problem, subprocess.TimeoutExpired) else (
@@ -257,9 +299,10 @@ def main():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sections", nargs="+", type=int, choices=SECTIONS, default=[*SECTIONS], help="some of them")
     parser.add_argument("--bare", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    flags = parser.parse_args().bare
-    if flags:
-        bare_loop(flags)
+    args = parser.parse_args()
+    if args.bare:
+        bare_loop(args.bare)
     else:
-        main()
+        main(args.sections)

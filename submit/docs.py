@@ -5,7 +5,7 @@ A comment says what belongs into the fence behind it, which this program writes:
     <!-- hunk: WORDS | WORDS -->       hunks of the README's diff, each by words that stand in it and in no other
     <!-- output: CHAPTER RANKS FLAG... -->      what the chapter's main.py prints on so many ranks
     <!-- table: demo -->               the table of `make demo`, from assets/demo.jsonl
-    <!-- bench: N -->                  section N of `make bench`, from assets/bench.txt
+    <!-- bench: N -->                  section N of `make bench`, from assets/bench*.txt
 
 A chapter's README names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
 """
@@ -44,9 +44,13 @@ def table(name):
 
 
 def bench(number):
-    """The machine's line and one section of the benchmark's output."""
-    head, *sections = (ROOT / "assets" / "bench.txt").read_text().strip().split("\n\n")
-    return f"{head}\n\n{next(section for section in sections if section.startswith(f'{number}. '))}"
+    """The machine's line and one section of the benchmark's output, from that of the files which has it."""
+    for path in (ROOT / "assets").glob("bench*.txt"):
+        head, *sections = path.read_text().strip().split("\n\n")
+        for section in sections:
+            if section.startswith(f"{number}. "):
+                return f"{head}\n\n{section}"
+    raise ValueError(f"no file of assets/ has section {number} of the benchmark")
 
 
 def render(text, run=output):

@@ -138,7 +138,7 @@ import main_tf
 sys.argv = ["main_tf.py"]
 args = main_tf.parse_args()
 keras.utils.set_random_seed(0)
-keras.config.set_dtype_policy("float64")
+keras.config.set_floatx("float64")
 _, (images, labels), _ = main_tf.prepare(args)
 images = np.float64(images)
 images = (images - images[:256].mean()) / images[:256].std()

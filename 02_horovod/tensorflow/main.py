@@ -171,7 +171,8 @@ def main():
     sys.stdout = sys.stdout if rank == 0 else open(os.devnull, "w")  # rank 0 speaks for all
     tf.config.threading.set_intra_op_parallelism_threads(int(os.environ.get("OMP_NUM_THREADS", ranks > 1)))  # 0: all
     keras.utils.set_random_seed(args.seed)
-    keras.config.set_dtype_policy({"fp32": "float32", "bf16": "mixed_bfloat16", "fp64": "float64"}[args.precision])
+    keras.config.set_floatx("float64" if args.precision == "fp64" else "float32")
+    keras.config.set_dtype_policy("mixed_bfloat16" if args.precision == "bf16" else keras.config.floatx())
     for turn in (True, False):  # rank 0, which may have to download, then the others: the mistake of one ends all
         mistake = None
         try:
@@ -183,7 +184,7 @@ def main():
         if any(seen):
             sys.exit(next(filter(None, seen)))
     nodes = hvd.cross_size()
-    dtype = tf.float64 if args.precision == "fp64" else tf.float32
+    dtype = tf.as_dtype(keras.config.floatx())
     std, mean = (function(tf.cast(train[0][:256], dtype)) for function in (tf.math.reduce_std, tf.reduce_mean))
 
     def batches(dataset, indices):
