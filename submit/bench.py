@@ -149,9 +149,9 @@ def compare(measurement, bar, a, b):
                 pair.append(sum(record["images_per_second"] for record in records))
                 bar.update()
             pairs.append(pair)
-        a, b = zip(*pairs)
-        bar.write(f"{dataset + ', ' + model:18} {spread(a, ',.0f'):>24} {spread(b, ',.0f'):>24}   "
-                  f"{spread([a / b for a, b in pairs], '.3f')}")
+        speeds = [spread(column, ",.0f") for column in zip(*pairs)]
+        bar.write(f"{dataset + ', ' + model:18} {speeds[0]:>24} {speeds[1]:>24}   "
+                  f"{spread([one / other for one, other in pairs], '.3f')}")
 
 
 def start(chapter):

@@ -145,6 +145,48 @@ def ddp_step():
     return figure
 
 
+def horovod_step():
+    """One training step with Horovod on two ranks as a time line, with the gradients of four layers.
+
+    A background thread wakes up in every cycle; what is ready on all ranks by then is all-reduced together. Rank 1 is
+    a little slower, to show that rank 0 waits for it. The lengths are made up.
+    """
+    figure, axis = canvas(11, 4.6)
+    begin, end, bar, cycle = 1.75, 10.4, 0.45, 0.62
+    ready = ((3.3, 4.5, 5.2, 5.9, 7.2), (3.3, 4.75, 5.6, 6.05, 7.6))  # backward begins, has done layers 4, 3, 2, 1
+    compute, reduce = (3.05, 0.8), (2.3, 1.55)  # the feet of each rank's two lanes
+    ticks = [begin + cycle * number for number in range(1, 12)]
+    fused = [(next(tick for tick in ticks if tick >= max(one[last] for one in ready)), length, name)
+             for last, length, name in ((1, 0.5, "4"), (3, 0.95, "3 + 2"), (4, 0.75, "1"))]
+    done = fused[-1][0] + fused[-1][1]
+
+    write(axis, 0.2, 4.3, "One training step with Horovod", ha="left", fontsize=14, weight="bold")
+    write(axis, 10.8, 4.3, "schematic, not measured", ha="right", style="italic")
+    bracket(axis, ready[0][0], ready[0][-1], 3.68, "backward, from layer 4 to layer 1")
+    bracket(axis, ready[0][-1], done, 3.68, "exposed", weight="bold")
+    for rank, color in enumerate(RANKS[:2]):
+        write(axis, 0.2, (compute[rank] + reduce[rank] + bar) / 2, f"rank {rank}", ha="left", weight="bold")
+        write(axis, begin - 0.1, compute[rank] + bar / 2, "compute", ha="right", fontsize=10)
+        write(axis, begin - 0.1, reduce[rank] + bar / 2, "Horovod's thread", ha="right", fontsize=10)
+        box(axis, begin, compute[rank], ready[rank][0] - begin, bar, color, "forward")
+        for layer, (left, right) in enumerate(zip(ready[rank], ready[rank][1:])):
+            box(axis, left, compute[rank], right - left, bar, color, f"{4 - layer}")
+        box(axis, ready[rank][-1], compute[rank], done - ready[rank][-1], bar, ABSENT, "waits")
+        box(axis, done, compute[rank], end - done, bar, color, "optimizer")
+        for tick in ticks:
+            axis.plot([tick, tick], [reduce[rank], reduce[rank] + bar], color=COMMUNICATION, lw=0.8, ls=":")
+        for start, length, name in fused:
+            box(axis, start, reduce[rank], length, bar, COMMUNICATION, name, color="white", fontsize=10)
+    for start, length, _ in fused:
+        arrow(axis, (start + length / 2, reduce[0]), (start + length / 2, reduce[1] + bar), "<->")
+    arrow(axis, (begin, 0.6), (10.8, 0.6), lw=1.2)
+    write(axis, 10.8, 0.45, "time", ha="right", fontsize=10)
+    write(axis, begin, 0.47, "Dotted: the thread wakes up (every millisecond by default); the ranks agree on what is "
+          "ready on all of them.\nThat is fused into one all-reduce (of at most 128 MB by default).",
+          ha="left", va="top", fontsize=10)
+    return figure
+
+
 def batch():
     """Which rank gets which of 20 images in two epochs, as DistributedSampler deals them out to three ranks.
 
@@ -177,7 +219,8 @@ def batch():
     return figure
 
 
-FIGURES = {"parallelism.png": parallelism, "ddp_step.png": ddp_step, "batch.png": batch}
+FIGURES = {"parallelism.png": parallelism, "ddp_step.png": ddp_step, "horovod_step.png": horovod_step,
+           "batch.png": batch}
 
 
 def main():

@@ -51,11 +51,11 @@ def pins():
     return text, {extra: pin for pin, extra in re.findall(r'^(\S+); extra == "(\w+)"$', text, re.M)}
 
 
-def stamp():
+def stamp(gpu):
     """What the environment depends on: it is made again when this changes, or when a compiler has come."""
     parts = (pins()[0], Path(__file__).read_text(), Path(build_horovod.__file__).read_text(), sys.version.split()[0],
              sysconfig.get_platform(), str(bool(build_horovod.compiler())))
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()} {gpu}"
 
 
 def main():
@@ -63,8 +63,12 @@ def main():
     parser.add_argument("--venv", type=Path, required=True)
     venv = Path(os.path.abspath(parser.parse_args().venv))
     python, ready = venv / "bin" / "python", venv / ".workshop-ready"
-    if ready.exists() and ready.read_text() == stamp():
+    before = ready.read_text() if ready.exists() else " "
+    gpu = os.environ.get("HOROVOD_GPU_OPERATIONS", before.split(" ")[1])  # how Horovod was built stays, unless told
+    if before == stamp(gpu):
         return
+    if gpu:
+        os.environ["HOROVOD_GPU_OPERATIONS"] = gpu
     if sys.version_info < (3, 11):
         fail(f"this is Python {sys.version.split()[0]}; the pins need 3.11 or newer: make setup PYTHON=python3.11")
     if sys.version_info >= (3, 12):
@@ -106,7 +110,7 @@ def main():
     except (build_horovod.BuildError, OSError, subprocess.SubprocessError) as problem:
         without.write_text(" ".join(str(problem).split()))
         step(f"chapter 2 is left out, the others work: {without.read_text()}")
-    ready.write_text(stamp())
+    ready.write_text(stamp(gpu))
     step(f"ready. To type commands yourself: . {os.path.relpath(venv)}/bin/activate")
 
 

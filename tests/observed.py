@@ -6,6 +6,7 @@ the learning rate), each input of PyTorch's cnn (inputs.RANK: mean, standard dev
 (gpus.RANK). FAKE_GPUS=N,same|own lets the framework believe in N GPUs, to see which one is taken.
 """
 
+import importlib
 import json
 import os
 import runpy
@@ -33,6 +34,13 @@ def observe_replace(source, target, original=os.replace):
     shutil.copy(target, folder / f"parameters.{len(list(folder.glob('parameters.*'))) + 1}")
 
 
+def fake_horovod(framework):
+    """Horovod as if it had been built for GPUs."""
+    if "import horovod" in Path(main).read_text():
+        hvd = importlib.import_module(f"horovod.{framework}")
+        hvd.cuda_built = lambda: True
+
+
 def observe_torch():
     import torch
     import torch.distributed as dist
@@ -56,6 +64,7 @@ def observe_torch():
     torch.nn.Sequential.forward = observe_input
     torch.optim.SGD.step = observe_rate
     if int(fake_gpus):
+        fake_horovod("torch")
         torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: int(fake_gpus)
         torch.cuda.is_bf16_supported = lambda *_: False
         torch.cuda.set_device = lambda index: note("gpus", index)
@@ -87,6 +96,7 @@ def observe_tensorflow():
     sklearn.datasets.load_digits = load_digits
     keras.optimizers.SGD.learning_rate = keras.optimizers.SGD.learning_rate.setter(set_rate)
     if int(fake_gpus):
+        fake_horovod("tensorflow")
         tensorflow.config.list_physical_devices = lambda _: [*range(int(fake_gpus))]
         tensorflow.config.set_visible_devices = lambda gpus, _: note("gpus", *gpus)
         tensorflow.config.experimental.set_memory_growth = lambda *_: None

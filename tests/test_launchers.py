@@ -151,9 +151,9 @@ def test_chapter_1_refuses_several_ranks():
         done = execute([*words, sys.executable, ROOT / "01_single_node" / "main.py"], env=env)
         assert done.code == 2 and "images" not in done.out
         assert len(re.findall("main.py: 2 ranks would", done.err)) == 1 and "Traceback" not in done.err
-    with_horovodrun = execute([sys.executable, ROOT / "01_single_node" / "main.py"],
-                              env={"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
-    assert with_horovodrun.code == 2 and "main.py: 2 ranks would" in with_horovodrun.err
+    for name in "main.py", "main_tf.py":
+        done = execute([sys.executable, ROOT / "01_single_node" / name], env={"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
+        assert done.code == 2 and f"{name}: 2 ranks would" in done.err
     batch_script = execute([sys.executable, ROOT / "01_single_node" / "main.py", "--max-steps", 1], env=ALLOCATION)
     assert batch_script.code == 0  # one process, whatever was allocated
 
