@@ -63,8 +63,8 @@ def main():
     parser.add_argument("--venv", type=Path, required=True)
     venv = Path(os.path.abspath(parser.parse_args().venv))
     python, ready = venv / "bin" / "python", venv / ".workshop-ready"
-    before = ready.read_text() if ready.exists() else " "
-    gpu = os.environ.get("HOROVOD_GPU_OPERATIONS", before.split(" ")[1])  # how Horovod was built stays, unless told
+    before = ready.read_text() if ready.exists() else ""
+    gpu = os.environ.get("HOROVOD_GPU_OPERATIONS", before.partition(" ")[2])  # how Horovod was built stays, unless told
     if before == stamp(gpu):
         return
     if gpu:

@@ -106,7 +106,7 @@ def prepare(args):
             (args.device == "cuda" and not gpu, "--device cuda: PyTorch sees no GPU here; take --device cpu"),
             (args.precision == "bf16" and gpu and not torch.cuda.is_bf16_supported(False), "no bf16 on this GPU: fp32"),
             (rest, f"--global-batch-size: not a multiple of the {hvd.size()} ranks"),
-            (gpu and not (hvd.cuda_built() or hvd.rocm_built()), "this Horovod was built for CPUs: see 02_horovod/README.md"),
+            (gpu and not (hvd.cuda_built() or hvd.rocm_built()), "Horovod was built without GPUs: see its README"),
             (args.image_size < 6, "--image-size: the networks need 6 pixels a side or more"),
             (not args.lr > 0 or not args.warmup_epochs >= 0, "--lr has to be above 0, and --warmup-epochs not below"),
             (args.resume and not args.checkpoint, "--resume: name the file to go on from, with --checkpoint"),

@@ -114,7 +114,7 @@ def prepare(args):
     for wrong, message in (
             (args.device == "cuda" and not gpus, "--device cuda: TensorFlow sees no GPU here; take --device cpu"),
             (rest, f"--global-batch-size: not a multiple of the {hvd.size()} ranks"),
-            (gpus and not (hvd.cuda_built() or hvd.rocm_built()), "this Horovod was built for CPUs: see 02_horovod/README.md"),
+            (gpus and not (hvd.cuda_built() or hvd.rocm_built()), "Horovod was built without GPUs: see its README"),
             (1 < len(gpus) < hvd.local_size(), f"{hvd.local_size()} ranks, {len(gpus)} GPUs on a node: one rank a GPU"),
             (args.image_size < 6, "--image-size: the networks need 6 pixels a side or more"),
             (not args.lr > 0 or not args.warmup_epochs >= 0, "--lr has to be above 0, and --warmup-epochs not below"),
