@@ -17,6 +17,7 @@ import time
 import numpy as np
 from tqdm import tqdm
 
+os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors, not what TensorFlow was compiled for
 stderr = os.dup(2)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # and not two lines about oneDNN, which no variable silences
@@ -89,7 +90,7 @@ def load_data(args):
 
 def prepare(args):
     """Device, training set and test set, or a line that tells the user what to mend; sets both batch sizes in args."""
-    gpus = tf.config.list_physical_devices("GPU") if args.device != "cpu" else []
+    gpus = tf.config.get_visible_devices("GPU")
     args.batch_size = args.global_batch_size = args.global_batch_size or args.batch_size or 64
     for path in filter(None, (args.checkpoint, args.results)):
         if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
@@ -103,9 +104,6 @@ def prepare(args):
              + ("does not exist: leave out --resume" if args.resume else "exists: go on with --resume, or remove it"))):
         if wrong:
             sys.exit(message)
-    tf.config.set_visible_devices(gpus[:1], "GPU")
-    for gpu in gpus[:1]:
-        tf.config.experimental.set_memory_growth(gpu, True)  # take what is needed, not all that there is
     data = load_data(args)
     if args.global_batch_size > len(data[1]):
         sys.exit(f"{args.dataset} has {len(data[1])} training images, not the {args.global_batch_size} of a step: "
@@ -149,6 +147,10 @@ def main():
         if int(os.environ.get(size, 1)) > 1:
             sys.exit(f"{os.environ[size]} ranks would each train the same: start `python main_tf.py`, or see chapter 2")
     args = parse_args()
+    gpus = tf.config.list_physical_devices("GPU")[:1] if args.device != "cpu" else []
+    tf.config.set_visible_devices(gpus, "GPU")
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)  # take what is needed, not all that there is
     ranks = nodes = 1
     tf.config.threading.set_intra_op_parallelism_threads(int(os.environ.get("OMP_NUM_THREADS", 0)))  # 0: all cores
     keras.utils.set_random_seed(args.seed)

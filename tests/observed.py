@@ -93,12 +93,20 @@ def observe_tensorflow():
         note("rates", value)
         original.fset(optimizer, value)
 
+    taken = []
+
+    def take(gpus, _):
+        taken[:] = gpus
+        for gpu in gpus:
+            note("gpus", gpu)
+
     sklearn.datasets.load_digits = load_digits
     keras.optimizers.SGD.learning_rate = keras.optimizers.SGD.learning_rate.setter(set_rate)
     if int(fake_gpus):
         fake_horovod("tensorflow")
         tensorflow.config.list_physical_devices = lambda _: [*range(int(fake_gpus))]
-        tensorflow.config.set_visible_devices = lambda gpus, _: note("gpus", *gpus)
+        tensorflow.config.set_visible_devices = take
+        tensorflow.config.get_visible_devices = lambda _: taken
         tensorflow.config.experimental.set_memory_growth = lambda *_: None
 
 

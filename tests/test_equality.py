@@ -33,16 +33,17 @@ def reference(tmp_path_factory):
                                      "--epochs", EPOCHS) for precision in ("fp64", "fp32") for base in BASES}
 
 
-@chapters(*PARALLEL)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+RANKS = [case(chapter, ranks) for chapter in PARALLEL for ranks in (1, 2, 3, 4) if ranks != 3 or chapter == "03_ddp"]
+
+
+@pytest.mark.parametrize(("chapter", "ranks"), RANKS)
 def test_fp64_after_every_epoch(chapter, ranks, reference, tmp_path):
     found = train(chapter, ranks, tmp_path, "--precision", "fp64", "--epochs", EPOCHS)
     assert len(found) == EPOCHS
     assert max(differences(reference[PARALLEL[chapter], "fp64"], found)) <= 1e-12
 
 
-@chapters(*PARALLEL)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("chapter", "ranks"), RANKS)
 def test_fp32_after_the_first_epoch(chapter, ranks, reference, tmp_path, record_property):
     found = differences(reference[PARALLEL[chapter], "fp32"], train(chapter, ranks, tmp_path, "--epochs", EPOCHS))
     record_property("difference by epoch", found)  # rounding grows from epoch to epoch: reported, not asserted

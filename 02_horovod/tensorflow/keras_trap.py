@@ -8,7 +8,7 @@ hold the same weights: the largest difference between any two ranks is printed.
 
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
 import keras

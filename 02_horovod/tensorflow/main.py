@@ -17,6 +17,7 @@ import time
 import numpy as np
 from tqdm import tqdm
 
+os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors, not what TensorFlow was compiled for
 stderr = os.dup(2)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # and not two lines about oneDNN, which no variable silences
@@ -105,7 +106,7 @@ def load_data(args):
 
 def prepare(args):
     """Device, training set and test set, or a line that tells the user what to mend; sets both batch sizes in args."""
-    gpus = tf.config.list_physical_devices("GPU") if args.device != "cpu" else []
+    gpus, installed = tf.config.get_visible_devices("GPU"), len(tf.config.list_physical_devices("GPU"))
     args.global_batch_size = args.global_batch_size or hvd.size() * (args.batch_size or 64)
     args.batch_size, rest = divmod(args.global_batch_size, hvd.size())
     for path in filter(None, (args.checkpoint, args.results)):
@@ -115,7 +116,7 @@ def prepare(args):
             (args.device == "cuda" and not gpus, "--device cuda: TensorFlow sees no GPU here; take --device cpu"),
             (rest, f"--global-batch-size: not a multiple of the {hvd.size()} ranks"),
             (gpus and not (hvd.cuda_built() or hvd.rocm_built()), "Horovod was built without GPUs: see its README"),
-            (1 < len(gpus) < hvd.local_size(), f"{hvd.local_size()} ranks, {len(gpus)} GPUs on a node: one rank a GPU"),
+            (gpus and 1 < installed < hvd.local_size(), f"{hvd.local_size()} ranks, {installed} GPUs: start one a GPU"),
             (args.image_size < 6, "--image-size: the networks need 6 pixels a side or more"),
             (not args.lr > 0 or not args.warmup_epochs >= 0, "--lr has to be above 0, and --warmup-epochs not below"),
             (args.resume and not args.checkpoint, "--resume: name the file to go on from, with --checkpoint"),
@@ -123,10 +124,6 @@ def prepare(args):
              + ("does not exist: leave out --resume" if args.resume else "exists: go on with --resume, or remove it"))):
         if wrong:
             sys.exit(message)
-    gpus = [gpus[hvd.local_rank() % len(gpus)]] if gpus else []  # a rank that sees a single GPU takes that one
-    tf.config.set_visible_devices(gpus, "GPU")
-    for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)  # take what is needed, not all that there is
     data = load_data(args)
     if args.global_batch_size > len(data[1]):
         sys.exit(f"{args.dataset} has {len(data[1])} training images, not the {args.global_batch_size} of a step: "
@@ -169,6 +166,11 @@ def main():
     start_horovod()
     rank, ranks = hvd.rank(), hvd.size()
     args = parse_args()
+    gpus = tf.config.list_physical_devices("GPU") if args.device != "cpu" else []
+    gpus = gpus[hvd.local_rank():][:1] if len(gpus) > 1 else gpus  # a rank that sees a single GPU takes that one
+    tf.config.set_visible_devices(gpus, "GPU")
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)  # take what is needed, not all that there is
     sys.stdout = sys.stdout if rank == 0 else open(os.devnull, "w")  # rank 0 speaks for all
     tf.config.threading.set_intra_op_parallelism_threads(int(os.environ.get("OMP_NUM_THREADS", ranks > 1)))  # 0: all
     keras.utils.set_random_seed(args.seed)
