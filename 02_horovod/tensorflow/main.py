@@ -73,7 +73,7 @@ def start_horovod():
         if "MPICH" in MPI.Get_library_version():  # it would abort
             sys.exit("the mpiexec that started these ranks is Open MPI's, Horovod's MPI is MPICH: take its mpiexec")
     hvd.init()
-    if int(os.environ.get(launched, 1)) != hvd.size():
+    if int(os.environ.get(launched, hvd.size())) != hvd.size():
         sys.exit(f"{launched}={os.environ[launched]}, but Horovod sees {hvd.size()}: start with mpiexec, "
                  f"srun --mpi=pmi2 or horovodrun --gloo; for one on purpose srun -n 1, or unset {launched}")
 
