@@ -1,5 +1,6 @@
 """A user's mistake: one line that says what to do, exit code 2, nothing written, no rank left. Deaths end the job."""
 
+import json
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import NO_NETWORK, ON, chapters, chapters_with, environment, observe, parameters, record, run
+from conftest import NO_NETWORK, ON, chapters, environment, execute, observe, parameters, record, run
 from launch import ROOT, command
 from test_data import write_mnist
 
@@ -79,21 +80,50 @@ def refused(done, said):
     assert re.search(said, done.err), done.err
 
 
-@pytest.mark.parametrize(("flags", "said"), ARGUMENTS, ids=[flags for flags, _ in ARGUMENTS])
-def test_wrong_argument(flags, said):
-    refused(run("01_single_node", 1, *flags.split()), said)
-
-
 SOME = [mistake for mistake in MISTAKES if mistake[0] in (  # found by each of the functions, before and in training
     "--epochs none", "--batch-size 1438", "--dataset mnist --data-dir {}", "--checkpoint {}/checkpoint",
     "--resume --checkpoint {}/half", "--lr 1e12 --epochs 1")]
 
 
-@pytest.mark.parametrize(("chapter", "flags", "said"), chapters_with(MISTAKES, SOME))
+def base_of(chapter):
+    return "01_single_node/main_tf.py" if re.search("tensorflow|_tf", chapter) else "01_single_node"
+
+
+@chapters()
+@pytest.mark.parametrize(("flags", "said"), SOME, ids=[flags for flags, _ in SOME])
 def test_mistake(chapter, flags, said, folders):
-    files = folders["01_single_node/main_tf.py" if re.search("tensorflow|_tf", chapter) else "01_single_node"]
+    files = folders[base_of(chapter)]
     before = tree(files)
     refused(run(chapter, ON[chapter], *flags.format(*[files] * flags.count("{}")).split(), cwd=files), said)
+    assert tree(files) == before
+
+
+ALL = """  # each line of flags in turn, in one process: importing the framework again and again takes the time
+import importlib.util, json, os, sys
+spec = importlib.util.spec_from_file_location("chapter", sys.argv[1])
+chapter = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(chapter)
+for flags in json.loads(sys.argv[2]):
+    sys.argv[1:] = flags.split()
+    try:
+        chapter.main()
+        print(json.dumps("no mistake"), file=sys.stderr)
+    except SystemExit as end:
+        print(json.dumps(end.code), file=sys.stderr)
+"""
+
+
+@chapters("01_single_node", "01_single_node/main_tf.py")
+def test_every_mistake_is_one_line_and_leaves_the_files_alone(chapter, folders):
+    files = folders[base_of(chapter)]
+    before = tree(files)
+    rows = [(flags.format(*[files] * flags.count("{}")), said) for flags, said in ARGUMENTS + MISTAKES]
+    done = execute([sys.executable, "-c", ALL, command(chapter, 1)[-1], json.dumps([flags for flags, _ in rows])],
+                   cwd=files)
+    answers = [json.loads(line) for line in done.err.splitlines()]
+    assert len(answers) == len(rows), done.err
+    for (flags, said), answer in zip(rows, answers):
+        assert isinstance(answer, str) and "\n" not in answer and re.search(said, answer), (flags, answer)
     assert tree(files) == before
 
 
@@ -102,10 +132,9 @@ def test_global_batch_has_to_divide(chapter):
     refused(run(chapter, 3, "--global-batch-size", 64), "multiple of the 3 ranks")
 
 
-@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
-def test_the_largest_batch_that_fits_is_named_and_fits(chapter, tmp_path):
-    refused(run(chapter, 3, "--batch-size", 480), "at most --batch-size 479 fits")
-    assert record(chapter, 3, "--batch-size", 479, "--epochs", 1, folder=tmp_path)["global_batch_size"] == 1437
+def test_the_largest_batch_that_fits_is_named_and_fits(tmp_path):
+    refused(run("03_ddp", 3, "--batch-size", 480), "at most --batch-size 479 fits")
+    assert record("03_ddp", 3, "--batch-size", 479, "--epochs", 1, folder=tmp_path)["global_batch_size"] == 1437
 
 
 def test_bf16_is_refused_on_a_gpu_that_cannot(tmp_path):
