@@ -18,7 +18,7 @@ demo: setup ## train every chapter on 1 and 2 ranks; a table and a picture of wh
 
 test: setup ## prove it: every test, with real ranks
 	@"$(VENV)/bin/ruff" check .
-	@"$(VENV)/bin/python" -m pytest -n 3
+	@"$(VENV)/bin/python" -m pytest -n 3 --dist worksteal
 
 bench: setup ## measure what loading, metrics and synchronisation cost
 	@"$(VENV)/bin/python" submit/bench.py

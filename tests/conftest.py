@@ -12,6 +12,7 @@ import pytest
 from demo import parameters  # noqa: F401  the tests import it from here
 from launch import ROOT, command, environment, missing
 
+BIN = Path(sys.executable).parent
 OBSERVED = Path(__file__).with_name("observed.py")
 ON = {"01_single_node": 1, "01_single_node/main_tf.py": 1, "02_horovod/pytorch": 2, "02_horovod/tensorflow": 2,
       "03_ddp": 2}  # the chapters, and on how many ranks to try each
@@ -30,9 +31,9 @@ def chapters(*names):
 
 
 def chapters_with(rows, fewer):
-    """Cases of (chapter, flags, what is expected): Horovod's chapters, the bases but for communication, get fewer."""
+    """Cases of (chapter, flags, what is expected): what follows chapter 1, the same but for communication, gets fewer."""
     return [case(name, *row, id=f"{name} {row[0]}") for name in ON
-            for row in (fewer if name.startswith("02_horovod") else rows)]
+            for row in (rows if name.startswith("01") else fewer)]
 
 
 def execute(words, timeout=200, env=None, cwd=None):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import ROOT, case, chapters, execute, lines, observe, parameters
+from conftest import BIN, ROOT, case, chapters, execute, lines, observe, parameters
 from launch import command
 
 GLOBAL_BATCH = "48"  # divides by 1, 2, 3 and 4, and does not divide the 1,437 images
@@ -108,7 +108,7 @@ def test_gloo_and_mpi_give_the_same(chapter, reference, tmp_path):
     """Horovod's two ways to communicate on CPUs: horovodrun --gloo, and mpiexec (the tests above)."""
     words = command(chapter, 1, "--global-batch-size", GLOBAL_BATCH, "--precision", "fp64", "--epochs", 2,
                     "--checkpoint", tmp_path / "checkpoint")
-    done = execute(["horovodrun", "--gloo", "-np", 2, *words])
+    done = execute([BIN / "horovodrun", "--gloo", "-np", 2, *words])
     assert done.code == 0 and "ranks: 2," in done.out, done.err
     difference = abs(parameters(tmp_path / "checkpoint") - reference[PARALLEL[chapter], "fp64"][1]).max()
     assert difference <= 1e-12

