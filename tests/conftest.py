@@ -31,7 +31,7 @@ def chapters(*names):
 
 
 def chapters_with(rows, fewer):
-    """Cases of (chapter, flags, what is expected): what follows chapter 1, the same but for communication, gets fewer."""
+    """Cases of (chapter, flags, what is expected): what follows chapter 1 and differs in communication gets fewer."""
     return [case(name, *row, id=f"{name} {row[0]}") for name in ON
             for row in (rows if name.startswith("01") else fewer)]
 

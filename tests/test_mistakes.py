@@ -194,7 +194,8 @@ def test_a_rank_that_dies_ends_the_job_and_resume_reaches_the_same(chapter, tmp_
 @chapters("02_horovod/pytorch", "02_horovod/tensorflow")
 def test_a_rank_that_dies_ends_a_job_of_horovodrun(chapter, tmp_path):
     checkpoint = tmp_path / "checkpoint"
-    words = [BIN / "horovodrun", "--gloo", "-np", "3", *command(chapter, 1, "--epochs", 2000, "--checkpoint", checkpoint)]
+    train = command(chapter, 1, "--epochs", 2000, "--checkpoint", checkpoint)
+    words = [BIN / "horovodrun", "--gloo", "-np", "3", *train]
     job = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait(checkpoint.exists, 60, "first checkpoint")
     ranks = {pid: env for pid, env in alive(str(checkpoint)).items() if b"HOROVOD_RANK=1\0" in env}
