@@ -57,6 +57,33 @@ def record(chapter, ranks, *flags, folder, **options):
     return json.loads(results.read_text())
 
 
+IN_TURN = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("chapter", sys.argv[1])
+chapter = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(chapter)
+for flags in json.loads(sys.argv[2]):
+    sys.argv[1:] = flags.split()
+    end = None
+    try:
+        chapter.main()
+    except SystemExit as problem:
+        end = problem.code
+    print(json.dumps(end), file=sys.stderr)
+"""
+
+
+def in_one_process(chapter, rows, **options):
+    """Run a chapter's main() on one rank with each row of flags in turn: importing a framework takes the time.
+
+    Returns all that was printed, and for each row what it exited with, or None.
+    """
+    done = execute([sys.executable, "-c", IN_TURN, command(chapter, 1)[-1], json.dumps(rows)], **options)
+    answers = [json.loads(line) for line in done.err.splitlines()]
+    assert len(answers) == len(rows), done.err
+    return done.out, answers
+
+
 def observe(main, ranks, folder, *flags, **options):
     """Run a chapter, or a changed copy of its main.py, under observed.py, which leaves what it saw in the folder.
 

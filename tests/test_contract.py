@@ -7,7 +7,20 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ON, ROOT, chapters, chapters_with, execute, lines, load_module, observe, parameters, record, run
+from conftest import (
+    ON,
+    ROOT,
+    chapters,
+    chapters_with,
+    execute,
+    in_one_process,
+    lines,
+    load_module,
+    observe,
+    parameters,
+    record,
+    run,
+)
 from sklearn.datasets import load_digits
 
 RECORD = {  # name: type, and whether a value is possible
@@ -34,14 +47,6 @@ def check(found):
     return found
 
 
-@chapters()
-def test_digits_are_learnt_and_recorded(chapter, tmp_path):
-    """The promise of the README: above 0.95 on the test images, also on 2 ranks."""
-    found = check(record(chapter, ON[chapter], "--global-batch-size", 64, folder=tmp_path))
-    assert found["test_accuracy"] > 0.95
-    assert (found["ranks"], found["steps"], found["dataset"], found["model"]) == (ON[chapter], 5 * 22, "digits", "cnn")
-
-
 FLAGS = [
     ("--dataset synthetic --image-size 12 --device cpu --seed 3",
      {"dataset": "synthetic", "image_size": 12, "parameters": 151_882, "device": "cpu", "seed": 3}),
@@ -59,7 +64,7 @@ def test_flags_reach_the_record(chapter, flags, expected, tmp_path):
     assert found["steps"] == 2
 
 
-@chapters("01_single_node", "03_ddp")
+@chapters("03_ddp")
 def test_both_ways_to_give_the_batch(chapter, tmp_path):
     ranks = ON[chapter]
     each = check(record(chapter, ranks, "--batch-size", 24, "--max-steps", 3, folder=tmp_path))
@@ -81,16 +86,18 @@ def test_learning_rate_follows_the_global_batch_and_warms_up(chapter, tmp_path):
 
 
 def test_seed_decides_the_training(tmp_path):
-    losses = [record("01_single_node", 1, "--max-steps", 10, "--seed", seed, folder=tmp_path)["loss"]
-              for seed in (0, 0, 1)]
+    results = tmp_path / "results"
+    in_one_process("01_single_node", [f"--max-steps 10 --seed {seed} --results {results}" for seed in (0, 0, 1)])
+    losses = [record["loss"] for record in lines(results)]
     assert losses[0] == losses[1] != losses[2]
 
 
 def test_epochs_and_max_steps_end_the_training(tmp_path):
-    for flags, epochs, steps in ([], 5, 110), (["--epochs", 2], 2, 44), (["--max-steps", 30], 2, 30):
-        done = run("01_single_node", 1, *flags, "--results", tmp_path / "results")
-        assert done.out.count("images/s") == epochs and lines(tmp_path / "results")[-1]["steps"] == steps
-    assert len(lines(tmp_path / "results")) == 3  # records are appended
+    results = tmp_path / "results"
+    out, _ = in_one_process("01_single_node", [f"{flags} --results {results}"
+                                               for flags in ("", "--epochs 2", "--max-steps 30")])
+    assert [run.count("images/s") for run in out.split("ranks: ")[1:]] == [5, 2, 2]
+    assert [record["steps"] for record in lines(results)] == [110, 44, 30]  # each is appended
 
 
 @chapters("01_single_node", "01_single_node/main_tf.py")
@@ -157,23 +164,6 @@ def test_tensorflow_s_base_is_plain_keras(tmp_path):
                     ROOT / "01_single_node"])
     assert done.code == 0, done.err
     assert abs(np.load(tmp_path / "own.npy") - parameters(tmp_path / "c")).max() <= 1e-12
-
-
-@chapters("01_single_node", "01_single_node/main_tf.py", "03_ddp")
-def test_a_finished_checkpoint_is_evaluated_again(chapter, tmp_path):
-    flags = "--checkpoint", tmp_path / "c", "--epochs", 1, "--global-batch-size", 64
-    first = run(chapter, ON[chapter], *flags)
-    again = run(chapter, ON[chapter], *flags, "--resume")
-    assert again.code == 0 and "epoch 1" not in again.out and "steps: 22 of 22 done" in again.out
-    assert re.search("test.*", first.out)[0] == re.search("test.*", again.out)[0]
-
-
-@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
-def test_a_checkpoint_goes_on_in_chapter_1(chapter, tmp_path):
-    base = "01_single_node/main_tf.py" if "tensorflow" in chapter else "01_single_node"
-    flags = "--checkpoint", tmp_path / "c", "--epochs", 1, "--global-batch-size", 64
-    on_two, on_one = run(chapter, 2, *flags), run(base, 1, *flags, "--resume")
-    assert re.search("test.*", on_two.out)[0] == re.search("test.*", on_one.out)[0]
 
 
 @chapters("01_single_node", "03_ddp")

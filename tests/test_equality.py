@@ -1,9 +1,12 @@
 """Data parallelism is the same training: 1, 2, 3 and 4 ranks with one global batch reach the same parameters."""
 
+import functools
+import os
 import re
 
 import pytest
-from conftest import BIN, ROOT, case, chapters, execute, lines, observe, parameters
+from conftest import BIN, ROOT, case, chapters, execute, lines, observe, parameters, run
+from filelock import FileLock
 from launch import command
 
 GLOBAL_BATCH = "48"  # divides by 1, 2, 3 and 4, and does not divide the 1,437 images
@@ -26,11 +29,21 @@ def differences(ones, others):
     return [float(abs(one - other).max()) for one, other in zip(ones, others)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def reference(tmp_path_factory):
-    """The parameters of chapter 1 after each epoch, by file and precision."""
-    return {(base, precision): train(base, 1, tmp_path_factory.mktemp("one") / precision, "--precision", precision,
-                                     "--epochs", EPOCHS) for precision in ("fp64", "fp32") for base in BASES}
+    """A function of a base and a precision: its parameters after each epoch, trained once for xdist's workers."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+
+    @functools.cache
+    def find(base, precision):
+        folder = shared / f"{base.replace('/', '-')}-{precision}"
+        with FileLock(f"{folder}.lock"):
+            if not (folder / f"parameters.{EPOCHS}").exists():
+                train(base, 1, folder, "--precision", precision, "--epochs", EPOCHS)
+        return [parameters(folder / f"parameters.{epoch}") for epoch in range(1, EPOCHS + 1)]
+
+    return find
 
 
 RANKS = [case(chapter, ranks) for chapter in PARALLEL for ranks in (1, 2, 3, 4) if ranks != 3 or chapter == "03_ddp"]
@@ -40,12 +53,12 @@ RANKS = [case(chapter, ranks) for chapter in PARALLEL for ranks in (1, 2, 3, 4) 
 def test_fp64_after_every_epoch(chapter, ranks, reference, tmp_path):
     found = train(chapter, ranks, tmp_path, "--precision", "fp64", "--epochs", EPOCHS)
     assert len(found) == EPOCHS
-    assert max(differences(reference[PARALLEL[chapter], "fp64"], found)) <= 1e-12
+    assert max(differences(reference(PARALLEL[chapter], "fp64"), found)) <= 1e-12
 
 
 @pytest.mark.parametrize(("chapter", "ranks"), RANKS)
 def test_fp32_after_the_first_epoch(chapter, ranks, reference, tmp_path, record_property):
-    found = differences(reference[PARALLEL[chapter], "fp32"], train(chapter, ranks, tmp_path, "--epochs", EPOCHS))
+    found = differences(reference(PARALLEL[chapter], "fp32"), train(chapter, ranks, tmp_path, "--epochs", EPOCHS))
     record_property("difference by epoch", found)  # rounding grows from epoch to epoch: reported, not asserted
     print(f"{chapter} on {ranks}, fp32, largest difference after each epoch:", *(f"{value:.1e}" for value in found))
     assert found[0] <= 1e-5
@@ -81,26 +94,29 @@ def test_the_check_notices_what_makes_a_difference(chapter, line, changed, same,
     assert source.count(line) == 1
     (tmp_path / "main.py").write_text(source.replace(line, changed))
     found = train(tmp_path / "main.py", 2, tmp_path / "seen", "--precision", "fp64", "--epochs", 1)
-    difference, = differences(reference[PARALLEL[chapter], "fp64"][:1], found)
+    difference, = differences(reference(PARALLEL[chapter], "fp64")[:1], found)
     assert difference <= 1e-12 if same else difference > 1e-3
 
 
 @chapters(*BASES, *PARALLEL)
 def test_resume_reaches_the_parameters_of_an_uninterrupted_run(chapter, reference, tmp_path):
-    """Stopped after 40 steps, in the middle of the second epoch; resumed on another number of ranks."""
+    """Stopped after 40 steps, in the middle of the second epoch; resumed on another number of ranks, then finished."""
     flags, base = ("--precision", "fp64"), PARALLEL.get(chapter, chapter)
     before, after = (1, 1) if chapter in BASES else (2, 3)
     train(chapter, before, tmp_path, *flags, "--max-steps", "40")
     train(chapter, after, tmp_path, *flags, "--epochs", "3", "--resume")
-    difference = abs(parameters(tmp_path / "checkpoint") - reference[base, "fp64"][2]).max()
+    difference = abs(parameters(tmp_path / "checkpoint") - reference(base, "fp64")[2]).max()
     assert difference <= (0 if chapter in BASES else 1e-12)
     assert len(lines(tmp_path / "rates.0")) == 3 * (1437 // 48)  # no step is done twice and none is left out
 
 
-def test_the_same_number_of_ranks_goes_on_too(reference, tmp_path):
-    train("03_ddp", 2, tmp_path, "--precision", "fp64", "--max-steps", "40")
-    train("03_ddp", 2, tmp_path, "--precision", "fp64", "--epochs", "3", "--resume")
-    assert abs(parameters(tmp_path / "checkpoint") - reference[ONE, "fp64"][2]).max() <= 1e-12
+@chapters(*PARALLEL)
+def test_a_checkpoint_goes_on_in_chapter_1(chapter, tmp_path):
+    """On two ranks it is finished; one process of the base evaluates it alike, and trains no further."""
+    flags = "--checkpoint", tmp_path / "c", "--epochs", 1, "--global-batch-size", 64
+    on_two, on_one = run(chapter, 2, *flags), run(PARALLEL[chapter], 1, *flags, "--resume")
+    assert on_one.code == 0 and "epoch 1" not in on_one.out and "steps: 22 of 22 done" in on_one.out
+    assert re.search("test.*", on_two.out)[0] == re.search("test.*", on_one.out)[0]
 
 
 @chapters(HVD, HVD_TF)
@@ -110,7 +126,7 @@ def test_gloo_and_mpi_give_the_same(chapter, reference, tmp_path):
                     "--checkpoint", tmp_path / "checkpoint")
     done = execute([BIN / "horovodrun", "--gloo", "-np", 2, *words])
     assert done.code == 0 and "ranks: 2," in done.out, done.err
-    difference = abs(parameters(tmp_path / "checkpoint") - reference[PARALLEL[chapter], "fp64"][1]).max()
+    difference = abs(parameters(tmp_path / "checkpoint") - reference(PARALLEL[chapter], "fp64")[1]).max()
     assert difference <= 1e-12
 
 

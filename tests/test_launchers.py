@@ -60,8 +60,6 @@ def start(name, results, chapter="03_ddp"):
         together([([BIN / "mpiexec", "-n", 2, *words], ALLOCATION)])
     elif name == "srun --mpi=pmi2":  # a step's variables, and those of PMI
         together([([BIN / "mpiexec", "-n", 2, *words], step(0, 2))])
-    elif name == "horovodrun --gloo":
-        together([([BIN / "horovodrun", "--gloo", "-np", 2, *words], {})])
     elif name == "srun without MPI":
         together([(words, step(rank, 2)) for rank in range(2)])
     elif name == "torchrun":
@@ -92,7 +90,7 @@ def test_launcher(name, one_rank, tmp_path):
 
 
 @pytest.mark.parametrize(("chapter", "name"), [case(chapter, name) for chapter, name in (
-    ("02_horovod/pytorch", "mpiexec of Cray PALS"), ("02_horovod/pytorch", "horovodrun --gloo"),
+    ("02_horovod/pytorch", "mpiexec of Cray PALS"),
     ("02_horovod/pytorch", "mpiexec inside a Slurm allocation of 4 tasks"),
     ("02_horovod/tensorflow", "srun --mpi=pmi2"))])
 def test_launcher_of_horovod(chapter, name, one_rank, tmp_path):

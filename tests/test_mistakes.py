@@ -1,6 +1,5 @@
 """A user's mistake: one line that says what to do, exit code 2, nothing written, no rank left. Deaths end the job."""
 
-import json
 import os
 import re
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import BIN, NO_NETWORK, ON, chapters, environment, execute, observe, parameters, record, run
+from conftest import BIN, NO_NETWORK, ON, case, chapters, environment, in_one_process, observe, parameters, record, run
 from launch import ROOT, command
 from test_data import write_mnist
 
@@ -89,8 +88,9 @@ def base_of(chapter):
     return "01_single_node/main_tf.py" if re.search("tensorflow|_tf", chapter) else "01_single_node"
 
 
-@chapters()
-@pytest.mark.parametrize(("flags", "said"), SOME, ids=[flags for flags, _ in SOME])
+@pytest.mark.parametrize(("chapter", "flags", "said"), [
+    case(chapter, *mistake, id=f"{chapter} {mistake[0]}") for chapter in ON
+    for mistake in (SOME[1:2] if chapter.startswith("01") else SOME[::2] if "tensorflow" in chapter else SOME)])
 def test_mistake(chapter, flags, said, folders):
     files = folders[base_of(chapter)]
     before = tree(files)
@@ -98,30 +98,12 @@ def test_mistake(chapter, flags, said, folders):
     assert tree(files) == before
 
 
-ALL = """  # each line of flags in turn, in one process: importing the framework again and again takes the time
-import importlib.util, json, os, sys
-spec = importlib.util.spec_from_file_location("chapter", sys.argv[1])
-chapter = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(chapter)
-for flags in json.loads(sys.argv[2]):
-    sys.argv[1:] = flags.split()
-    try:
-        chapter.main()
-        print(json.dumps("no mistake"), file=sys.stderr)
-    except SystemExit as end:
-        print(json.dumps(end.code), file=sys.stderr)
-"""
-
-
 @chapters("01_single_node", "01_single_node/main_tf.py")
 def test_every_mistake_is_one_line_and_leaves_the_files_alone(chapter, folders):
     files = folders[base_of(chapter)]
     before = tree(files)
     rows = [(flags.format(*[files] * flags.count("{}")), said) for flags, said in ARGUMENTS + MISTAKES]
-    done = execute([sys.executable, "-c", ALL, command(chapter, 1)[-1], json.dumps([flags for flags, _ in rows])],
-                   cwd=files)
-    answers = [json.loads(line) for line in done.err.splitlines()]
-    assert len(answers) == len(rows), done.err
+    _, answers = in_one_process(chapter, [flags for flags, _ in rows], cwd=files)
     for (flags, said), answer in zip(rows, answers):
         assert isinstance(answer, str) and "\n" not in answer and re.search(said, answer), (flags, answer)
     assert tree(files) == before
@@ -219,9 +201,3 @@ def test_an_error_on_one_rank_alone_ends_the_job(chapter, tmp_path):
     assert done.code not in (0, 2) and done.err.count("Error: only here") == 1 and time.monotonic() - started < 60
     assert done.err.count("Traceback") == 1, done.err
     wait(lambda: not alive(str(tmp_path)), 5, "no rank is left")
-
-
-def test_many_runs_of_four_ranks_end_with_0():
-    """The README's command for 200 of them found none that aborts; this is a watch, not the proof."""
-    codes = [run("03_ddp", 4, "--max-steps", 1).code for _ in range(2)]
-    assert codes == [0] * 2
