@@ -17,17 +17,21 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 RUNS = [("01_single_node", 1), ("01_single_node/main_tf.py", 1), ("02_horovod/pytorch", 1), ("02_horovod/pytorch", 2),
-        ("02_horovod/tensorflow", 1), ("02_horovod/tensorflow", 2), ("03_ddp", 1), ("03_ddp", 2)]  # chapter, ranks
+        ("02_horovod/tensorflow", 1), ("02_horovod/tensorflow", 2), ("03_ddp", 1), ("03_ddp", 2),
+        ("04_deepspeed", 1), ("04_deepspeed", 2)]  # chapter, ranks
 FLAGS = ("--dataset", "digits", "--global-batch-size", "64")  # the same training, whatever the number of ranks
 
 
 def parameters(checkpoint):
     """All parameters of a checkpoint in one vector, in fp64."""
+    if Path(checkpoint).is_dir():  # DeepSpeed's
+        checkpoint = Path(checkpoint, Path(checkpoint, "latest").read_text(), "mp_rank_00_model_states.pt")
     if "training.npy" in zipfile.ZipFile(checkpoint).namelist():  # TensorFlow's chapters save with NumPy
         with np.load(checkpoint) as arrays:
             found = [arrays[name] for name in arrays if "/" in name and not name.startswith("sgd/")]
     else:
-        found = torch.load(checkpoint, map_location="cpu")["model"].values()
+        found = torch.load(checkpoint, map_location="cpu", weights_only=False)  # DeepSpeed's holds its own objects too
+        found = found["module" if "module" in found else "model"].values()
     return np.concatenate([np.asarray(array, dtype=np.float64).ravel() for array in found])
 
 

@@ -38,7 +38,7 @@ def machine():
     """Where and with what a run happened, as far as that can be looked up."""
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
     versions = {found.name: found.version for found in distributions()
-                if found.name in ("torch", "tensorflow-cpu", "tensorflow", "horovod")}
+                if found.name in ("torch", "tensorflow-cpu", "tensorflow", "horovod", "deepspeed")}
     return {"launcher": "python or mpiexec (MPICH)", "host": platform.node(), "cpus": os.cpu_count(),
             "python": platform.python_version(), **versions, "git": git.stdout.strip(),
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}

@@ -15,7 +15,7 @@ from launch import ROOT, command, environment, missing
 BIN = Path(sys.executable).parent
 OBSERVED = Path(__file__).with_name("observed.py")
 ON = {"01_single_node": 1, "01_single_node/main_tf.py": 1, "02_horovod/pytorch": 2, "02_horovod/tensorflow": 2,
-      "03_ddp": 2}  # the chapters, and on how many ranks to try each
+      "03_ddp": 2, "04_deepspeed": 2}  # the chapters, and on how many ranks to try each
 NO_NETWORK = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
 
 

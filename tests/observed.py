@@ -31,6 +31,8 @@ def note(name, value):
 
 def observe_replace(source, target, original=os.replace):
     original(source, target)
+    if Path(target).name == "latest":  # DeepSpeed's checkpoint is a folder, and this says where in it
+        target = Path(target).parent / Path(target).read_text() / "mp_rank_00_model_states.pt"
     shutil.copy(target, folder / f"parameters.{len(list(folder.glob('parameters.*'))) + 1}")
 
 

@@ -42,7 +42,8 @@ def check(found):
         assert type(found[name]) is kind and possible(found[name]), (name, found[name])
     assert found["global_batch_size"] == found["ranks"] * found["batch_size"]
     assert found["images_per_second"] == pytest.approx(found["global_batch_size"] / found["step_seconds"])
-    assert found["gradient_bytes"] == found["parameters"] * (8 if found["precision"] == "fp64" else 4)
+    half = found["precision"] == "bf16" and found["chapter"] in ("04_deepspeed", "05_zero")  # DeepSpeed casts the model
+    assert found["gradient_bytes"] == found["parameters"] * (2 if half else 8 if found["precision"] == "fp64" else 4)
     assert found["step_seconds"] * found["steps"] < 3 * found["total_seconds"]
     return found
 
@@ -51,7 +52,7 @@ FLAGS = [
     ("--dataset synthetic --image-size 12 --device cpu --seed 3",
      {"dataset": "synthetic", "image_size": 12, "parameters": 151_882, "device": "cpu", "seed": 3}),
     ("--model resnet18 --precision bf16",
-     {"model": "resnet18", "parameters": 11_181_642, "gradient_bytes": 44_726_568, "precision": "bf16"}),
+     {"model": "resnet18", "parameters": 11_181_642, "precision": "bf16"}),
     ("--dataset synthetic --precision fp64", {"image_size": 32, "parameters": 1_626_442, "precision": "fp64"}),
     ("--model resnet50 --batch-size 8", {"model": "resnet50", "parameters": 23_528_522, "batch_size": 8}),
 ]

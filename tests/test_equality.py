@@ -12,7 +12,8 @@ from launch import command
 GLOBAL_BATCH = "48"  # divides by 1, 2, 3 and 4, and does not divide the 1,437 images
 EPOCHS = 5
 BASES = ONE, ONE_TF = "01_single_node", "01_single_node/main_tf.py"
-PARALLEL = {"02_horovod/pytorch": ONE, "02_horovod/tensorflow": ONE_TF, "03_ddp": ONE}  # each chapter's base
+PARALLEL = {"02_horovod/pytorch": ONE, "02_horovod/tensorflow": ONE_TF, "03_ddp": ONE,
+            "04_deepspeed": ONE}  # each chapter's base; DeepSpeed has no fp64
 
 
 def train(main, ranks, folder, *flags):
@@ -46,17 +47,19 @@ def reference(tmp_path_factory):
     return find
 
 
-RANKS = [case(chapter, ranks) for chapter in PARALLEL for ranks in (1, 2, 3, 4) if ranks != 3 or chapter == "03_ddp"]
+def parallel(*leave_out):
+    return [case(chapter, ranks) for chapter in PARALLEL for ranks in (1, 2, 3, 4)
+            if (ranks != 3 or chapter == "03_ddp") and chapter not in leave_out]
 
 
-@pytest.mark.parametrize(("chapter", "ranks"), RANKS)
+@pytest.mark.parametrize(("chapter", "ranks"), parallel("04_deepspeed"))
 def test_fp64_after_every_epoch(chapter, ranks, reference, tmp_path):
     found = train(chapter, ranks, tmp_path, "--precision", "fp64", "--epochs", EPOCHS)
     assert len(found) == EPOCHS
     assert max(differences(reference(PARALLEL[chapter], "fp64"), found)) <= 1e-12
 
 
-@pytest.mark.parametrize(("chapter", "ranks"), RANKS)
+@pytest.mark.parametrize(("chapter", "ranks"), parallel())
 def test_fp32_after_the_first_epoch(chapter, ranks, reference, tmp_path, record_property):
     found = differences(reference(PARALLEL[chapter], "fp32"), train(chapter, ranks, tmp_path, "--epochs", EPOCHS))
     record_property("difference by epoch", found)  # rounding grows from epoch to epoch: reported, not asserted
@@ -98,7 +101,7 @@ def test_the_check_notices_what_makes_a_difference(chapter, line, changed, same,
     assert difference <= 1e-12 if same else difference > 1e-3
 
 
-@chapters(*BASES, *PARALLEL)
+@chapters(*BASES, HVD, HVD_TF, "03_ddp")
 def test_resume_reaches_the_parameters_of_an_uninterrupted_run(chapter, reference, tmp_path):
     """Stopped after 40 steps, in the middle of the second epoch; resumed on another number of ranks, then finished."""
     flags, base = ("--precision", "fp64"), PARALLEL.get(chapter, chapter)
@@ -110,7 +113,7 @@ def test_resume_reaches_the_parameters_of_an_uninterrupted_run(chapter, referenc
     assert len(lines(tmp_path / "rates.0")) == 3 * (1437 // 48)  # no step is done twice and none is left out
 
 
-@chapters(*PARALLEL)
+@chapters(HVD, HVD_TF, "03_ddp")
 def test_a_checkpoint_goes_on_in_chapter_1(chapter, tmp_path):
     """On two ranks it is finished; one process of the base evaluates it alike, and trains no further."""
     flags = "--checkpoint", tmp_path / "c", "--epochs", 1, "--global-batch-size", 64

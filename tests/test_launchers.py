@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -213,6 +214,8 @@ def test_two_runs_at_once_do_not_collide(tmp_path):
 def test_a_copy_elsewhere_runs(chapter, tmp_path):
     main = ROOT / chapter if chapter.endswith(".py") else ROOT / chapter / "main.py"
     (tmp_path / "main.py").write_text(main.read_text())
+    for config in main.parent.glob("*.json"):
+        shutil.copy(config, tmp_path)
     done = execute([sys.executable, "main.py", "--max-steps", 2, "--results", "r"], cwd=tmp_path)
     assert done.code == 0, done.err
     assert [json.loads(line)["chapter"] for line in open(tmp_path / "r")] == [chapter]

@@ -109,7 +109,7 @@ def test_every_mistake_is_one_line_and_leaves_the_files_alone(chapter, folders):
     assert tree(files) == before
 
 
-@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
+@chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed")
 def test_global_batch_has_to_divide(chapter):
     refused(run(chapter, 3, "--global-batch-size", 64), "multiple of the 3 ranks")
 

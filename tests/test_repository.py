@@ -19,7 +19,8 @@ from test_contract import RECORD, check
 # Functions that two chapters have under one name and that differ, because the difference is the lesson.
 LESSONS = {"main": "what a framework changes in the training", "prepare": "the batch is divided among the ranks",
            "train_step": "Horovod's tape averages the gradients"}
-LINES = {"01_single_node/main.py": 224, "01_single_node/main_tf.py": 267}  # the bases; any other main.py: 305
+LINES = {"01_single_node/main.py": 224, "01_single_node/main_tf.py": 267, "04_deepspeed/main.py": 339,
+         "05_zero/main.py": 339}  # any other: 305
 
 
 def functions(path):
