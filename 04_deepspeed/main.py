@@ -11,11 +11,13 @@ import math
 import os
 import re
 import resource
+import shutil
 import socket
 import statistics
 import sys
 import time
 import traceback
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -204,6 +206,7 @@ def main():
     import deepspeed
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo communicates; else it compiles for a minute
     deepspeed.utils.logger.setLevel("ERROR")
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # ZeRO calls PyTorch by older names
     sys.stdout = sys.stdout if rank == 0 else open(os.devnull, "w")  # rank 0 speaks for all
     torch.manual_seed(args.seed)
     for turn in (True, False):  # rank 0, which may have to download, then the others: the mistake of one ends all
@@ -239,6 +242,7 @@ def main():
     except (AssertionError, ValueError, deepspeed.DeepSpeedConfigError) as problem:
         sys.exit(f"DeepSpeed does not take ds_config.json: {' '.join(str(problem).split()):.150}")
     training = {name: vars(args)[name] for name in ("dataset", "image_size", "model", "global_batch_size", "seed")}
+    tag = "b"  # the place of the last checkpoint
     if args.resume:
         try:
             path, checkpoint = engine.load_checkpoint(args.checkpoint)
@@ -246,7 +250,7 @@ def main():
                 raise ValueError("the folder holds none")
             if checkpoint["training"] != training:
                 raise ValueError(f"its training had {checkpoint['training']}")
-            step = engine.global_steps
+            step, tag = engine.global_steps, os.path.basename(os.path.dirname(path))
         except Exception as problem:
             sys.exit(f"cannot go on from {args.checkpoint}, no whole checkpoint of this training: "
                      f"{' '.join(str(problem).split()):.150}")
@@ -289,7 +293,9 @@ def main():
         print(f"epoch {epoch + 1}/{args.epochs}: loss {loss:.4f}, accuracy {accuracy:.4f}, {speed:,.0f} images/s")
         step_seconds += [b - a if device.type == "cpu" else a.elapsed_time(b) / 1000 for a, b in zip(times, times[1:])]
         if args.checkpoint:  # every rank saves; two places in turn, so that a killed run leaves a whole one
-            tag = f"epoch{epoch % 2}"
+            tag = "b" if tag == "a" else "a"
+            if rank == 0:  # shares of another number of ranks do not stay
+                shutil.rmtree(os.path.join(args.checkpoint, tag), ignore_errors=True)
             engine.save_checkpoint(args.checkpoint, tag, {"training": training}, save_latest=False)
             if rank == 0:
                 with open(os.path.join(args.checkpoint, "latest.tmp"), "w") as file:

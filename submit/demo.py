@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -14,49 +15,81 @@ import pandas
 import torch
 from launch import ROOT, launch, missing
 from matplotlib.figure import Figure
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from tqdm import tqdm
 
 RUNS = [("01_single_node", 1), ("01_single_node/main_tf.py", 1), ("02_horovod/pytorch", 1), ("02_horovod/pytorch", 2),
         ("02_horovod/tensorflow", 1), ("02_horovod/tensorflow", 2), ("03_ddp", 1), ("03_ddp", 2),
-        ("04_deepspeed", 1), ("04_deepspeed", 2)]  # chapter, ranks
+        ("04_deepspeed", 1), ("04_deepspeed", 2), ("05_zero", 1, "--stage", 0),
+        *(("05_zero", 2, "--stage", stage) for stage in range(4)), ("05_zero/fsdp.py", 2)]  # chapter, ranks, flags
+PERCEPTRON = ("--epochs", 1, "--width", 256, "--layers", 8)
+ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 FLAGS = ("--dataset", "digits", "--global-batch-size", "64")  # the same training, whatever the number of ranks
 
 
 def parameters(checkpoint):
     """All parameters of a checkpoint in one vector, in fp64."""
-    if Path(checkpoint).is_dir():  # DeepSpeed's
-        checkpoint = Path(checkpoint, Path(checkpoint, "latest").read_text(), "mp_rank_00_model_states.pt")
+    if Path(checkpoint).is_dir():
+        return parameters_of_folder(Path(checkpoint, Path(checkpoint, "latest").read_text()))
     if "training.npy" in zipfile.ZipFile(checkpoint).namelist():  # TensorFlow's chapters save with NumPy
         with np.load(checkpoint) as arrays:
             found = [arrays[name] for name in arrays if "/" in name and not name.startswith("sgd/")]
     else:
-        found = torch.load(checkpoint, map_location="cpu", weights_only=False)  # DeepSpeed's holds its own objects too
-        found = found["module" if "module" in found else "model"].values()
+        found = torch.load(checkpoint, map_location="cpu")["model"].values()
     return np.concatenate([np.asarray(array, dtype=np.float64).ravel() for array in found])
 
 
-def train(chapter, ranks, folder):
+def parameters_of_folder(folder):
+    """The same for the checkpoint of several ranks that DeepSpeed or PyTorch saved in a folder."""
+    if (folder / ".metadata").exists():
+        with tempfile.TemporaryDirectory() as temporary:
+            dcp_to_torch_save(folder, f"{temporary}/whole")
+            found = torch.load(f"{temporary}/whole")["model"]
+    elif list(folder.glob("zero_*")):
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            found = get_fp32_state_dict_from_zero_checkpoint(folder.parent, folder.name)
+    else:
+        found = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=False)["module"]
+    return torch.cat([tensor.detach().flatten() for tensor in found.values()]).double().numpy()
+
+
+def train(chapter, ranks, folder, *flags):
     """The record of a run of five epochs, and the parameters after one: later, rounding grows and tells little."""
     checkpoint = Path(folder, f"{len(os.listdir(folder))}.checkpoint")
-    launch(chapter, ranks, *FLAGS, "--epochs", 1, "--checkpoint", checkpoint)
-    return launch(chapter, ranks, *FLAGS), parameters(checkpoint)
+    if chapter.startswith("05"):  # one epoch tells all there is to see: the bytes
+        record = launch(chapter, ranks, *FLAGS, *PERCEPTRON, *flags, "--checkpoint", checkpoint)
+        return record | {"megabytes": sum(record["memory"][0][role] for role in ROLES) / 1e6}, parameters(checkpoint)
+    launch(chapter, ranks, *FLAGS, *flags, "--epochs", 1, "--checkpoint", checkpoint)
+    return launch(chapter, ranks, *FLAGS, *flags), parameters(checkpoint)
+
+
+def label(record):
+    """The chapter, and the stage where there is one."""
+    stage = record.get("stage")
+    return record["chapter"] if pandas.isna(stage) else f"{record['chapter']}, stage {stage:.0f}"
 
 
 def table(records):
     """The records' columns that matter here, as text."""
     columns = {"chapter": "chapter", "ranks": "ranks", "images_per_second": "images/s", "test_accuracy": "accuracy",
-               "difference": "difference"}
-    formats = ["{}".format, "{}".format, "{:,.0f}".format, "{:.4f}".format, "{:.1e}".format]
-    return ("Handwritten digits, global batch 64, five epochs; CPU, one thread a rank.\n"
-            "difference: the largest of any parameter after one epoch, in fp32, from the same framework's one rank\n"
-            "of chapter 1 (main.py is PyTorch's, main_tf.py TensorFlow's).\n\n"
+               "difference": "difference", "megabytes": "MB a rank"}
+    formats = ["{}".format, "{}".format, "{:,.0f}".format, "{:.4f}".format, "{:.1e}".format,
+               "{:.2f}".format]
+    records = records.assign(chapter=records.apply(label, axis=1))
+    return ("Handwritten digits, global batch 64; CPU, one thread a rank. Chapters 1 to 4: cnn, five epochs.\n"
+            "Chapter 5: a perceptron of 0.5 million parameters, one epoch; MB a rank: its parameters, gradients,\n"
+            "master copy and optimizer state on rank 0.\n"
+            "difference: the largest of any parameter after one epoch, in fp32, from the same network's first row\n"
+            "(main.py of chapter 1: PyTorch's cnn; main_tf.py: TensorFlow's; 05_zero: the perceptron).\n\n"
             + records[list(columns)].rename(columns=columns).to_string(
-                index=False, formatters=dict(zip(columns.values(), formats))))
+                index=False, na_rep="", formatters=dict(zip(columns.values(), formats))))
 
 
 def draw(records, path):
     """Throughput and test accuracy of each run, side by side."""
-    labels = [f"{row.chapter}, {row.ranks} rank{'s' * (row.ranks > 1)}" for row in records.itertuples()]
+    labels = [f"{label(row)}, {row['ranks']} rank{'s' * (row['ranks'] > 1)}" for _, row in records.iterrows()]
     figure = Figure(figsize=(9, 1.2 + 0.32 * len(records)), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for axis, column, title in zip(axes, ("images_per_second", "test_accuracy"),
@@ -77,18 +110,18 @@ def main():
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results", help="for the records and the figure")
     results = parser.parse_args().folder
     results.mkdir(exist_ok=True)
-    skipped = {chapter: missing(chapter) for chapter, _ in RUNS if missing(chapter)}
+    skipped = {chapter: missing(chapter) for chapter, *_ in RUNS if missing(chapter)}
     runs, records, references = [run for run in RUNS if run[0] not in skipped], [], {}
     with tempfile.TemporaryDirectory() as folder, tqdm(runs, unit="run", disable=None) as bar:
-        for chapter, ranks in bar:
+        for chapter, ranks, *flags in bar:
             bar.set_description(f"{chapter} on {ranks}")
             try:
-                record, vector = train(chapter, ranks, folder)
+                record, vector = train(chapter, ranks, folder, *flags)
             except subprocess.CalledProcessError as problem:
                 bar.close()
                 sys.exit(f"demo: {chapter} failed on {ranks} rank(s):\n{problem.stdout}")
-            reference = references.setdefault("tensorflow" in record["chapter"] or "_tf" in record["chapter"], vector)
-            records.append(record | {"difference": abs(vector - reference).max()})  # from the framework's first run
+            network = record["model"], "tensorflow" in chapter or "_tf" in chapter
+            records.append(record | {"difference": abs(vector - references.setdefault(network, vector)).max()})
     with open(results / "demo.jsonl", "w") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
     records = pandas.DataFrame(records)

@@ -24,7 +24,8 @@ from conftest import (
 from sklearn.datasets import load_digits
 
 RECORD = {  # name: type, and whether a value is possible
-    "chapter": (str, lambda v: v in ON), "ranks": (int, lambda v: v > 0), "nodes": (int, lambda v: v > 0),
+    "chapter": (str, lambda v: v in [*ON, "05_zero", "05_zero/fsdp.py"]), "ranks": (int, lambda v: v > 0),
+    "nodes": (int, lambda v: v > 0),
     "device": (str, lambda v: v in ("cpu", "cuda")), "dataset": (str, bool), "image_size": (int, lambda v: v > 0),
     "model": (str, bool), "parameters": (int, lambda v: v > 0), "precision": (str, bool),
     "batch_size": (int, lambda v: v > 0), "global_batch_size": (int, lambda v: v > 0), "seed": (int, lambda v: True),

@@ -177,14 +177,17 @@ def test_demo_prints_its_table_and_leaves_records_and_figure(tmp_path):
     done = execute([sys.executable, "submit/demo.py", tmp_path], cwd=ROOT, timeout=280)
     assert done.code == 0, done.err
     rows = [line.split() for line in done.out.splitlines() if line.lstrip().startswith("0")]
-    assert [(chapter, int(ranks)) for chapter, ranks, *_ in rows] == [run for run in demo.RUNS if not missing(run[0])]
-    for *_, accuracy, difference in rows:
-        assert float(accuracy) > 0.95 and float(difference) < 1e-5
     records = lines(tmp_path / "demo.jsonl")
-    assert len(records) == len(rows)
+    runs = [(chapter, ranks) for chapter, ranks, *_ in demo.RUNS if not missing(chapter)]
+    assert [(record["chapter"], record["ranks"]) for record in records] == runs and len(rows) == len(runs)
     for record in records:
         assert record.keys() > RECORD.keys()
         check({name: record[name] for name in RECORD})
+        perceptron = "stage" in record  # trained for one epoch
+        assert record["test_accuracy"] > (0.8 if perceptron else 0.95)
+        assert record["difference"] < (1e-4 if perceptron else 1e-5)
+    held = {record["stage"]: record["megabytes"] for record in records if record["chapter"] == "05_zero"}
+    assert held[0] > held[1] >= held[2] > held[3]
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 

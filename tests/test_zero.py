@@ -1,0 +1,295 @@
+"""Chapter 5: every stage is the same training, and holds the bytes that the formulae say."""
+
+import gc
+import importlib
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from itertools import accumulate
+
+import pytest
+import torch
+from conftest import NO_NETWORK, ROOT, environment, execute, lines, load_module, parameters
+from launch import command
+from sklearn.datasets import load_digits
+from test_contract import check
+
+FIVE, FSDP = "05_zero", "05_zero/fsdp.py"
+SMALL = "--width", 256, "--layers", 8, "--global-batch-size", 64  # 0.5 M parameters
+STEPS = 1437 // 64  # an epoch
+ADAM = 1e-4  # in fp32 Adam turns the rounding of a gradient near zero into a part of a step of 5e-4; 1.4e-5 was seen
+CASES = [(FIVE, stage) for stage in range(4)] + [(FSDP, 1), (FSDP, 3)]
+
+
+@pytest.fixture(scope="module")
+def zero():
+    """Chapter 5's main.py and accounting.py as modules."""
+    sys.path.insert(0, str(ROOT / FIVE))
+    yield load_module(ROOT / FIVE / "main.py"), importlib.import_module("accounting")
+    sys.path.remove(str(ROOT / FIVE))
+
+
+COUNT = """
+import json, math, os, sys, types, torch
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+source, line = open(sys.argv[0]).read(), next(line for line in open(sys.argv[0]) if " logits = " in line)
+space = line[:len(line) - len(line.lstrip())]
+profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True)
+
+def look(step):
+    if step == 3:
+        profiler.start()
+    if step == 4:
+        profiler.stop()
+        print("counted:", json.dumps([[event.name, event.input_shapes] for event in profiler.events()]))
+
+module = types.ModuleType("__main__")
+module.look, module.__file__ = look, sys.argv[0]
+sys.modules["__main__"] = module
+exec(compile(source.replace(line, space + "look(step)" + chr(10) + line), sys.argv[0], "exec"), module.__dict__)
+"""
+WHOLE = {"gloo:all_reduce": 0, "gloo:reduce": 0, "c10d::_allgather_base_": 0, "c10d::_reduce_scatter_base_": 1}
+
+
+def volume(out):
+    """Elements that the fourth step's collectives pass, in the count of Rajbhandari et al., 7: an all-reduce is two."""
+    sums = dict.fromkeys(WHOLE, 0)
+    for name, shapes in json.loads(re.search("counted: (.*)", out)[1]):
+        if name in WHOLE:
+            sums[name] += math.prod(shapes[WHOLE[name]])
+    scattered = sums["c10d::_reduce_scatter_base_"]
+    sums["gloo:all_reduce"] -= scattered  # gloo has no reduce-scatter: it takes an all-reduce instead
+    return sum(sums.values()) + sums["gloo:all_reduce"]
+
+
+def train(chapter, ranks, folder, *flags, code=0, counting=False):
+    """What a run printed, and its record; counting: with the collectives of a step, for volume()."""
+    words = command(chapter, ranks, *SMALL, *flags, "--results", folder / "results")
+    place = words.index(sys.executable) + 1
+    done = execute([*words[:place], *["-c", COUNT] * counting, *words[place:]])
+    assert done.code == code, done.err
+    return done, lines(folder / "results")[-1] if code == 0 else None
+
+
+@pytest.fixture(scope="module")
+def plain(zero):
+    """A plain loop's mean loss in the first epoch, and its parameters after it."""
+    images, labels = map(torch.tensor, load_digits(return_X_y=True))
+    chosen = torch.arange(len(images)) % 5 != 0
+    images, labels = images[chosen].float().reshape(-1, 1, 8, 8), labels[chosen]
+    std, mean = torch.std_mean(images[:256])
+    torch.manual_seed(0)
+    model = zero[0].build_model(256, 8, images)
+    adam = torch.optim.Adam(model.parameters(), lr=0.002 * 64 / 256)
+    order, losses = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)), []
+    for batch in order[:STEPS * 64].split(64):
+        adam.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model((images[batch] - mean) / std), labels[batch])
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+    return sum(losses) / STEPS, torch.cat([p.detach().flatten() for p in model.parameters()]).double().numpy()
+
+
+def shares(sizes, ranks):
+    """Elements of the tensors that lie wholly or partly in each of equal shares of them all, laid end to end."""
+    share, ends = math.ceil(sum(sizes) / (2 * ranks)) * 2, list(accumulate(sizes))
+    return [sum(size for size, end in zip(sizes, ends) if end - size < (rank + 1) * share and end > rank * share)
+            for rank in range(ranks)]
+
+
+def expect_bytes(found, stage, ranks, zero):
+    """Within 1 % of the formula on every rank; where it is not, why not, exactly."""
+    sizes = [p.numel() for p in zero[0].build_model(256, 8, torch.zeros(1, 1, 8, 8)).parameters()]
+    formula, whole = found["memory_formula"], shares(sizes, ranks)
+    assert len(found["memory"]) == ranks
+    for rank, counted in enumerate(found["memory"]):
+        for name, expected in formula.items():
+            if name == "gradients" and found["chapter"] == FIVE and stage in (1, 2) and ranks > 1:
+                expected = 4 * whole[rank]  # a tensor that lies in two shares is whole on both
+            if name == "optimizer state" and found["chapter"] == FSDP and stage == 1:
+                continue  # whole tensors are dealt out: uneven, but all are there (below)
+            if name == "peak parameters" and found["chapter"] == FSDP and stage == 3 and ranks == 1:
+                expected += 4 * (256 * 256 + 256)  # FSDP gathers a layer on one rank too
+            tolerance = 4 * 2 * (256 * 256 + 256) if name == "peak gradients" else 0.01 * expected
+            assert abs(counted[name] - expected) <= tolerance, (rank, name, counted[name], expected)
+    if found["chapter"] == FSDP and stage == 1:
+        state = [counted["optimizer state"] for counted in found["memory"]]
+        assert sum(state) == pytest.approx(ranks * formula["optimizer state"], rel=0.01)
+        assert ranks == 1 or max(state) > 1.02 * min(state)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(("chapter", "stage"), CASES)
+def test_a_stage_is_the_plain_training_and_holds_its_bytes(chapter, stage, ranks, plain, zero, tmp_path):
+    checkpoint = [] if (chapter, stage) == (FSDP, 1) else ["--checkpoint", tmp_path / "c"]
+    done, found = train(chapter, ranks, tmp_path, "--stage", stage, "--epochs", 1, *checkpoint, counting=ranks == 2)
+    if ranks == 2:
+        assert volume(done.out) == pytest.approx((3 if stage == 3 else 2) * found["parameters"], rel=0.01)
+    assert found["loss"] == pytest.approx(plain[0], abs=1e-5)
+    if checkpoint:
+        assert abs(parameters(tmp_path / "c") - plain[1]).max() <= ADAM
+    expect_bytes(found, stage, ranks, zero)
+
+
+def broken(folder, name, *changes):
+    """A copy of a file of the chapter with lines changed, beside what it needs."""
+    for file in (ROOT / FIVE).glob("*.*"):
+        shutil.copy(file, folder)
+    source = (folder / name).read_text()
+    for line, changed in changes:
+        assert source.count(line) == 1
+        source = source.replace(line, changed)
+    (folder / name).write_text(source)
+    return folder / name
+
+
+def test_the_check_notices_ranks_with_the_same_images(plain, tmp_path):
+    main = broken(tmp_path, "main.py", ("DistributedSampler(train,", "DistributedSampler(train, 2, 0,"))
+    _, found = train(str(main), 2, tmp_path, "--stage", 2, "--epochs", 1)
+    assert abs(found["loss"] - plain[0]) > 1e-3
+
+
+def test_fsdp_in_fp64_is_exact(tmp_path):
+    for ranks in 1, 2:
+        train(FSDP, ranks, tmp_path, "--precision", "fp64", "--epochs", 1, "--checkpoint", tmp_path / f"{ranks}")
+    assert abs(parameters(tmp_path / "1") - parameters(tmp_path / "2")).max() <= 1e-12
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_in_mixed_precision_a_rank_holds_what_the_paper_says(stage, tmp_path):
+    """Parameters, their copies and Adam's state: 2P + 14P/N at stage 1, 16P/N at 3, with gradients shared out."""
+    _, found = train(FIVE, 2, tmp_path, "--stage", stage, "--precision", "bf16", "--max-steps", 2)
+    for counted in found["memory"]:
+        kept = counted["parameters"] + counted["master copy"] + counted["optimizer state"]
+        assert kept == pytest.approx((2 + 12 / 2 if stage == 1 else 14 / 2) * found["parameters"], rel=0.01)
+
+
+def test_with_deepspeed_s_own_setting_stage_1_passes_a_third_more_than_the_paper(tmp_path):
+    config = broken(tmp_path, "ds_config.json", ('        "use_multi_rank_bucket_allreduce": false,\n', ""))
+    done, found = train(str(config.with_name("main.py")), 2, tmp_path, "--stage", 1, "--max-steps", 5, counting=True)
+    assert volume(done.out) == pytest.approx(3 * found["parameters"], rel=0.01)
+
+
+def test_deepspeed_s_checkpoint_goes_on_with_as_many_ranks_or_converted(plain, tmp_path):
+    """2 ranks stop in the epoch's middle; 2 go on; 1 is refused, and goes on from the universal checkpoint."""
+    config = broken(tmp_path, "ds_config.json", ('"gradient_c', '"checkpoint": {"load_universal": true}, "gradient_c'))
+    for stage in 1, 2, 3:
+        checkpoint = tmp_path / f"{stage}"
+        flags = "--stage", stage, "--epochs", 1, "--checkpoint", checkpoint, "--resume"
+        train(FIVE, 2, tmp_path, *flags[:-1], "--max-steps", 10)
+        if stage == 2:
+            shutil.copytree(checkpoint, tmp_path / "same")
+            _, found = train(FIVE, 2, tmp_path, *flags[:-2], tmp_path / "same", "--resume")
+            assert abs(parameters(tmp_path / "same") - plain[1]).max() <= ADAM and found["steps"] == STEPS - 10
+            done, _ = train(FIVE, 1, tmp_path, *flags, code=2)
+            assert re.fullmatch("main.py: .*another number of ranks.*universal checkpoint.*\n", done.err), done.err
+        convert = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state",
+                   "--input_folder", checkpoint / "a", "--output_folder", checkpoint / "universal"]
+        assert execute(convert).code == 0
+        train(str(config.with_name("main.py")), 1, tmp_path, *flags)
+        assert abs(parameters(checkpoint) - plain[1]).max() <= ADAM
+
+
+def test_fsdp_s_checkpoint_goes_on_with_any_number_of_ranks(tmp_path):
+    train(FSDP, 2, tmp_path, "--epochs", 1, "--max-steps", 10, "--checkpoint", tmp_path / "c")
+    losses = []
+    for ranks in 1, 2, 4:
+        shutil.copytree(tmp_path / "c", tmp_path / f"{ranks}")
+        _, found = train(FSDP, ranks, tmp_path, "--epochs", 1, "--checkpoint", tmp_path / f"{ranks}", "--resume")
+        losses.append(found["loss"])
+        assert found["steps"] == STEPS - 10
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-6)
+
+
+@pytest.mark.parametrize(("chapter", "flags", "said"), [
+    (FIVE, "--stage 4", "--stage.*4.*0, 1, 2, 3"), (FSDP, "--stage 2", "--stage.*2.*1, 3"),
+    (FIVE, "--width 0", "--width.*above 0"),
+    (FIVE, "--offload cpu", "no GPU"), (FSDP, "--offload cpu", "no GPU"),
+    (FSDP, "--stage 1 --checkpoint {}/c", "--checkpoint.*--stage 3"),
+    (FIVE, "--checkpoint {}/none --resume", "none does not exist"),
+    (FIVE, "--checkpoint {} --resume", "cannot go on"), (FSDP, "--checkpoint {} --resume", "cannot go on")])
+def test_mistakes_are_one_line(chapter, flags, said, tmp_path):
+    done = execute(command(chapter, 2 if "resume" in flags else 1, *flags.format(tmp_path).split()))
+    assert done.code == 2 and re.fullmatch(f"(main|fsdp).py: .*{said}.*\n", done.err), done.err
+
+
+@pytest.mark.parametrize("section", ['"stage": 1', '"offload_optimizer": {"device": "cpu"}'])
+def test_a_file_that_contradicts_the_flags_is_refused(section, tmp_path):
+    main = broken(tmp_path, "ds_config.json", ('"zero_optimization": {', f'"zero_optimization": {{ {section},'))
+    done = execute(command(str(main.with_name("main.py")), 1))
+    assert done.code == 2 and re.fullmatch("main.py: ds_config.json.*--stage.*\n", done.err), done.err
+
+
+def test_two_runs_at_once_do_not_collide(tmp_path):
+    words = [str(word) for word in command(FIVE, 2, *SMALL, "--max-steps", 3, "--results", tmp_path / "results")]
+    both = [subprocess.Popen(words, env=environment() | NO_NETWORK, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(timeout=100) for process in both] == [0, 0]
+    for found in lines(tmp_path / "results"):
+        extra = {"stage", "offload", "memory", "memory_formula", "width", "layers"}
+        check({name: value for name, value in found.items() if name not in extra})
+
+
+def test_the_accounting_fails_loudly(zero):
+    model, device = torch.nn.Linear(100, 100), torch.device("cpu")
+    held = {role: list(model.parameters()) for role in ("parameters", "master copy")}
+    held |= {"gradients": [torch.ones(100, 100)], "optimizer state": [torch.ones(100, 100)]}
+
+    def account(groups):
+        accounting = zero[1].Accounting(model, lambda: groups, [], device)
+        accounting.close()
+        return accounting.bytes
+
+    with pytest.raises(RuntimeError, match="finds no gradients"):
+        account(held | {"gradients": [None]})
+    lost = torch.ones(10_000_000)  # what DeepSpeed would hold under a new name
+    with pytest.raises(RuntimeError, match="cannot place"):
+        account(held)
+    counted = account(held | {"buckets": [tensor for tensor in gc.get_objects() if type(tensor) is torch.Tensor]})
+    assert counted["parameters"] == 40_400 and counted["master copy"] == 0 and lost.numel()
+
+
+def test_the_paper_s_example(zero):
+    """Rajbhandari et al., figure 1: 7.5 billion parameters, 64 ranks, mixed precision, in GB (1e9 bytes)."""
+    roles = zero[1].ROLES
+    found = [sum(zero[1].formula(stage, 64, 7_500_000_000, 0, width=2, gathered=2, master=4, moments=8,
+                                 keeps_gradients=True)[role] for role in roles) / 1e9 for stage in range(4)]
+    assert found == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
+
+
+def test_weights_of_zero_are_plain_weights_for_chapter_1(tmp_path):
+    """Chapter 4 with ZeRO in its file; zero_to_fp32, which DeepSpeed leaves in the folder; chapter 1's evaluation."""
+    shutil.copy(ROOT / "04_deepspeed" / "main.py", tmp_path)
+    (tmp_path / "ds_config.json").write_text(json.dumps({
+        "gradient_clipping": 0.0, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {"stage": 2}}))
+    flags = "--global-batch-size", 64, "--epochs", 1, "--checkpoint"
+    on_two = execute(command(str(tmp_path / "main.py"), 2, *flags, tmp_path / "zero"))
+    assert on_two.code == 0, on_two.err
+    script = ("import sys, torch; from zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as merge; "
+              "torch.save({name: tensor.detach() for name, tensor in merge('.').items()}, 'plain')")
+    done = execute([sys.executable, "-c", script], cwd=tmp_path / "zero")  # the script itself wants huggingface_hub
+    assert done.code == 0, done.err
+    assert execute(command("01_single_node", 1, *flags, tmp_path / "one")).code == 0
+    checkpoint = torch.load(tmp_path / "one")
+    checkpoint["model"] = torch.load(tmp_path / "zero" / "plain")
+    torch.save(checkpoint, tmp_path / "one")
+    on_one = execute(command("01_single_node", 1, *flags, tmp_path / "one", "--resume"))
+    assert re.search("test.*", on_one.out)[0] == re.search("test.*", on_two.out)[0]
+
+
+def test_copies_elsewhere_run(tmp_path):
+    for name in "main.py", "fsdp.py":
+        main = broken(tmp_path, name)
+        done = execute([sys.executable, main.name, *SMALL, "--max-steps", 2], cwd=tmp_path)
+        assert done.code == 0 and not done.err, done.err
+
+
+def test_help_lists_every_flag():
+    flags = [set(re.findall(r"--[a-z-]+", execute(command(chapter, 1, "--help")).out))
+             for chapter in (FIVE, FSDP, "04_deepspeed")]
+    assert flags[0] == flags[1] == flags[2] - {"--model"} | {"--stage", "--width", "--layers", "--offload"}
