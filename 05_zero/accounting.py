@@ -1,6 +1,7 @@
 """What a rank holds, counted tensor by tensor, beside what ZeRO's formulae say (Rajbhandari et al., 1910.02054)."""
 
 import gc
+import math
 
 import torch
 import torch.distributed as dist
@@ -64,6 +65,8 @@ class Accounting:
         for hook in self.hooks:
             hook.remove()
         self.look()
+        if self.device.type == "cuda":
+            self.bytes["allocator's peak"] = torch.cuda.max_memory_allocated()
         gc.collect()  # what is only waiting to be collected
         everything = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
         groups = self.tensors() | {"data": self.data, "unclassified": everything}
@@ -95,10 +98,10 @@ def report(account, expected):
     """Print a line for each rank and one for the formula, in bytes. Returns what each rank counted, in their order."""
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, account.bytes)
-    names = [*ROLES, "sum", "peak parameters", "peak gradients"]
+    names = [*ROLES, "sum", *(name for name in every[0] if "peak" in name)]
     print("bytes between backward and optimizer step, and the peaks of that step:")
     print("       ", *(f"{name:>15}" for name in names))
     for title, row in [*((f"rank {rank}", row) for rank, row in enumerate(every)), ("formula", expected)]:
-        row = row | {"sum": sum(row[role] for role in ROLES)}
+        row = {"allocator's peak": math.nan} | row | {"sum": sum(row[role] for role in ROLES)}
         print(f"{title:7}", *(f"{row[name]:15,.0f}" for name in names))
     return every

@@ -69,6 +69,11 @@ def flags_of(dataset, model, steps):
             "--max-steps", str(steps)]
 
 
+def perceptron(dataset, _, steps):
+    """The flags of chapter 5's files for so many steps of 64 images a rank."""
+    return ["--stage", "3", "--device", "cpu", "--dataset", dataset, "--batch-size", "64", "--max-steps", str(steps)]
+
+
 def output(*words):
     """What `python words` prints, on stdout and stderr; CalledProcessError, with that, where it fails."""
     return subprocess.run([sys.executable, *words], env=environment(), timeout=600, check=True, text=True,
@@ -134,16 +139,16 @@ def twice(chapter):
     return run
 
 
-def compare(measurement, bar, a, b):
+def compare(measurement, bar, a, b, cases=CASES, flags=flags_of):
     """Run two things in turn; print a line a case: images/s of A and of B, and the ratio of each pair."""
     bar.write(f"{'dataset, model':18} {'A images/s':>24} {'B images/s':>24}   {'A / B':22}")
-    for dataset, model, steps in CASES:
+    for dataset, model, steps in cases:
         pairs = []
         for repeat in range(REPEATS):
             pair = []
             for name, run in (("A", a), ("B", b)):
                 bar.set_description(f"{measurement}: {name}, {dataset}, {model}")
-                records = run(flags_of(dataset, model, steps))
+                records = run(flags(dataset, model, steps))
                 for record in records:
                     save(f"{measurement}: {name}", repeat, record)
                 pair.append(sum(record["images_per_second"] for record in records))
@@ -266,7 +271,16 @@ SECTIONS = {  # number: runs, title, what is run, how
         "   twice at the same time, the two speeds added",
         lambda bar: compare("TensorFlow", bar, on_2("02_horovod/tensorflow"), twice("01_single_node/main_tf.py"))),
     7: (2, "Set-up, with what pip was given of packages on this machine",
-        "make setup VENV=NEW XDG_CACHE_HOME=EMPTY PIP_CACHE_DIR=EMPTY, and again with another new VENV", set_up)}
+        "make setup VENV=NEW XDG_CACHE_HOME=EMPTY PIP_CACHE_DIR=EMPTY, and again with another new VENV", set_up),
+    8: (PAIRS, f"DeepSpeed's engine against DDP, 2 ranks of one thread, {REPEATS} pairs in turn",
+        f"A: mpiexec -n 2 python 04_deepspeed/main.py {COMMAND}\n"
+        f"B: mpiexec -n 2 python 03_ddp/main.py {COMMAND}",
+        lambda bar: compare("DeepSpeed and DDP", bar, on_2("04_deepspeed"), on_2("03_ddp"))),
+    9: (2 * REPEATS, f"Stage 3 of DeepSpeed against FSDP2, 2 ranks of one thread, {REPEATS} pairs in turn",
+        f"A: mpiexec -n 2 python 05_zero/main.py {' '.join(perceptron('digits', '', 20))}\n"
+        f"B: mpiexec -n 2 python 05_zero/fsdp.py {' '.join(perceptron('digits', '', 20))}",
+        lambda bar: compare("stage 3", bar, on_2("05_zero"), on_2("05_zero/fsdp.py"),
+                            [("digits", "perceptron", 20)], perceptron))}
 
 
 def report(bar, numbers):

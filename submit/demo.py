@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import torch
+import zero
 from launch import ROOT, launch, missing
 from matplotlib.figure import Figure
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -23,7 +24,6 @@ RUNS = [("01_single_node", 1), ("01_single_node/main_tf.py", 1), ("02_horovod/py
         ("04_deepspeed", 1), ("04_deepspeed", 2), ("05_zero", 1, "--stage", 0),
         *(("05_zero", 2, "--stage", stage) for stage in range(4)), ("05_zero/fsdp.py", 2)]  # chapter, ranks, flags
 PERCEPTRON = ("--epochs", 1, "--width", 256, "--layers", 8)
-ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 FLAGS = ("--dataset", "digits", "--global-batch-size", "64")  # the same training, whatever the number of ranks
 
 
@@ -60,7 +60,7 @@ def train(chapter, ranks, folder, *flags):
     checkpoint = Path(folder, f"{len(os.listdir(folder))}.checkpoint")
     if chapter.startswith("05"):  # one epoch tells all there is to see: the bytes
         record = launch(chapter, ranks, *FLAGS, *PERCEPTRON, *flags, "--checkpoint", checkpoint)
-        return record | {"megabytes": sum(record["memory"][0][role] for role in ROLES) / 1e6}, parameters(checkpoint)
+        return record | {"megabytes": zero.total(record["memory"][0]) / 1e6}, parameters(checkpoint)
     launch(chapter, ranks, *FLAGS, *flags, "--epochs", 1, "--checkpoint", checkpoint)
     return launch(chapter, ranks, *FLAGS, *flags), parameters(checkpoint)
 

@@ -5,6 +5,8 @@ A comment says what belongs into the fence behind it, which this program writes:
     <!-- hunk: WORDS | WORDS -->       hunks of the README's diff, each by words that stand in it and in no other
     <!-- output: CHAPTER RANKS FLAG... -->      what the chapter's main.py prints on so many ranks
     <!-- table: demo -->               the table of `make demo`, from assets/demo.jsonl
+    <!-- table: zero PRECISION -->     what the ranks of chapter 5 hold, from assets/zero.jsonl, which zero.py writes
+    <!-- changes: OLD NEW | OLD NEW -->     how many lines were added and removed between files
     <!-- bench: N -->                  section N of `make bench`, from assets/bench*.txt
 
 A chapter's README names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
@@ -18,10 +20,11 @@ import sys
 import demo
 import figures
 import pandas
+import zero
 from launch import ROOT, command, environment
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
-FENCE = re.compile(r"<!-- (hunk|output|table|bench): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
+FENCE = re.compile(r"<!-- (hunk|output|table|bench|changes): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
 
 
 def hunks(old, new):
@@ -32,15 +35,23 @@ def hunks(old, new):
             for tag, i, j, k, m in matcher.get_opcodes() if tag != "equal"]
 
 
+def changes(old, new):
+    """How many lines make one file the other."""
+    signs = [line[0] for hunk in hunks(old, new) for line in hunk.splitlines()]
+    return f"{old} -> {new}: {signs.count('+')} lines added, {signs.count('-')} removed"
+
+
 def output(chapter, ranks, *flags):
     """What a run prints."""
     return subprocess.run(command(chapter, int(ranks), *flags), env=environment(), check=True, text=True, timeout=600,
                           capture_output=True).stdout.strip()
 
 
-def table(name):
-    """The table of the records in assets/NAME.jsonl."""
-    return demo.table(pandas.read_json(ROOT / "assets" / f"{name}.jsonl", lines=True))
+def table(name, precision=None):
+    """The table of the records in assets/NAME.jsonl, or of those with this precision."""
+    records = pandas.read_json(ROOT / "assets" / f"{name}.jsonl", lines=True)
+    return {"demo": demo, "zero": zero}[name].table(records if precision is None else
+                                                    records[records["precision"] == precision])
 
 
 def bench(number):
@@ -76,8 +87,9 @@ def render(text, run=output):
         language, content = {
             "hunk": lambda: ("diff", "\n".join(map(show, words.split(" | ")))),
             "output": lambda: ("", run(*words.split())),
-            "table": lambda: ("", table(words)),
+            "table": lambda: ("", table(*words.split())),
             "bench": lambda: ("", bench(words)),
+            "changes": lambda: ("", "\n".join(changes(*pair.split()) for pair in words.split(" | "))),
         }[kind]()
         content = "\n".join(line.rstrip() for line in content.splitlines())
         return f"<!-- {kind}: {words} -->\n```{language}\n{content}\n```\n"

@@ -31,9 +31,11 @@ def note(name, value):
 
 def observe_replace(source, target, original=os.replace):
     original(source, target)
-    if Path(target).name == "latest":  # DeepSpeed's checkpoint is a folder, and this says where in it
-        target = Path(target).parent / Path(target).read_text() / "mp_rank_00_model_states.pt"
-    shutil.copy(target, folder / f"parameters.{len(list(folder.glob('parameters.*'))) + 1}")
+    place = folder / f"parameters.{len(list(folder.glob('parameters.*'))) + 1}"
+    if Path(target).name == "latest":  # the checkpoint is a folder
+        shutil.copytree(Path(target).parent, place)
+    else:
+        shutil.copy(target, place)
 
 
 def fake_horovod(framework):
@@ -78,18 +80,16 @@ def observe_torch():
 def observe_tensorflow():
     import keras
     import numpy
-    import sklearn.datasets
     import tensorflow
 
     class Labels(numpy.ndarray):
         def __getitem__(self, index):
-            if getattr(index, "dtype", None) == numpy.int64:
+            if self.ndim == 1 and getattr(index, "dtype", None) == numpy.int64:
                 note("batches", index.tolist())
             return super().__getitem__(index)
 
-    def load_digits(original=sklearn.datasets.load_digits, **kwargs):
-        images, labels = original(**kwargs)
-        return images, labels.view(Labels)
+    def loadtxt(*args, original=numpy.loadtxt, **kwargs):
+        return original(*args, **kwargs).view(Labels)
 
     def set_rate(optimizer, value, original=keras.optimizers.SGD.learning_rate):
         note("rates", value)
@@ -102,7 +102,7 @@ def observe_tensorflow():
         for gpu in gpus:
             note("gpus", gpu)
 
-    sklearn.datasets.load_digits = load_digits
+    numpy.loadtxt = loadtxt
     keras.optimizers.SGD.learning_rate = keras.optimizers.SGD.learning_rate.setter(set_rate)
     if int(fake_gpus):
         fake_horovod("tensorflow")
