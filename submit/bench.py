@@ -47,7 +47,7 @@ def marked(function, before, after):
     return call
 
 def stop(*_):
-    mark("step", *sorted({"matplotlib", "mpi4py", "pandas", "torchvision"} & sys.modules.keys()))
+    mark("step", *sorted({"matplotlib", "mpi4py", "pandas", "sklearn", "torchvision"} & sys.modules.keys()))
     os._exit(0)
 
 del sys.argv[0]
@@ -165,7 +165,7 @@ def start(chapter):
     Returns {stage: seconds}, {stage: {package: seconds of it spent on imports}} and the heavy packages it imported.
     """
     last, seconds, imports = time.time(), {}, {}
-    spent = dict.fromkeys(("torch", "sklearn", "others"), 0)
+    spent = dict.fromkeys(("torch", "numpy", "others"), 0)
     for line in output("-X", "importtime", "-c", START, str(ROOT / chapter / "main.py"),
                        *flags_of("digits", "cnn", 1)).splitlines():
         if line.startswith("mark "):
@@ -189,14 +189,14 @@ def starts(chapter, bar):
         save("start", repeat, {"chapter": chapter, "seconds": seconds, "imports": imports, "heavy": heavy} | machine())
         runs.append((seconds, imports))
         bar.update()
-    bar.write(f"{chapter + ', 1 rank':28} {'seconds':>20}   of these, imports of: torch  sklearn   others")
+    bar.write(f"{chapter + ', 1 rank':28} {'seconds':>20}   of these, imports of: torch    numpy   others")
     for stage, text in STAGES.items():
         packages = [statistics.median(imports[stage][name] for _, imports in runs)
-                    for name in ("torch", "sklearn", "others")]
+                    for name in ("torch", "numpy", "others")]
         bar.write(f"{text:28} {spread([seconds[stage] for seconds, _ in runs], '.2f'):>20}   "
                   f"{packages[0]:28.2f} {packages[1]:8.2f} {packages[2]:8.2f}")
     bar.write(f"{'in all':28} {spread([sum(seconds.values()) for seconds, _ in runs], '.2f'):>20}\n"
-              f"imported by then of torchvision, mpi4py, matplotlib, pandas: {', '.join(heavy) or 'none'}\n")
+              f"imported by then of torchvision, mpi4py, matplotlib, pandas, sklearn: {', '.join(heavy) or 'none'}\n")
 
 
 def write_mnist(folder, *counts):

@@ -4,10 +4,13 @@ In all figures a colour is a rank, dark grey is communication and light grey is 
 drawn on one axis whose unit is an inch, so that 1 there is 1 on paper.
 """
 
+import json
+
 from launch import ROOT
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch.utils.data import DistributedSampler
+from zero import ROLES, total
 
 ASSETS = ROOT / "assets"
 RANKS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7")  # Okabe and Ito's: the colour-blind tell them apart, too
@@ -187,6 +190,65 @@ def horovod_step():
     return figure
 
 
+def deepspeed_step():
+    """One step of DeepSpeed's engine on two ranks as a time line, with K = 3 micro-batches. The lengths are made up."""
+    figure, axis = canvas(11, 4.2)
+    begin, forward, backward, reduce, optimizer, bar = 1.75, 0.75, 1.25, 1.35, 0.95, 0.45
+    compute, lanes = (2.65, 0.85), (2.0, 1.5)  # the feet of each rank's two lanes
+    done = begin + 3 * (forward + backward)
+
+    write(axis, 0.2, 3.9, "One step of DeepSpeed's engine with 3 micro-batches", ha="left", fontsize=14, weight="bold")
+    write(axis, 10.8, 3.9, "schematic, not measured", ha="right", style="italic")
+    bracket(axis, begin, done, 3.28, "gradients add up, nothing is sent")
+    bracket(axis, done, done + reduce, 3.28, "exposed", weight="bold")
+    for rank, color in enumerate(RANKS[:2]):
+        write(axis, 0.2, (compute[rank] + lanes[rank] + bar) / 2, f"rank {rank}", ha="left", weight="bold")
+        write(axis, begin - 0.1, compute[rank] + bar / 2, "compute", ha="right", fontsize=10)
+        write(axis, begin - 0.1, lanes[rank] + bar / 2, "all-reduce", ha="right", fontsize=10)
+        for number in range(3):
+            left = begin + number * (forward + backward)
+            box(axis, left, compute[rank], forward, bar, color, "forward", fontsize=10)
+            box(axis, left + forward, compute[rank], backward, bar, color, f"backward {number + 1}", fontsize=10)
+        box(axis, done, compute[rank], reduce, bar, ABSENT, "waits")
+        box(axis, done, lanes[rank], reduce, bar, COMMUNICATION, "gradients", color="white", fontsize=10)
+        box(axis, done + reduce, compute[rank], optimizer, bar, color, "optimizer", fontsize=10)
+    arrow(axis, (done + reduce / 2, lanes[0]), (done + reduce / 2, lanes[1] + bar), "<->")
+    arrow(axis, (begin, 0.6), (10.8, 0.6), lw=1.2)
+    write(axis, 10.8, 0.45, "time", ha="right", fontsize=10)
+    write(axis, begin, 0.47, "ZeRO off. With one micro-batch a step is one forward, one backward, one all-reduce.",
+          ha="left", va="top", fontsize=10)
+    return figure
+
+
+def zero():
+    """What a rank of chapter 5 holds in bf16, bytes a parameter by stage and ranks: counted, and the formula as a line.
+
+    From assets/zero.jsonl, which submit/zero.py writes.
+    """
+    records = [json.loads(line) for line in (ASSETS / "zero.jsonl").read_text().splitlines()]
+    records = [found for found in records if found["precision"] == "bf16" and found["chapter"] == "05_zero"]
+    colors = dict(zip(ROLES, ("#56B4E9", "#E69F00", "#009E73", "#CC79A7")))
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axis, ranks in zip(figure.subplots(1, 3, sharey=True), (1, 2, 4)):
+        for found in (found for found in records if found["ranks"] == ranks):
+            counted, foot = max(found["memory"], key=total), 0
+            for role in ROLES:
+                axis.bar(found["stage"], counted[role] / found["parameters"], 0.7, foot, color=colors[role],
+                         label=role if found["stage"] == 0 else None)
+                foot += counted[role] / found["parameters"]
+            expected = total(found["memory_formula"]) / found["parameters"]
+            axis.plot([found["stage"] - 0.45, found["stage"] + 0.45], [expected] * 2, color="black", lw=1.5,
+                      label="formula" if found["stage"] == 0 else None)
+            axis.text(found["stage"], foot + 0.2, f"{foot:.2f}", ha="center", fontsize=9)
+        axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xlabel="stage", xticks=range(4), ylim=(0, 18))
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("bytes a parameter")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    figure.suptitle(f"What a rank holds between backward and optimizer step: bf16, {records[0]['parameters']:,} "
+                    "parameters, counted on a CPU", fontsize=10)
+    return figure
+
+
 def batch():
     """Which rank gets which of 20 images in two epochs, as DistributedSampler deals them out to three ranks.
 
@@ -220,7 +282,7 @@ def batch():
 
 
 FIGURES = {"parallelism.png": parallelism, "ddp_step.png": ddp_step, "horovod_step.png": horovod_step,
-           "batch.png": batch}
+           "deepspeed_step.png": deepspeed_step, "zero.png": zero, "batch.png": batch}
 
 
 def main():
