@@ -6,6 +6,7 @@
 
 import argparse
 import gc
+import glob
 import json
 import math
 import os
@@ -18,6 +19,7 @@ import sys
 import time
 import traceback
 import warnings
+import zipfile
 from importlib.util import find_spec
 
 import numpy as np
@@ -250,12 +252,15 @@ def main():
     tag = "b"  # the place of the last checkpoint
     if args.resume:
         try:
-            path, checkpoint = engine.load_checkpoint(args.checkpoint)
-            if not path:
-                raise ValueError("the folder holds none")
+            with open(os.path.join(args.checkpoint, "latest")) as file:
+                tag = file.read()
+            for path in glob.glob(os.path.join(args.checkpoint, tag, "*.pt")):
+                if not zipfile.is_zipfile(path):  # all look at all: one alone would let the others wait
+                    raise ValueError(f"{path} is not whole")
+            _, checkpoint = engine.load_checkpoint(args.checkpoint)
             if checkpoint["training"] != training:
                 raise ValueError(f"its training had {checkpoint['training']}")
-            step, tag = engine.global_steps, os.path.basename(os.path.dirname(path))
+            step = engine.global_steps
         except Exception as problem:
             sys.exit(f"cannot go on from {args.checkpoint}, no whole checkpoint of this training: "
                      f"{' '.join(str(problem).split()):.150}")

@@ -256,7 +256,7 @@ def main():
                 raise ValueError(f"its training had {checkpoint['training']}")
             set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
             step = checkpoint["step"]
-        except Exception as problem:
+        except (Exception, dcp.CheckpointException) as problem:
             sys.exit(f"cannot go on from {args.checkpoint}, no whole checkpoint of this training: "
                      f"{' '.join(str(problem).split()):.150}")
     sampler = DistributedSampler(train, seed=args.seed, drop_last=True)

@@ -6,6 +6,7 @@
 
 import argparse
 import gc
+import glob
 import json
 import math
 import os
@@ -18,6 +19,7 @@ import sys
 import time
 import traceback
 import warnings
+import zipfile
 from importlib.util import find_spec
 
 import numpy as np
@@ -280,12 +282,15 @@ def main():
     tag = "b"  # the place of the last checkpoint
     if args.resume:
         try:
-            path, checkpoint = engine.load_checkpoint(args.checkpoint)
-            if not path:
-                raise ValueError("the folder holds none")
+            with open(os.path.join(args.checkpoint, "latest")) as file:
+                tag = file.read()
+            for path in glob.glob(os.path.join(args.checkpoint, tag, "*.pt")):
+                if not zipfile.is_zipfile(path):  # all look at all: one alone would let the others wait
+                    raise ValueError(f"{path} is not whole")
+            _, checkpoint = engine.load_checkpoint(args.checkpoint)
             if checkpoint["training"] != training:
                 raise ValueError(f"its training had {checkpoint['training']}")
-            step, tag = engine.global_steps, os.path.basename(os.path.dirname(path))
+            step = engine.global_steps
         except deepspeed.runtime.zero.utils.ZeRORuntimeException:
             sys.exit(f"{args.checkpoint} holds shares of another number of ranks than these {ranks}: start as many as "
                      "before, or convert it into a universal checkpoint (README.md, What goes wrong)")
