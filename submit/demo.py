@@ -83,7 +83,7 @@ def table(records):
             "master copy and optimizer state on rank 0.\n"
             "difference: the largest of any parameter after one epoch, in fp32, from the same network's first row\n"
             "(main.py of chapter 1: PyTorch's cnn; main_tf.py: TensorFlow's; 05_zero: the perceptron).\n\n"
-            + records[list(columns)].rename(columns=columns).to_string(
+            + records.reindex(columns=list(columns)).rename(columns=columns).to_string(
                 index=False, na_rep="", formatters=dict(zip(columns.values(), formats))))
 
 
