@@ -234,11 +234,6 @@ def main():
     rank, ranks, seen = dist.get_rank(), dist.get_world_size(), [None] * dist.get_world_size()
     sys.argv = [word for word in sys.argv if not word.startswith("--local_rank=")]  # deepspeed's launcher adds it
     args = parse_args()
-    os.environ["DS_ACCELERATOR"] = "cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu"
-    import deepspeed
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo communicates; else it compiles for a minute
-    deepspeed.utils.logger.setLevel("ERROR")
-    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # ZeRO calls PyTorch by older names
     sys.stdout = sys.stdout if rank == 0 else open(os.devnull, "w")  # rank 0 speaks for all
     torch.manual_seed(args.seed)
     for turn in (True, False):  # rank 0, which may have to download, then the others: the mistake of one ends all
@@ -256,6 +251,11 @@ def main():
     nodes = sum(dict(seen).values())
     if len(dict(seen)) < ranks:
         sys.exit("several ranks have the same GPU: start at most one a GPU, or take --device cpu")
+    os.environ["DS_ACCELERATOR"] = "cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu"
+    import deepspeed
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo communicates; else it compiles for a minute
+    deepspeed.utils.logger.setLevel("ERROR")
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # ZeRO calls PyTorch by older names
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision, dtype)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))

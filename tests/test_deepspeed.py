@@ -49,7 +49,6 @@ def test_the_default_of_gradient_clipping_makes_another_training(reference, tmp_
     ('{"gradient_clipping": 0.0', "", "ds_config.json.*line 1 column"),
     ("[]", "", "ds_config.json"),
     ({"train_batch_size": 64}, "", "ds_config.json.*--batch-size"),
-    ({"train_micro_batch_size_per_gpu": 64}, "", "ds_config.json.*--batch-size"),
     ({"gradient_accumulation_steps": 0}, "", "gradient_accumulation_steps: 0"),
     ({"gradient_clipping": "little"}, "", "ds_config.json.*little"),
     ({"zero_optimization": {"stage": 4}}, "", "ds_config.json.*stage"),
