@@ -60,7 +60,8 @@ class Accounting:
     def close(self):
         """After the step's backward and before its optimizer step, when all there is exists.
 
-        Raises RuntimeError if it finds no parameters, gradients or state, or cannot place 5 % of all tensors.
+        Raises RuntimeError if it finds no parameters, gradients or state, or cannot place 5 % of all tensors
+        beside the step's batch.
         """
         for hook in self.hooks:
             hook.remove()
@@ -74,7 +75,8 @@ class Accounting:
         for role in ROLES:
             if role != "master copy" and not storages(groups[role]):
                 raise RuntimeError(f"the accounting finds no {role}: have the framework's names changed?")
-        if self.bytes["unclassified"] > 0.05 * sum(storages(everything, self.device).values()):
+        batch = 4 * sum(tensor.nbytes for tensor in self.data)  # the step's images as fp32 are at most that
+        if self.bytes["unclassified"] > 0.05 * sum(storages(everything, self.device).values()) + batch:
             raise RuntimeError(f"the accounting cannot place {self.bytes['unclassified']:,} bytes")
 
 
