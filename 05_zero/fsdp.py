@@ -171,9 +171,8 @@ def build_model(width, layers, images):
     return nn.Sequential(*model, nn.Linear(width, 10))
 
 
-def shard(model, args, device):
+def shard(model, args, lr):
     """The wrapped model and its Adam."""
-    lr = args.lr * args.global_batch_size / 256
     if args.stage == 1:
         ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)  # gradients are not kept twice
         return ddp, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=lr)
@@ -240,7 +239,7 @@ def main():
     sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in model]
     parameters = sum(sizes)
     step, lr = 0, args.lr * args.global_batch_size / 256
-    wrapped, optimizer = shard(model, args, device)
+    wrapped, optimizer = shard(model, args, lr)
     shards = list(model.parameters())
     training = {name: vars(args)[name] for name in (
         "dataset", "image_size", "width", "layers", "global_batch_size", "seed")}
