@@ -1,0 +1,11 @@
+# shellcheck shell=bash
+# A Slurm cluster with 4 GPUs a node, as NERSC's Perlmutter: copy it to submit/sites/NAME.sh, edit, submit with SITE=NAME.
+# Not tried by us. Sources: docs.nersc.gov/machinelearning/pytorch and /launchers (modules, tasks, GPUs and cores a node);
+# slurm.schedmd.com/srun.html. On Perlmutter submit with: sbatch -A PROJECT -C gpu -q debug submit.slurm
+
+module load pytorch  # the site's PyTorch, mpi4py and NCCL with its plugin for the network
+
+export MPICC="cc -shared" HOROVOD_GPU_OPERATIONS=NCCL  # for make setup
+
+# Every task sees all GPUs of its node and takes the one of its local rank. One task that fails ends the job.
+launch() { srun --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none "$@"; }

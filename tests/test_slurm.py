@@ -1,0 +1,227 @@
+"""Submit scripts: a real Slurm of two nodes on this machine, PBS scripts through its qsub, and what headers hide."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import check as header
+import pytest
+from conftest import BIN, ROOT, case, environment, execute, lines, parameters
+
+SCRIPTS = sorted(path.relative_to(ROOT) for path in ROOT.glob("0*/**/submit.*"))
+MISSING = next((name for name in ("slurmctld", "slurmd", "munged", "sbatch", "qsub")
+                if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")), None)
+real_slurm = pytest.mark.skipif(bool(MISSING), reason=f"no {MISSING} here: apt install slurmctld slurmd slurm-client "
+                                "munge slurm-wlm-torque")
+STEPS = ("--global-batch-size", "64", "--epochs", "1", "--max-steps", "4", "--device", "cpu")
+FLAGS = {"04_deepspeed": STEPS, "05_zero": (*STEPS, "--width", "256", "--layers", "8")}  # of the others: fp64
+LIMIT = {"04_deepspeed": 1e-5, "05_zero": 1e-4}  # fp32; Adam turns rounding into steps: see test_zero.py
+CHAPTERS = [case(chapter) for chapter in ("01_single_node", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp",
+                                          "04_deepspeed", "05_zero")]
+
+
+class Cluster:
+    """A copy of the chapters in a folder with a blank in its name, and a Slurm that runs their submit scripts."""
+
+    def __init__(self, folder):
+        self.folder = folder / "the workshop"
+        for name in (*(f"{number:02}_{name}" for number, name in enumerate(
+                ("single_node", "horovod", "ddp", "deepspeed", "zero"), 1)), "submit"):
+            shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        self.process = subprocess.Popen(
+            [ROOT / "submit" / "lab.sh", "bash", "-c", 'echo "$SLURM_CONF"; exec sleep 3000'], text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+        self.env = environment() | {"SLURM_CONF": self.process.stdout.readline().strip(), "VENV": sys.prefix}
+        (folder / "bin").mkdir()  # an environment like Polaris': PALS's mpiexec comes first
+        (folder / "bin" / "activate").write_text(f'. "{sys.prefix}/bin/activate"\nPATH="{ROOT}/tests/pals:$PATH"\n')
+        self.polaris = {"SITE": "polaris", "VENV": str(folder), "PALS_PPN": "1",
+                        **{f"BASH_FUNC_{name}%%": "() { :; }" for name in ("module", "conda")}}
+
+    def stop(self):
+        os.killpg(self.process.pid, signal.SIGTERM)
+        self.process.wait(60)
+
+    def run(self, *words, chapter="03_ddp", env=None, code=0):
+        """A command's output, in a chapter's folder."""
+        done = subprocess.run([str(word) for word in words], cwd=self.folder / chapter, env=self.env | (env or {}),
+                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200)
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def sbatch(self, *words, chapter="03_ddp", site="slurm_cpu", script="submit.slurm"):
+        """Submit as an attendee does. Returns the job's number."""
+        return re.search(r"\d+", self.run("sbatch", "--output=job-%j.txt", *words[:-1], script, *words[-1],
+                                          chapter=chapter, env={"SITE": site}))[0]
+
+    def qsub(self, *words, flags, chapter="03_ddp", **env):
+        return self.run("qsub", "-V", "-o", "job-%j.txt", *words, "submit.pbs", chapter=chapter,
+                        env=self.polaris | {"FLAGS": " ".join(map(str, flags))} | env).strip()
+
+    def end(self, job, chapter="03_ddp", timeout=240):
+        """How a job ended, as COMPLETED 0:0, and what it printed; a job that hangs fails the test."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            shown = self.run("scontrol", "show", "job", job)
+            state, code = (re.search(rf"{name}=(\S+)", shown)[1] for name in ("JobState", "ExitCode"))
+            if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+                return f"{state} {code}", (self.folder / chapter / f"job-{job}.txt").read_text()
+            time.sleep(0.2)
+        raise AssertionError(f"job {job} is still {state}: {shown}")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.stop()
+
+
+@real_slurm
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_every_submit_script_trains_as_one_rank_does(chapter, cluster, tmp_path):
+    """sbatch on two nodes, qsub on two nodes, python alone: the same number of images, the same parameters."""
+    flags = FLAGS.get(chapter, (*STEPS, "--precision", "fp64"))
+    places = {name: ("--checkpoint", tmp_path / name, "--results", tmp_path / f"{name}.jsonl")
+              for name in ("sbatch", "qsub", "python")}
+    jobs = [cluster.sbatch("-N", 2, "--ntasks-per-node=1", (*flags, *places["sbatch"]), chapter=chapter),
+            cluster.qsub("-l", "select=2:system=polaris", flags=(*flags, *places["qsub"]), chapter=chapter)]
+    done = execute([sys.executable, ROOT / chapter / "main.py", *flags, *places["python"]])
+    assert done.code == 0, done.err
+    for job in jobs:
+        state, printed = cluster.end(job, chapter)
+        assert state == "COMPLETED 0:0", printed
+    one = parameters(tmp_path / "python")
+    for name, (expected) in ("sbatch", 2), ("qsub", 2):
+        found, = lines(tmp_path / f"{name}.jsonl")
+        ranks = 1 if chapter == "01_single_node" else expected
+        assert (found["ranks"], found["nodes"], found["steps"]) == (ranks, ranks, 4)
+        assert abs(parameters(tmp_path / name) - one).max() <= LIMIT.get(chapter, 1e-12)
+
+
+@real_slurm
+def test_the_allocation_says_how_many_ranks(cluster, tmp_path):
+    """The script as it stands: 4 ranks a node, on as many nodes as the command line asks for."""
+    flags = [("--max-steps", 1, "--results", tmp_path / name) for name in "abc"]
+    jobs = [cluster.sbatch(flags[0]), cluster.sbatch("-N", 1, flags[1]),
+            cluster.qsub("-l", "select=1:system=polaris", flags=flags[2], PALS_PPN="4")]
+    for job, name, found in zip(jobs, "abc", ((8, 2), (4, 1), (4, 1))):
+        state, printed = cluster.end(job)
+        assert state == "COMPLETED 0:0", printed
+        record, = lines(tmp_path / name)
+        assert (record["ranks"], record["nodes"]) == found
+
+
+@real_slurm
+@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+def test_srun_with_and_without_mpi(mpi, cluster, tmp_path):
+    cluster.run("srun", f"--mpi={mpi}", "-N", 2, "-n", 2, BIN / "python", "main.py", "--max-steps", 2, "--results",
+                tmp_path / "results")
+    record, = lines(tmp_path / "results")  # one world, and not two
+    assert (record["ranks"], record["nodes"]) == (2, 2)
+
+
+@real_slurm
+def test_a_contradiction_is_refused(cluster, tmp_path):
+    """python in a batch script of 4 tasks would train once, or wait for the other three."""
+    (cluster.folder / "03_ddp" / "wrong.slurm").write_text(f'#!/bin/bash\n"{BIN}/python" main.py "$@"\n')
+    state, printed = cluster.end(cluster.sbatch("-N", 2, "-n", 4, (), script="wrong.slurm"))
+    assert state == "FAILED 2:0" and re.fullmatch(r"main\.py: SLURM_NTASKS=4, .*\n", printed), printed
+
+
+@real_slurm
+def test_a_mistake_fails_the_job_with_one_line(cluster):
+    state, printed = cluster.end(cluster.sbatch("-N", 2, "--ntasks-per-node=1", ("--lr", "-1")))
+    assert state.startswith("FAILED") and len(re.findall(r"^main\.py: ", printed, re.M)) == 1, printed
+    assert "Traceback" not in printed
+
+
+@real_slurm
+@pytest.mark.parametrize(("env", "folder", "said"), [
+    ({"SITE": "atlantis"}, "03_ddp", "no .*submit/sites/atlantis.sh"),
+    ({"VENV": "/nowhere"}, "03_ddp", "no /nowhere/bin/activate: .* make setup SITE=here"),
+    ({"WORKSHOP": ".."}, "submit", "no main.py")])
+def test_what_is_missing_is_named(env, folder, said, cluster):
+    printed = cluster.run("bash", "../03_ddp/submit.slurm", chapter=folder, env={"SITE": "here"} | env, code=2)
+    assert re.match(said, printed), printed
+
+
+def test_a_submit_script_runs_without_a_scheduler(tmp_path):
+    """The second of the five steps from a laptop to a cluster."""
+    done = execute(["bash", "submit.slurm", "--max-steps", "2", "--results", tmp_path / "results"], cwd=ROOT / "03_ddp",
+                   env={"SITE": "here", "VENV": sys.prefix})
+    assert done.code == 0, done.err
+    record, = lines(tmp_path / "results")
+    assert record["ranks"] == 2
+
+
+@pytest.mark.parametrize(("site", "env", "expected"), [
+    ("polaris", {"PBS_NODEFILE": "nodes"}, "mpiexec -n 8 --ppn 4 --depth=8 --cpu-bind depth bash -c"),
+    ("slurm_gpu", {}, "srun --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none python"),
+    ("mvapich", {"MVAPICH": "/opt/m"}, "srun --kill-on-bad-exit=1 --export=ALL,LD_PRELOAD=/opt/m/lib/libmpi.so python"),
+    ("slurm_cpu", {}, "srun --mpi=pmi2 --kill-on-bad-exit=1 python"), ("here", {}, "mpiexec -n 2 python")])
+def test_a_site_s_launch_command(site, env, expected, tmp_path):
+    """With stand-ins that print their words; the nodes of a PBS file count once, however often they stand in it."""
+    (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")
+    words = f'module() {{ :; }}; conda() {{ :; }}; mpiexec() {{ echo mpiexec "$@"; }}; srun() {{ echo srun "$@"; }}; ' \
+            f'. "{ROOT}/submit/sites/{site}.sh"; launch python main.py --epochs 3'
+    done = execute(["bash", "-euc", words], env=env, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out.startswith(expected) and done.out.endswith("python main.py --epochs 3\n")
+
+
+def test_polaris_gives_each_rank_the_gpu_that_is_near_its_cores():
+    words = f'module() {{ :; }}; conda() {{ :; }}; . "{ROOT}/submit/sites/polaris.sh"; ' \
+            'for rank in 0 1 2 3; do PMI_LOCAL_RANK=$rank bash -c "$near_gpu" x printenv CUDA_VISIBLE_DEVICES; done'
+    assert execute(["bash", "-c", words]).out.split() == ["3", "2", "1", "0"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_headers(script):
+    text = (ROOT / script).read_text()
+    assert header.check(ROOT / script) == []
+    needed = (("-l select=", "-l place=scatter", "-l walltime=", "-l filesystems=", "-q debug", "-A ", "PBS_O_WORKDIR")
+              if script.suffix == ".pbs" else ("--nodes=", "--ntasks-per-node=", "--gpus-per-node=", "--time="))
+    assert all(word in text for word in needed) and len(text.splitlines()) < 20
+
+
+def test_every_chapter_has_both_scripts():
+    assert {str(script.parent) for script in SCRIPTS if script.suffix == ".pbs"} == {
+        str(script.parent) for script in SCRIPTS if script.suffix == ".slurm"} == {
+        "01_single_node", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero"}
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("#SBATCH--time=0:10:00", "not read by the scheduler"), ("# SBATCH --nodes=2", "not read by the scheduler"),
+    ("#SBATCH --node=2", "no option 'node': 'nodes'"), ("#SBATCH --time=ten", "cannot be 'ten'"),
+    ("#SBATCH nodes=2", "no option"), ("#SBATCH --exclusive=2x", "takes no value"),
+    ("#PBS -l wall=0:10:00", "no resource 'wall': 'walltime'"), ("#PBS -l place=scater", "cannot be 'scater'"),
+    ("#PBS -l select=2:sytem=polaris", "'sytem': 'system'"), ("#PBS -Z x", "no option 'Z'"),
+    ("#PBS -l filesystem=home", "'filesystem': 'filesystems'"), ("cd ../nowhere/else", "no file ../nowhere/else"),
+    ('. "${WORKSHOP:-..}/submit/sit.sh"', "no file ../submit/sit.sh"), ("ls\n#SBATCH --nodes=2", "first command")])
+def test_the_header_check_names_what_is_wrong(line, said, tmp_path):
+    good = "#!/bin/bash\n#SBATCH --nodes=1\n"
+    path = tmp_path / "submit"
+    path.write_text(good)
+    assert header.check(path) == []
+    path.write_text(good + line + "\n")
+    problem, = header.check(path)
+    assert problem.startswith("line ") and said in problem
+    done = execute([sys.executable, ROOT / "submit" / "check.py", path])
+    assert done.code == 1 and problem in done.out
+
+
+def test_shellcheck():
+    if not shutil.which("shellcheck"):
+        pytest.skip("no shellcheck here: apt install shellcheck")
+    files = subprocess.run(["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"], check=True,
+                           capture_output=True, text=True).stdout.split("\n")
+    shell = [name for name in files if name and Path(ROOT, name).suffix in (".sh", ".pbs", ".slurm", "")
+             and re.match(r"#!.*\bb?a?sh\b|# shellcheck shell", Path(ROOT, name).read_text(errors="replace"))]
+    assert len(shell) >= 20
+    done = execute(["shellcheck", *shell], cwd=ROOT)
+    assert done.code == 0, done.out
