@@ -4,6 +4,8 @@ import datetime
 import json
 import os
 import platform
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,12 +36,23 @@ def environment():
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
+def processor():
+    """The names of the GPUs where there are any, else of the CPU."""
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return ", ".join(subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[:-1])
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return found[1] if found else platform.processor()
+
+
 def machine():
     """Where and with what a run happened, as far as that can be looked up."""
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
     versions = {found.name: found.version for found in distributions()
                 if found.name in ("torch", "tensorflow-cpu", "tensorflow", "horovod", "deepspeed")}
-    return {"launcher": "python or mpiexec (MPICH)", "host": platform.node(), "cpus": os.cpu_count(),
+    return {"launcher": "python or mpiexec (MPICH)", "host": platform.node(), "processor": processor(),
+            "cpus": os.cpu_count(),
             "python": platform.python_version(), **versions, "git": git.stdout.strip(),
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
 

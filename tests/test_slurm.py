@@ -58,8 +58,8 @@ class Cluster:
         return re.search(r"\d+", self.run("sbatch", "--output=job-%j.txt", *words[:-1], script, *words[-1],
                                           chapter=chapter, env={"SITE": site}))[0]
 
-    def qsub(self, *words, flags, chapter="03_ddp", **env):
-        return self.run("qsub", "-V", "-o", "job-%j.txt", *words, "submit.pbs", chapter=chapter,
+    def qsub(self, *words, flags, chapter="03_ddp", script="submit.pbs", **env):
+        return self.run("qsub", "-V", "-o", "job-%j.txt", *words, script, chapter=chapter,
                         env=self.polaris | {"FLAGS": " ".join(map(str, flags))} | env).strip()
 
     def end(self, job, chapter="03_ddp", timeout=240):

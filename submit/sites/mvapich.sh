@@ -14,4 +14,4 @@ export MV2_CPU_BINDING_POLICY=hybrid MV2_HYBRID_BINDING_POLICY=spread  # a rank 
 export MPICC=mpicc HOROVOD_GPU_OPERATIONS=MPI  # for make setup: Horovod sends with MVAPICH; DDP with NCCL, in any case
 
 # The library is preloaded into the ranks, not into srun: Python does not link to it, and has to meet it before CUDA.
-launch() { srun --kill-on-bad-exit=1 --export="ALL,LD_PRELOAD=$MVAPICH/lib/libmpi.so" "$@"; }
+launch() { srun ${RANKS:+--ntasks="$RANKS" --nodes="$NODES"} --kill-on-bad-exit=1 --export="ALL,LD_PRELOAD=$MVAPICH/lib/libmpi.so" "$@"; }

@@ -20,6 +20,6 @@ export MPICC="cc -shared" HOROVOD_GPU_OPERATIONS=NCCL  # for make setup
 # [2] GPU 3 is nearest to the first cores, GPU 0 to the last. Each rank sees its one GPU before MPI starts [1].
 near_gpu='CUDA_VISIBLE_DEVICES=$((3 - PMI_LOCAL_RANK % 4)) exec "$@"'
 launch() {
-    mpiexec -n $((4 * $(sort -u "$PBS_NODEFILE" | wc -l))) --ppn 4 --depth=8 --cpu-bind depth \
+    mpiexec -n "${RANKS:-$((4 * $(sort -u "$PBS_NODEFILE" | wc -l)))}" --ppn 4 --depth=8 --cpu-bind depth \
         bash -c "$near_gpu" near_gpu "$@"
 }

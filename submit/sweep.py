@@ -1,0 +1,210 @@
+"""Measure how a chapter scales: throughput by batch size, weak scaling, strong scaling.
+
+    python submit/sweep.py weak --chapters 03_ddp 04_deepspeed --ranks 1 2 4 --results weak.jsonl -- --model resnet18
+
+batch: one rank, a run for each batch size. weak: the batch of a rank stays, the global batch grows with the ranks.
+strong: the global batch stays. What stands behind -- goes to every main.py. On this machine as within one allocation of
+PBS or Slurm (submit/sweep.pbs, sweep.slurm) a run is the chapter's own submit script with RANKS set: see --dry-run.
+
+Each run appends one line to --results as soon as it ends. Started again with the same file, it runs only what is
+missing there or failed; another machine wants another file. All runs of a repeat come before those of the next: what
+slows the machine down for a while slows all of them.
+"""
+
+import argparse
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas
+from launch import ROOT, machine, missing
+from tqdm import tqdm
+
+STEPS = 35  # 5 of them warm up, 30 are timed
+KEY = ["study", "chapter", "ranks", "batch", "flags", "site", "repeat"]
+
+
+def plan(args):
+    """The runs, in their order, each as a dict of KEY; chapter 1 has no more than one rank."""
+    site, flags = os.environ.get("SITE", "here"), shlex.join(args.flags)
+    runs = []
+    for repeat in range(args.repeats):
+        for study in args.studies:
+            for chapter in args.chapters:
+                if study == "batch":
+                    cases = [(1, batch) for batch in args.batch_sizes]
+                elif chapter.startswith("01"):
+                    cases = [(1, args.batch_size)] if 1 in args.ranks else []
+                else:
+                    cases = [(ranks, args.batch_size) for ranks in args.ranks]
+                runs += [dict(zip(KEY, (study, chapter, *case, flags, site, repeat))) for case in cases]
+    return runs
+
+
+def command(run, results):
+    """The words of a run, its folder and the variables that it needs on top of the environment's."""
+    size = "--global-batch-size" if run["study"] == "strong" else "--batch-size"
+    flags = [size, str(run["batch"]), *shlex.split(run["flags"]), "--results", str(results)]
+    nodes = math.ceil(run["ranks"] / int(os.environ.get("SLURM_NTASKS_PER_NODE", run["ranks"])))
+    folder = ROOT / run["chapter"]
+    env = {"SITE": run["site"], "RANKS": str(run["ranks"]), "NODES": str(nodes)}
+    if "PBS_NODEFILE" in os.environ:
+        return ["bash", "submit.pbs"], folder, env | {"PBS_O_WORKDIR": str(folder), "FLAGS": " ".join(flags)}
+    return ["bash", "submit.slurm", *flags], folder, env | {"SLURM_SUBMIT_DIR": str(folder)}
+
+
+def measure(run, timeout):
+    """Do a run. Returns its record, or with "failed" the reason why there is none."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder, "results.jsonl")
+        words, place, env = command(run, results)
+        process = subprocess.Popen(words, cwd=place, env={"VENV": sys.prefix} | os.environ | env, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            printed = process.communicate(timeout=timeout)[0]
+        except BaseException as problem:  # a run that takes too long, Ctrl-C: its ranks end too
+            os.killpg(process.pid, signal.SIGTERM)
+            if not isinstance(problem, subprocess.TimeoutExpired):
+                raise
+            return run | {"failed": f"no end after {timeout} s"}
+        if process.returncode or not results.exists():
+            said = [line for line in printed.splitlines() if line.startswith("main.py: ")] or printed.splitlines()
+            return run | {"failed": said[0] if said else f"exit code {process.returncode}"}
+        return run | json.loads(results.read_text()) | machine() | {"launcher": f"launch of sites/{run['site']}.sh"}
+
+
+def read(path):
+    """The records of a file, as dicts; a line that a killed sweep left unfinished is passed over."""
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def append(path, record):
+    """One whole line, on disk when this returns; a broken last line is closed first."""
+    with open(path, "ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+        start = b"" if not file.tell() or file.read(1) == b"\n" else b"\n"
+        file.write(start + json.dumps(record).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def summary(records):
+    """Median, least and most images/s of each group of repeats (a DataFrame), with efficiency and what is remarkable.
+
+    records: a DataFrame. Efficiency in weak and strong scaling: images/s / (ranks * images/s of a rank in the runs with
+    the fewest ranks), within a chapter and its flags. In the batch study: images/s / the best of them.
+    """
+    if "failed" in records:
+        records = records[records["failed"].isna()]
+    rows, group = [], ["study", "flags", "host", "chapter"]
+    for names, found in records.groupby(group, sort=False):
+        sizes = found.groupby(["ranks", "batch"])["images_per_second"]
+        each = pandas.DataFrame({"median": sizes.median(), "least": sizes.min(), "most": sizes.max(),
+                                 "repeats": sizes.size()}).reset_index()
+        if names[0] == "batch":
+            each["efficiency"] = each["median"] / each["median"].max()
+        else:
+            a_rank = each.groupby("batch").apply(lambda these: (these["median"] / these["ranks"]).iloc[0])
+            each["efficiency"] = each["median"] / (each["ranks"] * each["batch"].map(a_rank))
+        crowded = (found["device"].iloc[0] == "cpu") & (each["ranks"] > found["cpus"].iloc[0] * found["nodes"].iloc[0])
+        spread = (each["most"] - each["least"]) / each["median"]
+        each["remarks"] = ["; ".join(filter(None, remarks)) for remarks in zip(
+            crowded.map({True: "more ranks than cores", False: ""}),
+            spread.map(lambda value: f"spread {value:.0%}" if value > 0.2 else ""),
+            each["efficiency"].map(lambda value: "efficiency above 1.05" if value > 1.05 else ""))]
+        rows.append(each.assign(**dict(zip(group, names))))
+    return pandas.concat(rows, ignore_index=True) if rows else pandas.DataFrame()
+
+
+def table(records):
+    """The summary as text: a block for each study, set of flags and machine."""
+    blocks, found = [], summary(records)
+    for (study, flags, host), rows in found.groupby(["study", "flags", "host"], sort=False) if len(found) else ():
+        first = records[records["host"] == host].iloc[0]
+        columns = {"chapter": "chapter", "ranks": "ranks", "batch": "batch", "median": "images/s", "least": "least",
+                   "most": "most", "repeats": "repeats", "efficiency": "efficiency", "remarks": "remarks"}
+        speed = "{:,.0f}".format if rows["least"].min() >= 100 else "{:,.1f}".format
+        text = rows[list(columns)].rename(columns=columns).to_string(
+            index=False, formatters={"images/s": speed, "least": speed, "most": speed, "efficiency": "{:.2f}".format,
+                                     "remarks": "{:<0}".format})
+        what = {"batch": "batch size", "weak": "weak scaling, batch a rank", "strong": "strong scaling, global batch"}
+        blocks.append(f"{study}: {what[study]}; {flags}\n{host}: {first['processor']}, {first['cpus']} cores, "
+                      f"{first['device']}\n" + "\n".join(line.rstrip() for line in text.splitlines()))
+    return "\n\n".join(blocks)
+
+
+def parse_args():
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
+                                     usage="%(prog)s batch|weak|strong ... [options] [-- FLAGS of main.py]")
+    add = parser.add_argument
+    add("studies", nargs="+", choices=("batch", "weak", "strong"))
+    add("--chapters", nargs="+", default=["03_ddp"], help="folders with a main.py (03_ddp)")
+    add("--ranks", nargs="+", type=int, default=[1, 2, 4], help="for weak and strong (1 2 4)")
+    add("--batch-sizes", nargs="+", type=int, default=[64, 128, 256, 512, 1024], help="for batch (64 ... 1024)")
+    add("--batch-size", type=int, default=64, help="of a rank for weak, of all ranks for strong (64)")
+    add("--repeats", type=int, default=5)
+    add("--timeout", type=int, default=1800, help="seconds that a run may take (1800)")
+    add("--results", type=Path, required=True, metavar="FILE", help="the records, one JSON line a run")
+    add("--dry-run", action="store_true", help="print the commands that would be run")
+    args = parser.parse_args(words[:end])
+    args.flags = words[end + 1:]
+    if "--max-steps" not in args.flags:
+        args.flags += ["--max-steps", str(STEPS)]
+    for chapter in args.chapters:
+        if not (ROOT / chapter / "submit.slurm").exists():
+            parser.error(f"{chapter} is no chapter: name folders with a submit script, such as 03_ddp")
+        if missing(chapter):
+            parser.error(missing(chapter))
+    for ranks in args.ranks if "strong" in args.studies else ():
+        if args.batch_size % ranks:
+            parser.error(f"--batch-size {args.batch_size} is no multiple of {ranks} ranks")
+    if not args.results.parent.is_dir() or (args.results.exists() and not os.access(args.results, os.W_OK)):
+        parser.error(f"cannot write {args.results}: name a file in a folder that exists and that you may write to")
+    return args
+
+
+def main():
+    args = parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a run ends with its sweep
+    done = {tuple(record.get(name) for name in KEY) for record in read(args.results) if "failed" not in record}
+    runs = [run for run in plan(args) if tuple(run.values()) not in done]
+    if args.dry_run:
+        for run in runs:
+            words, folder, env = command(run, args.results)
+            variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+            print(f"cd {shlex.quote(str(folder.relative_to(ROOT)))} && {variables} {shlex.join(words)}")
+        return
+    print(f"{len(plan(args)) - len(runs)} of {len(plan(args))} runs are in {args.results} already", file=sys.stderr)
+    images = [run["batch"] * (run["ranks"] if run["study"] == "weak" else 1) for run in runs]
+    failed = 0
+    with tqdm(total=sum(images), unit="image/step", disable=None) as bar:  # a step's images tell how long it takes
+        for run, size in zip(runs, images):
+            bar.set_description("{study} {chapter} on {ranks}, batch {batch}".format_map(run))
+            record = measure(run, args.timeout)
+            append(args.results, record)
+            if "failed" in record:
+                failed += 1
+                bar.write("{study} {chapter} on {ranks}, batch {batch}: {failed}".format_map(record), file=sys.stderr)
+            bar.update(size)
+    print(table(pandas.DataFrame(read(args.results))))
+    if failed:
+        sys.exit(f"sweep.py: {failed} of {len(runs)} runs failed; the same command tries them again")
+
+
+if __name__ == "__main__":
+    main()
