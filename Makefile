@@ -1,4 +1,5 @@
 # The workshop's commands; `make help` lists them. Each makes the environment first where it is not ready.
+SHELL := bash
 VENV ?= .venv
 PYTHON ?= python3
 .DEFAULT_GOAL := help
@@ -7,7 +8,7 @@ PYTHON ?= python3
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11)
+setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11, SITE=polaris on a cluster)
 	@if [ -n "$(SITE)" ]; then \
 	    [ -f "submit/sites/$(SITE).sh" ] || { echo "SITE=$(SITE): there is no submit/sites/$(SITE).sh" >&2; exit 2; }; \
 	    . "./submit/sites/$(SITE).sh"; \

@@ -1,11 +1,13 @@
 """Draw the figures of the READMEs into assets/: what the ranks hold, what they send when, which images they get.
 
-In all figures a colour is a rank, dark grey is communication and light grey is what takes no part. Every figure is
-drawn on one axis whose unit is an inch, so that 1 there is 1 on paper.
+In the drawings a colour is a rank, dark grey is communication and light grey is what takes no part. They have one axis,
+whose unit is an inch, so that 1 there is 1 on paper. The measured figures come from the records in assets/.
 """
 
 import json
 
+import pandas
+import sweep
 from launch import ROOT
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -16,6 +18,8 @@ ASSETS = ROOT / "assets"
 RANKS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7")  # Okabe and Ito's: the colour-blind tell them apart, too
 COMMUNICATION = "#404040"
 ABSENT = "#E6E6E6"
+CHAPTERS = {"01_single_node": ("one process", "#000000"), "02_horovod/pytorch": ("Horovod", "#D55E00"),
+            "03_ddp": ("DDP", "#0072B2"), "04_deepspeed": ("DeepSpeed", "#009E73")}  # in measured figures
 
 
 def canvas(width, height):
@@ -249,6 +253,60 @@ def zero():
     return figure
 
 
+def measured(name):
+    """The records of assets/NAME.jsonl, their summary by sweep.py, and where they are from, as a line."""
+    records = pandas.DataFrame(sweep.read(ASSETS / f"{name}.jsonl"))
+    first = records.iloc[0]
+    return records, sweep.summary(records), (
+        f"{first['model']}, {first['image_size']}x{first['image_size']} pixels, {first['precision']}; {first['host']}: "
+        f"{first['processor']}, {first['cpus']} cores, {first['device'].upper()}; median, least and most of "
+        f"{records['repeat'].nunique()} runs of {first['steps'] - 5} timed steps")
+
+
+def points(axis, rows, column, **style):
+    """A line through the medians over a column, with bars from the least to the most."""
+    axis.errorbar(rows[column], rows["median"], yerr=[rows["median"] - rows["least"], rows["most"] - rows["median"]],
+                  fmt="o-", capsize=3, **style)
+
+
+def batch_size():
+    """Throughput of one rank by batch size. From assets/batch.jsonl, which submit/sweep.py writes."""
+    _, found, where = measured("batch")
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axis = figure.subplots()
+    for chapter, rows in found.groupby("chapter"):
+        points(axis, rows, "batch", label=CHAPTERS[chapter][0], color=CHAPTERS[chapter][1])
+    axis.set(xscale="log", xlabel="batch size", ylabel="images/s", ylim=(0, None))
+    axis.set_xticks(sorted(found["batch"].unique()), sorted(found["batch"].unique()), minor=False)
+    axis.minorticks_off()
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(where.replace("; median", ";\nmedian"), fontsize=10)
+    return figure
+
+
+def scaling():
+    """Weak and strong scaling of DDP, Horovod and DeepSpeed. From assets/weak.jsonl and strong.jsonl, of sweep.py."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    for axis, (name, title) in zip(figure.subplots(1, 2), (("weak", "Weak scaling: {} images a rank"),
+                                                           ("strong", "Strong scaling: {} images on all ranks"))):
+        records, found, where = measured(name)
+        cores = records["cpus"].iloc[0] if records["device"].iloc[0] == "cpu" else found["ranks"].max()
+        ranks = sorted(found["ranks"].unique())
+        axis.plot(ranks, [found[found["ranks"] == ranks[0]]["median"].mean() * n / ranks[0] for n in ranks],
+                  ls="--", color="grey", label="ideal: the mean at the left x ranks")
+        for chapter, rows in found.groupby("chapter"):
+            label, color = CHAPTERS[chapter]
+            points(axis, rows, "ranks", label=label, color=color)
+        if ranks[-1] > cores:
+            axis.axvspan(cores + 0.5, ranks[-1] + 0.3, color=ABSENT, zorder=0, label="more ranks than cores")
+        axis.set(title=title.format(found["batch"].iloc[0]), xlabel="ranks", ylabel="images/s", xticks=ranks,
+                 ylim=(0, None))
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    figure.suptitle(where, fontsize=10)
+    return figure
+
+
 def batch():
     """Which rank gets which of 20 images in two epochs, as DistributedSampler deals them out to three ranks.
 
@@ -282,7 +340,8 @@ def batch():
 
 
 FIGURES = {"parallelism.png": parallelism, "ddp_step.png": ddp_step, "horovod_step.png": horovod_step,
-           "deepspeed_step.png": deepspeed_step, "zero.png": zero, "batch.png": batch}
+           "deepspeed_step.png": deepspeed_step, "zero.png": zero, "batch.png": batch, "batch_size.png": batch_size,
+           "scaling.png": scaling}
 
 
 def main():

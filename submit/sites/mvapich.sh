@@ -11,7 +11,7 @@ export MV2_USE_CUDA=1 MV2_USE_GDR=0 MV2_CUDA_BLOCK_SIZE=8388608 MV2_DEBUG_SHOW_B
 export MV2_ENABLE_TOPO_AWARE_COLLECTIVES=0
 export MV2_CPU_BINDING_POLICY=hybrid MV2_HYBRID_BINDING_POLICY=spread  # a rank gets neighbouring cores for its threads
 
-export MPICC=mpicc HOROVOD_GPU_OPERATIONS=MPI  # for make setup: Horovod sends with MVAPICH; DDP with NCCL, in any case
+export SITE_MPICC=mpicc HOROVOD_GPU_OPERATIONS=MPI  # for make setup: Horovod sends with MVAPICH; DDP with NCCL, in any case
 
 # The library is preloaded into the ranks, not into srun: Python does not link to it, and has to meet it before CUDA.
 launch() { srun ${RANKS:+--ntasks="$RANKS" --nodes="$NODES"} --kill-on-bad-exit=1 --export="ALL,LD_PRELOAD=$MVAPICH/lib/libmpi.so" "$@"; }

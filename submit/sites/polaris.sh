@@ -15,7 +15,7 @@ export NCCL_NET="AWS Libfabric" NCCL_NET_GDR_LEVEL=PHB NCCL_CROSS_NIC=1 NCCL_COL
 export LD_LIBRARY_PATH=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
 export FI_CXI_DISABLE_HOST_REGISTER=1 FI_MR_CACHE_MONITOR=userfaultfd FI_CXI_DEFAULT_CQ_SIZE=131072
 
-export MPICC="cc -shared" HOROVOD_GPU_OPERATIONS=NCCL  # for make setup
+export SITE_MPICC="cc -shared" HOROVOD_GPU_OPERATIONS=NCCL  # for make setup
 
 # [2] GPU 3 is nearest to the first cores, GPU 0 to the last. Each rank sees its one GPU before MPI starts [1].
 near_gpu='CUDA_VISIBLE_DEVICES=$((3 - PMI_LOCAL_RANK % 4)) exec "$@"'

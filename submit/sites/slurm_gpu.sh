@@ -5,7 +5,7 @@
 
 module load pytorch  # the site's PyTorch, mpi4py and NCCL with its plugin for the network
 
-export MPICC="cc -shared" HOROVOD_GPU_OPERATIONS=NCCL  # for make setup
+export SITE_MPICC="cc -shared" HOROVOD_GPU_OPERATIONS=NCCL  # for make setup
 
 # Every task sees all GPUs of its node and takes the one of its local rank. One task that fails ends the job.
 launch() { srun ${RANKS:+--ntasks="$RANKS" --nodes="$NODES"} --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none "$@"; }
