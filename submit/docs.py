@@ -4,8 +4,12 @@ A comment says what belongs into the fence behind it, which this program writes:
 
     <!-- hunk: WORDS | WORDS -->       hunks of the README's diff, each by words that stand in it and in no other
     <!-- output: CHAPTER RANKS FLAG... -->      what the chapter's main.py prints on so many ranks
-    <!-- table: demo -->               the table of `make demo`, from assets/demo.jsonl
-    <!-- table: zero PRECISION -->     what the ranks of chapter 5 hold, from assets/zero.jsonl, which zero.py writes
+    <!-- sample: PROGRAM RANKS FLAG... -->      the same for what no test compares, because it names the machine
+    <!-- table: NAME -->               the table of the records in assets/NAME.jsonl, by the program that wrote them
+    <!-- table: zero PRECISION -->     of those with this precision
+    <!-- command: NAME -->             the command of submit/sweep.py that makes the records of assets/NAME.jsonl
+    <!-- file: PATH -->                a file as it is
+    <!-- faults -->                    (no fence) the table of the faults that submit/doctor.py names
     <!-- changes: OLD NEW | OLD NEW -->     how many lines were added and removed between files
     <!-- bench: N -->                  section N of `make bench`, from assets/bench*.txt
 
@@ -18,13 +22,20 @@ import subprocess
 import sys
 
 import demo
+import doctor
 import figures
 import pandas
+import read_data
+import sweep
 import zero
 from launch import ROOT, command, environment
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
-FENCE = re.compile(r"<!-- (hunk|output|table|bench|changes): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
+FENCE = re.compile(r"<!-- (hunk|output|sample|table|command|file|bench|changes): (.+?) -->\n(?:```\w*\n.*?^```\n)?",
+                   re.M | re.S)
+FAULTS = re.compile(r"<!-- faults -->\n(?:\|.*\n)*")
+TABLES = {"demo": demo, "zero": zero, "read_data": read_data, "batch": sweep, "weak": sweep, "strong": sweep}
+
 
 
 def hunks(old, new):
@@ -50,8 +61,7 @@ def output(chapter, ranks, *flags):
 def table(name, precision=None):
     """The table of the records in assets/NAME.jsonl, or of those with this precision."""
     records = pandas.read_json(ROOT / "assets" / f"{name}.jsonl", lines=True)
-    return {"demo": demo, "zero": zero}[name].table(records if precision is None else
-                                                    records[records["precision"] == precision])
+    return TABLES[name].table(records if precision is None else records[records["precision"] == precision])
 
 
 def bench(number):
@@ -87,6 +97,9 @@ def render(text, run=output):
         language, content = {
             "hunk": lambda: ("diff", "\n".join(map(show, words.split(" | ")))),
             "output": lambda: ("", run(*words.split())),
+            "sample": lambda: ("", run(*words.split())),
+            "command": lambda: ("", sweep.command_line(f"assets/{words}.jsonl")),
+            "file": lambda: ("bash", (ROOT / words).read_text()),
             "table": lambda: ("", table(*words.split())),
             "bench": lambda: ("", bench(words)),
             "changes": lambda: ("", "\n".join(changes(*pair.split()) for pair in words.split(" | "))),
@@ -94,14 +107,14 @@ def render(text, run=output):
         content = "\n".join(line.rstrip() for line in content.splitlines())
         return f"<!-- {kind}: {words} -->\n```{language}\n{content}\n```\n"
 
-    text = FENCE.sub(fence, text)
+    text = FAULTS.sub(f"<!-- faults -->\n{doctor.table()}\n", FENCE.sub(fence, text))
     if left:
         raise ValueError("hunks that are not shown:\n" + "\n\n".join(left))
     return text
 
 
 def readmes():
-    return [ROOT / "README.md", *sorted(ROOT.glob("[0-9][0-9]_*/**/README.md"))]
+    return [ROOT / "README.md", *sorted(ROOT.glob("submit/*.md")), *sorted(ROOT.glob("[0-9][0-9]_*/**/README.md"))]
 
 
 def main():

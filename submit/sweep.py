@@ -129,6 +129,18 @@ def summary(records):
     return pandas.concat(rows, ignore_index=True) if rows else pandas.DataFrame()
 
 
+def command_line(path):
+    """The command that makes the records of a file, relative to the top folder, on another machine."""
+    records = read(ROOT / path)
+    values = {name: list(dict.fromkeys(record[name] for record in records)) for name in KEY}
+    words = [*values["study"], "--chapters", *values["chapter"]]
+    words += ["--batch-sizes", *values["batch"]] if values["study"] == ["batch"] else [
+        "--ranks", *values["ranks"], "--batch-size", *values["batch"]]
+    flags, = values["flags"]
+    return " ".join(map(str, ["python submit/sweep.py", *words, "--repeats", len(values["repeat"]), "\\\n    --results",
+                              path, "--", flags]))
+
+
 def table(records):
     """The summary as text: a block for each study, set of flags and machine."""
     blocks, found = [], summary(records)

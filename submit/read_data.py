@@ -1,0 +1,325 @@
+"""Read batches of images in four ways, MPI-IO in three, on 1, 2 and 4 ranks, and check every image that arrives.
+
+    python submit/read_data.py                                           # the study: a table and a figure
+    mpiexec -n 2 python submit/read_data.py --way mpi-io --results FILE      # a run of it: one JSON line
+
+Image i belongs to rank i % ranks, and each rank shuffles its own images. Ranks that read one file, or through a reader,
+could take any image of the whole in any epoch; those with a file of their own, or a preloaded part, cannot. This order
+suits them all, so every way has to deliver the same bytes to the same ranks.
+
+A run reads the epoch twice: cold (the kernel has been told to forget the file) and warm (it is in the kernel's memory).
+The clock stops before the check. The files stay for the next run; the study's take 100 MB. For Linux.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+import zlib
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from subprocess import CalledProcessError
+
+import numpy as np
+from launch import ROOT, launch
+
+SIZE, BATCH = 3 * 32 * 32, 64  # bytes an image, images a step on each rank
+RANKS, REPEATS = (1, 2, 4), 5
+RECORDS, FIGURE = ROOT / "assets" / "read_data.jsonl", ROOT / "assets" / "read_data.png"
+HINTS = {"romio_cb_read": "disable", "romio_ds_read": "disable"}  # read the images, not all that lies between them
+
+
+@contextmanager
+def opened(path):
+    file = os.open(path, os.O_RDONLY)
+    yield file
+    os.close(file)
+
+
+def read_images(file, places, into):
+    for place, image in zip(places.tolist(), into):
+        os.preadv(file, [image], SIZE * place)
+
+
+# A way is a context in which read(step) puts this rank's images of the step into into[step].
+# path: the rank's file; order: numbers of images (ranks, steps, BATCH); into: bytes (steps, BATCH, SIZE).
+
+@contextmanager
+def one_file_a_rank(world, path, order, into):
+    places = order[world.rank] // world.size
+    with opened(path) as file:
+        yield lambda step: read_images(file, places[step], into[step])
+
+
+@contextmanager
+def mpi_io(world, path, order, into, hints):
+    """One collective read a step: its view of the file shows a rank its images and hides the others.
+
+    A view runs forward through the file, so the images come in ascending order; the type of the memory puts each into
+    its row of the batch.
+    """
+    from mpi4py import MPI
+    image = MPI.BYTE.Create_contiguous(SIZE).Commit()
+    file = MPI.File.Open(world, str(path), MPI.MODE_RDONLY, MPI.Info.Create(hints))
+
+    def read(step):
+        rows = np.argsort(order[world.rank, step])
+        in_file, in_memory = (image.Create_indexed_block(1, numbers.astype(np.int32)).Commit()
+                              for numbers in (order[world.rank, step, rows], rows))
+        file.Set_view(0, image, in_file)
+        file.Read_all([into[step], 1, in_memory])
+        in_file.Free()
+        in_memory.Free()
+
+    yield read
+    file.Close()
+
+
+@contextmanager
+def mpi_io_alone(world, path, order, into):
+    """The same file and library, but an independent read for each image: no rank waits for another."""
+    from mpi4py import MPI
+    file = MPI.File.Open(world, str(path), MPI.MODE_RDONLY)
+
+    def read(step):
+        for number, image in zip(order[world.rank, step].tolist(), into[step]):
+            file.Read_at(SIZE * number, image)
+
+    yield read
+    file.Close()
+
+
+@contextmanager
+def readers(world, path, order, into):
+    """The first rank of each node reads the batches of all ranks of its node and scatters them."""
+    node = split_by_node(world)
+    members, batches = node.allgather(world.rank), np.empty((node.size, BATCH, SIZE), np.uint8)
+    with opened(path) as file:
+        def read(step):
+            if node.rank == 0:
+                for member, batch in zip(members, batches):
+                    read_images(file, order[member, step], batch)
+            node.Scatter(batches, into[step])
+
+        yield read
+
+
+@contextmanager
+def preloaded(world, path, order, into):
+    """Each rank reads its file once, from beginning to end, and picks its batches from memory."""
+    images, places = np.fromfile(path, np.uint8).reshape(-1, SIZE), order[world.rank] // world.size
+    yield lambda step: np.take(images, places[step], 0, into[step], mode="clip")  # "raise" would copy once more
+
+
+WAYS = {"files": one_file_a_rank, "mpi-io": partial(mpi_io, hints=HINTS), "mpi-io-default": partial(mpi_io, hints={}),
+        "mpi-io-alone": mpi_io_alone, "readers": readers, "preloaded": preloaded}
+OWN_FILE = ("files", "preloaded")
+
+
+def split_by_node(world):
+    from mpi4py import MPI
+    return world.Split_type(MPI.COMM_TYPE_SHARED)
+
+
+def parse_args(ranks):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.error, add = sys.exit, parser.add_argument
+    add("--way", choices=WAYS, help="a run of this way; without it, the study of all")
+    add("--folder", type=Path, default=ROOT / "data" / "read_data", help="for the images (data/read_data)")
+    add("--images", type=int, default=8_192, help="how many (8192)")
+    add("--seed", type=int, default=0, help="of the images and of their order (0)")
+    add("--results", metavar="FILE", help="append one JSON line with what was measured")
+    args = parser.parse_args()
+    if not args.way and (ranks > 1 or args.results):
+        sys.exit("--way: name one under a launcher or with --results; the study of all is for python alone")
+    batch = BATCH * (ranks if args.way else max(RANKS))
+    if args.images < 1 or args.images % batch or args.seed < 0:
+        sys.exit(f"--images: take a multiple of {batch}, {BATCH} a step for each rank, and --seed 0 or above")
+    if args.results and (os.path.isdir(args.results) or not os.access(os.path.dirname(args.results) or ".", os.W_OK)):
+        sys.exit(f"cannot write {args.results}: name a file in a folder that exists and that you may write to")
+    return args
+
+
+def together(world, task, *args):
+    """What the task returns. Where it ends with a line for the user on any rank, all end: rank 0 says it, exit code 2.
+
+    The others exit with 0: a launcher passes on rank 0's code, and does not end it before it has spoken.
+    """
+    result = line = None
+    try:
+        result = task(*args)
+    except SystemExit as end:
+        line = end.code
+    line = next(filter(None, world.allgather(line)), None)
+    if line and world.rank == 0:
+        print(f"read_data.py: {line}", file=sys.stderr, flush=True)
+    if line:
+        sys.exit(2 if world.rank == 0 else 0)
+    return result
+
+
+def write_file(path, images, here):
+    """Write the images if it is for this rank to do and there is no file yet."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if here and not path.exists():
+            with open(path.with_suffix(".tmp"), "wb") as file:
+                images.tofile(file)
+                os.fsync(file.fileno())
+            path.with_suffix(".tmp").rename(path)  # a killed run leaves no half file
+    except OSError as problem:
+        sys.exit(f"cannot write the images into --folder {path.parent}: {problem.strerror}")
+
+
+def forget(path, expected):
+    """Have the kernel drop a file of so many bytes from its memory."""
+    size = path.stat().st_size if path.exists() else 0
+    if size != expected:
+        sys.exit(f"{path} has {size} bytes instead of {expected}: remove it, or take a --folder that all nodes share")
+    with opened(path) as file:
+        os.fsync(file)  # the kernel drops only what is on the disk
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(world, way, path, order, into):
+    """Read an epoch.
+
+    Returns seconds until reading can begin, images a second, bytes that the ranks read from the kernel, and bytes that
+    the kernel read from a disk for that.
+    """
+    def counted():
+        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return np.array([int(counts["rchar"]), int(counts["read_bytes"])])
+
+    into.fill(0)
+    before = counted()
+    world.Barrier()
+    started = time.perf_counter()
+    with WAYS[way](world, path, order, into) as read:
+        world.Barrier()
+        ready = time.perf_counter()
+        for step in range(len(into)):
+            read(step)
+        world.Barrier()
+        done = time.perf_counter()
+    read_bytes, disk_bytes = world.allreduce(counted() - before).tolist()
+    return {"ready_seconds": ready - started, "images_per_second": order.size / (done - ready),
+            "read_bytes": read_bytes, "disk_bytes": disk_bytes}
+
+
+def check(world, order, images, into):
+    """Rank 0 gets a checksum of the epoch, of its global batches one after the other.
+
+    Raises SystemExit there unless each image arrived once in the epoch, whole, and where the order says.
+    """
+    found = world.gather([zlib.crc32(image) for image in into.reshape(-1, SIZE)])
+    if world.rank == 0:
+        found, expected = np.array(found).reshape(order.shape), np.array([zlib.crc32(image) for image in images])
+        if not np.array_equal(np.sort(found, None), np.sort(expected)):
+            sys.exit("what arrived is not each image once: remove the files of another --seed from the --folder")
+        if not np.array_equal(found, expected[order]):
+            sys.exit("each image arrived once, but not where the order says")
+        return f"{zlib.crc32(found.swapaxes(0, 1).tobytes()):08x}"
+
+
+def run(world, args):
+    """Measure one way, cold and warm, and append the record to args.results."""
+    own, ranks = args.way in OWN_FILE, world.size
+    generator = np.random.default_rng(args.seed)
+    images = generator.integers(256, size=(args.images, SIZE), dtype=np.uint8)
+    order = generator.permuted(np.arange(args.images).reshape(-1, ranks).T, axis=1).reshape(ranks, -1, BATCH)
+    part = images[world.rank::ranks] if own else images
+    path = args.folder / (f"images-{world.rank}-of-{ranks}.bin" if own else "images.bin")
+    together(world, write_file, path, part, own or world.rank == 0)
+    together(world, forget, path, part.nbytes)
+    into = np.empty((*order.shape[1:], SIZE), np.uint8)
+    record = {"way": args.way, "ranks": ranks, "nodes": world.allreduce(int(split_by_node(world).rank == 0)),
+              "images": args.images, "image_bytes": SIZE, "batch_size": BATCH, "seed": args.seed}
+    for cache in "cold", "warm":
+        found = measure(world, args.way, path, order, into)
+        record |= {f"{cache}_{name}": value for name, value in found.items()}
+        record["checksum"] = together(world, check, world, order, images, into)
+    if world.rank == 0:
+        print(f"{args.way} on {ranks} rank(s): images/s: cold {record['cold_images_per_second']:,.0f}, "
+              f"warm {record['warm_images_per_second']:,.0f}; each image once, checksum {record['checksum']}")
+        if args.results:
+            with open(args.results, "a") as file:
+                file.write(json.dumps(record) + "\n")
+
+
+def table(records):
+    """Median (least..most) of the runs of every way on every number of ranks, as text; records: a DataFrame."""
+    groups, first = records.groupby(["way", "ranks"], sort=False), records.iloc[0]
+    columns = {f"images/s {cache}": groups[f"{cache}_images_per_second"].agg(
+        lambda runs: f"{runs.median():,.0f} ({runs.min():,.0f}..{runs.max():,.0f})") for cache in ("warm", "cold")}
+    for title, name, unit in (("ready [ms]", "ready_seconds", 1e-3), ("read [MB]", "read_bytes", 1e6),
+                              ("disk [MB]", "disk_bytes", 1e6)):
+        columns[title] = (groups[f"cold_{name}"].median() / unit).map("{:,.0f}".format)
+    rows = groups.size().to_frame().assign(**columns).drop(columns=0).reset_index()
+    return (f"{first['images']:,} images of {first['image_bytes']:,} bytes, {first['batch_size']} a step on each rank; "
+            f"{first['host']}, {first['cpus']} cores\nimages/s of all ranks together, median (least..most) of "
+            f"{groups.size().iloc[0]} runs; ready, read, disk: median, cold\n\n" + rows.to_string(index=False))
+
+
+def draw(records):
+    """A figure of the same: a panel for each number of ranks, two points for each way."""
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(RANKS), sharex=True, sharey=True)
+    for axis, (ranks, of_ranks) in zip(axes, records.groupby("ranks")):
+        for cache, color, shift in ("warm", "#E69F00", -0.14), ("cold", "#56B4E9", 0.14):
+            runs = of_ranks.groupby("way", sort=False)[f"{cache}_images_per_second"]
+            middle = runs.median()
+            axis.errorbar(middle, np.arange(len(middle)) + shift, xerr=[middle - runs.min(), runs.max() - middle],
+                          fmt="o", color=color, capsize=3, label=cache)
+        axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xscale="log", xlabel="images/s of all ranks together",
+                 yticks=range(len(middle)), yticklabels=middle.index)
+        axis.grid(axis="x", color="#E6E6E6")
+        axis.spines[["top", "right"]].set_visible(False)
+    axis.invert_yaxis()
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.suptitle(f"Reading images from the disk of one machine with {records['cpus'].iloc[0]} cores: "
+                    f"median, least and most of {REPEATS} runs", fontsize=10)
+    return figure
+
+
+def study(args):
+    """Run every way on every number of ranks in turn, REPEATS times; write the records, draw them, print the table."""
+    import pandas  # here: a rank of a run starts sooner without
+    from tqdm import tqdm
+    records = []
+    with tqdm([(way, ranks) for _ in range(REPEATS) for ranks in RANKS for way in WAYS], disable=None) as bar:
+        for way, ranks in bar:
+            bar.set_description(f"{way} on {ranks}")
+            try:
+                records.append(launch("submit/read_data.py", ranks, "--way", way, "--folder", args.folder,
+                                      "--images", args.images, "--seed", args.seed))
+            except CalledProcessError as problem:
+                bar.close()
+                print(problem.stdout.strip(), file=sys.stderr)
+                sys.exit(problem.returncode)
+    text, records = "".join(json.dumps(record) + "\n" for record in records), pandas.DataFrame(records)
+    if (records.groupby("ranks")["checksum"].nunique() > 1).any():
+        raise RuntimeError(f"the ways did not deliver the same bytes:\n{records[['way', 'ranks', 'checksum']]}")
+    RECORDS.write_text(text)
+    draw(records).savefig(FIGURE, dpi=150)
+    print(f"{table(records)}\n\nOn each number of ranks all ways delivered the same bytes to the same ranks.")
+
+
+def main():
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+    sys.excepthook = lambda *problem: (  # one fails, all end, when the launcher has passed on why
+        traceback.print_exception(*problem), time.sleep(1), world.Abort(1))
+    args = together(world, parse_args, world.size)
+    if args and args.way:
+        run(world, args)
+    elif args:
+        study(args)
+
+
+if __name__ == "__main__":
+    main()
