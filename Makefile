@@ -11,7 +11,7 @@ help: ## list these commands
 setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11, SITE=polaris on a cluster)
 	@if [ -n "$(SITE)" ]; then \
 	    [ -f "submit/sites/$(SITE).sh" ] || { echo "SITE=$(SITE): there is no submit/sites/$(SITE).sh" >&2; exit 2; }; \
-	    . "./submit/sites/$(SITE).sh"; \
+	    . "./submit/sites/$(SITE).sh" || { echo "SITE=$(SITE): its modules do not load here" >&2; exit 2; }; \
 	fi; $(PYTHON) submit/setup.py --venv "$(VENV)"
 
 demo: setup ## train every chapter on 1 and 2 ranks; a table and a picture of what each costs

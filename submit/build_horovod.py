@@ -115,5 +115,5 @@ def install(venv, pin, try_ranks=True):
         if done.returncode:
             shutil.rmtree(folder)
             print(*done.stdout.splitlines()[-8:], sep="\n", file=sys.stderr)
-            raise BuildError(f"Horovod does not all-reduce over two ranks (see above); mend that, remove "
-                             f"{venv / '.workshop-ready'}, and run make setup again")
+            raise BuildError(f"Horovod does not install, or does not all-reduce over two ranks (see above); mend that, "
+                             f"remove {venv / '.workshop-ready'}, and run make setup again")

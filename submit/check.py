@@ -1,100 +1,105 @@
-"""Check the headers of PBS and Slurm submit scripts for what schedulers pass over in silence.
+"""Check the headers of PBS and Slurm submit scripts for what costs a wait in the queue before it shows.
 
     python submit/check.py 03_ddp/submit.pbs my_own.slurm
 
-A misspelt resource, a directive after the first command and `#SBATCH--time` without its space cost a wait in the queue
-before they show. Options: OpenPBS's manual pages qsub(1B) and pbs_resources(7B); slurm.schedmd.com/sbatch.html.
+Schedulers pass over `#SBATCH--time` without its space, `# PBS`, and directives after the first command in silence. What
+this program does not know and what resembles nothing that it knows, it lets pass: sites have resources of their own.
+Options: OpenPBS's manual pages qsub(1B) and pbs_resources(7B); slurm.schedmd.com/sbatch.html.
 """
 
 import argparse
 import difflib
 import re
+import shlex
 import sys
 from pathlib import Path
 
-SLURM = {  # option: what its value looks like; None: it takes none
-    "job-name": r"\S+", "nodes": r"\d+(-\d+)?", "ntasks": r"\d+", "ntasks-per-node": r"\d+", "cpus-per-task": r"\d+",
-    "gpus": r"(\w+:)?\d+", "gpus-per-node": r"(\w+:)?\d+", "gpus-per-task": r"(\w+:)?\d+", "gres": r"\w+(:\w+)*",
-    "time": r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}", "account": r"\S+", "partition": r"\S+", "qos": r"\S+",
-    "constraint": r"\S+", "output": r"\S+", "error": r"\S+", "mem": r"\d+[KMGT]?", "mem-per-cpu": r"\d+[KMGT]?",
-    "reservation": r"\S+", "array": r"[\d,:%-]+", "dependency": r"\S+", "mail-type": r"[A-Z,]+", "mail-user": r"\S+",
-    "export": r"\S+", "licenses": r"\S+", "chdir": r"\S+", "exclusive": None, "requeue": None, "no-requeue": None}
-SLURM_LETTERS = {"J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time",
-                 "A": "account", "p": "partition", "q": "qos", "C": "constraint", "o": "output", "e": "error",
-                 "a": "array", "d": "dependency", "D": "chdir", "L": "licenses"}
-PBS = {"N": r"[A-Za-z]\S{0,229}", "q": r"\w+", "A": r"\S+", "j": r"oe|eo|n", "o": r"\S+", "e": r"\S+", "k": r"[doe]+|n",
-       "m": r"[abejn]+", "M": r"\S+", "r": r"[yn]", "v": r"\S+", "V": None, "S": r"\S+", "W": r"\S+", "J": r"\d+-\d+"}
-PBS_RESOURCES = {"select": r"\d+(:.+)?(\+\d+(:.+)?)*",
-                 "place": r"(free|pack|scatter|vscatter)(:(excl|shared|exclhost))?",
-                 "walltime": r"\d+|(\d+:)?\d+:\d\d", "filesystems": r"\w+(:\w+)*"}
-PBS_CHUNK = {"system", "ncpus", "ngpus", "mpiprocs", "ompthreads", "mem", "host", "vnode"}
+GPUS, SIZE = r"([\w-]+:)?\d+(,([\w-]+:)?\d+)*", r"\d+(\.\d+)?[KMGTkmgt]?[Bb]?"
+SLURM = {  # option: what its value looks like; None: anything
+    "nodes": r"\d+(-\d+)?", "ntasks": r"\d+", "ntasks-per-node": r"\d+", "cpus-per-task": r"\d+", "gpus": GPUS,
+    "gpus-per-node": GPUS, "gpus-per-task": GPUS, "mem": SIZE, "mem-per-cpu": SIZE, "mem-per-gpu": SIZE,
+    "time": r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}", **dict.fromkeys((
+        "account", "array", "chdir", "constraint", "cpu-bind", "dependency", "error", "exclude", "exclusive", "export",
+        "gpu-bind", "gres", "hint", "job-name", "licenses", "mail-type", "mail-user", "no-requeue", "nodelist",
+        "output", "open-mode", "partition", "qos", "requeue", "reservation", "signal", "switches"))}
+SLURM_LETTERS = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time"}
+WALLTIME = r"\d+|(\d+:)?\d+:\d\d"
+PBS = {"N": r"\S{1,230}", "j": r"oe|eo|n", "m": r"[abejn]+", "r": r"[yn]", "J": r"\d+-\d+(:\d+)?(%\d+)?",
+       **dict.fromkeys("aAceGhIkMopPqRSuvVWXz")}
+PBS_RESOURCES = {"select": r"\d+(:.+)?(\+\d+(:.+)?)*", "walltime": WALLTIME,
+                 "place": r"(free|pack|scatter|vscatter)?:?(excl|shared|exclhost)?(:?group=\w+)?",
+                 "filesystems": r"\w+(:\w+)*", "ncpus": r"\d+", "ngpus": r"\d+", "mem": SIZE, "mpiprocs": r"\d+"}
+PBS_CHUNK = ["system", "ncpus", "ngpus", "mpiprocs", "ompthreads", "mem", "host", "vnode"]
 
 
 def look_up(name, known, what):
-    """A problem, as text, where the name is not known; else None."""
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        return f"no {what} {name!r}" + (f": {near[0]!r}?" if near else "")
-    return None
+    """A problem, as text, where the name is not known but resembles one that is; else None."""
+    near = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, 1, 0.75)
+    return f"no {what} {name!r}: {near[0]!r}?" if near and name not in known else None
 
 
 def check_value(name, value, known, what):
     """A problem with an option or its value, else None."""
-    pattern = known.get(name)
-    if name not in known:
+    if known.get(name) is None:
         return look_up(name, known, what)
-    if pattern is None:
-        return f"{what} {name!r} takes no value" if value else None
-    return None if re.fullmatch(pattern, value) else f"{what} {name!r} cannot be {value!r}"
+    return None if re.fullmatch(known[name], value) else f"{what} {name!r} cannot be {value!r}"
 
 
 def check_slurm(words):
-    """Problems of one #SBATCH line."""
-    match = re.fullmatch(r"--([\w-]+)(?:[= ](.+))?|-(\w) ?(.*)", words)
-    if not match:
-        yield "no option: --name=value"
-    elif match[1]:
-        yield check_value(match[1], match[2] or "", SLURM, "option")
-    else:
-        yield check_value(SLURM_LETTERS.get(match[3], match[3]), match[4], SLURM, "option")
+    """Problems of one #SBATCH line, given as words."""
+    for word, value in zip(words, [*words[1:], ""]):
+        name, equals, own = word.partition("=")
+        if name.startswith("--"):
+            yield check_value(name[2:], own if equals else value, SLURM, "option")
+        elif word.startswith("-"):
+            yield check_value(SLURM_LETTERS.get(word[1:2], word[1:2]), word[2:] or value, SLURM, "option")
 
 
 def check_pbs(words):
-    """Problems of one #PBS line."""
-    match = re.fullmatch(r"-(\w) ?(.*)", words)
-    if not match:
-        yield "no option: -letter value"
-    elif match[1] != "l":
-        yield check_value(match[1], match[2], PBS, "option")
-    else:
-        for part in match[2].split(","):
-            name, _, value = part.partition("=")
-            yield check_value(name, value, PBS_RESOURCES, "resource")
-            for chunk in value.split("+") if name == "select" else ():
-                yield from (look_up(word.partition("=")[0], PBS_CHUNK, "resource of a chunk")
-                            for word in chunk.split(":")[1:])
+    """Problems of one #PBS line, given as words."""
+    for word, value in zip(words, [*words[1:], ""]):
+        if not word.startswith("-"):
+            continue
+        value = word[2:] or value
+        if word[1:2] not in ("l", *PBS):
+            yield f"no option {word[:2]!r}"
+        elif word[1:2] != "l":
+            yield check_value(word[1:2], value, PBS, "option")
+        for part in value.split(",") if word.startswith("-l") else ():
+            name, _, amount = part.partition("=")
+            yield check_value(name, amount, PBS_RESOURCES, "resource")
+            for chunk in amount.split("+") if name == "select" else ():
+                yield from (look_up(item.partition("=")[0], PBS_CHUNK, "resource of a chunk")
+                            for item in chunk.split(":")[1:])
 
 
 def check(path):
     """The problems of a submit script, each as the text "line N: ..."; an empty list where there is none."""
-    problems, directives, command = [], 0, 0
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    text, problems, directives, command = path.read_bytes().decode(errors="replace"), [], 0, 0
+    if "\r" in text:
+        problems.append("line 1: lines end as on Windows: dos2unix")
+    if not text.startswith("#!"):
+        problems.append("line 1: the first line has to name the shell: #!/bin/bash")
+    for number, line in enumerate(text.splitlines(), 1):
         found = []
-        match = re.match(r"(#|# +(?=\w+ *-))(SBATCH|PBS)\b( ?)(.*)", line)
-        if match and (match[1] != "#" or match[3] != " "):
+        match = re.match(r"(#|# +(?=\w+ *-))(SBATCH|PBS)\b(\s?)(.*)", line)
+        if match and (match[1] != "#" or not match[3]):
             found.append(f"not read by the scheduler: it wants `#{match[2]} ` at the start of the line")
         elif match:
             directives += 1
-            found += (check_slurm if match[2] == "SBATCH" else check_pbs)(re.sub(r" +#.*", "", match[4]).strip())
+            words = shlex.split(match[4], comments=True)
+            if not words or not words[0].startswith("-"):
+                found.append("no option: it begins with -")
+            found += (check_slurm if match[2] == "SBATCH" else check_pbs)(words)
             if command:
                 found.append(f"not read by the scheduler: it comes after the first command (line {command})")
-        elif line.strip() and not line.startswith("#"):
+        elif line.strip() and not line.lstrip().startswith("#"):
             command = command or number
             plain = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", line)  # ${WORKSHOP:-..} is .. unless told
-            found += (f"no file {word}" for word in re.findall(r'(?<![\w$}/"])"?(\.{1,2}/[\w./-]+)', plain)
-                      if not (path.parent / word).exists())
+            places = re.findall(r'(?:^|[;&] *)(?:cd|\.|source) +"?(\.{1,2}/[\w./-]+)', plain)
+            found += (f"no file {place}" for place in places if not (path.parent / place).exists())
         problems += [f"line {number}: {problem}" for problem in found if problem]
-    return problems or ([] if directives else ["no directive: neither #PBS nor #SBATCH"])
+    return problems if directives else [*problems, "no directive: neither #PBS nor #SBATCH"]
 
 
 def main():

@@ -293,10 +293,11 @@ def scaling():
         cores = records["cpus"].iloc[0] if records["device"].iloc[0] == "cpu" else found["ranks"].max()
         ranks = sorted(found["ranks"].unique())
         axis.plot(ranks, [found[found["ranks"] == ranks[0]]["median"].mean() * n / ranks[0] for n in ranks],
-                  ls="--", color="grey", label="ideal: the mean at the left x ranks")
-        for chapter, rows in found.groupby("chapter"):
+                  ls="--", color="grey", label="ideal: in proportion to the ranks")
+        for number, (chapter, rows) in enumerate(found.groupby("chapter")):
             label, color = CHAPTERS[chapter]
-            points(axis, rows, "ranks", label=label, color=color)
+            beside = rows.assign(ranks=rows["ranks"] + 0.05 * (number - 1))  # or the bars would hide each other
+            points(axis, beside, "ranks", label=label, color=color)
         if ranks[-1] > cores:
             axis.axvspan(cores + 0.5, ranks[-1] + 0.3, color=ABSENT, zorder=0, label="more ranks than cores")
         axis.set(title=title.format(found["batch"].iloc[0]), xlabel="ranks", ylabel="images/s", xticks=ranks,

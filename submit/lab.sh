@@ -3,10 +3,10 @@
 #
 #     submit/lab.sh bash -c 'cd 03_ddp && sbatch --wait --output=ddp.txt submit.slurm --max-steps 20; cat ddp.txt'
 #
-# It starts Slurm's own programs (Debian: apt install slurmctld slurmd slurm-client munge) with everything of theirs in a
+# For root. It starts Slurm's own programs (Debian: apt install slurmctld slurmd slurm-client munge) with everything of theirs in a
 # temporary folder, runs the command with SITE=slurm_cpu, and takes all down again. The nodes are two slurmd on this machine:
-# real scheduling and real srun, one host name. Their GPUs are made up: scripts may ask for them, programs see none. With
-# Debian's slurm-wlm-torque, qsub takes PBS scripts, too: they find PBS_O_WORKDIR and PBS_NODEFILE.
+# real scheduling and real srun, one host name. Scripts may ask for 4 GPUs a node; programs see those of this machine. With
+# Debian's slurm-wlm-torque, qsub takes PBS scripts, too: they find PBS_O_WORKDIR and PBS_NODEFILE. (Its -v takes no blanks.)
 set -euo pipefail
 [ $# -gt 0 ] || { echo "usage: submit/lab.sh COMMAND..." >&2; exit 2; }
 export PATH="$PATH:/usr/sbin"
@@ -14,17 +14,20 @@ for program in slurmctld slurmd munged srun; do
     command -v "$program" >/dev/null || { echo "lab.sh: no $program here: apt install slurmctld slurmd slurm-client munge" >&2; exit 2; }
 done
 lab=$(mktemp -d "${TMPDIR:-/tmp}/lab.XXXXXX")
+export SLURM_CONF="$lab/slurm.conf"  # from here on no command means another Slurm of this machine
 user=$(id -un) host=$(hostname -s)
 read -r -a ports < <(python3 -c 'import socket
 held = [socket.create_server(("", 0)) for _ in range(3)]
 print(*(one.getsockname()[1] for one in held))')
 
 take_down() {
-    scancel --user="$user" 2>/dev/null || true
-    for _ in $(seq 30); do
-        [ -n "$(squeue --noheader 2>/dev/null)" ] || break
-        sleep 0.1
-    done
+    if [ -s "$lab/slurmctld.pid" ]; then
+        scancel --user="$user" 2>/dev/null || true
+        for _ in $(seq 30); do
+            [ -n "$(squeue --noheader 2>/dev/null)" ] || break
+            sleep 0.1
+        done
+    fi
     for file in "$lab"/*.pid; do
         if [ -s "$file" ]; then kill "$(<"$file")" 2>/dev/null || true; fi
     done
@@ -78,12 +81,17 @@ echo "export PBS_NODEFILE=$file"
 PROLOG
 chmod +x "$lab/prolog"
 printf 'NodeName=127.0.0.[1-2] Name=gpu File=%s\n' /dev/null /dev/zero /dev/full /dev/random >"$lab/gres.conf"
-export SLURM_CONF="$lab/slurm.conf" SITE="${SITE:-slurm_cpu}"
+export SITE="${SITE:-slurm_cpu}"
 slurmctld
 slurmd -N 127.0.0.1
 slurmd -N 127.0.0.2
-for _ in $(seq 100); do
+for _ in $(seq 300); do
     [ "$(sinfo --noheader --format=%T 2>/dev/null)" != idle ] || break
     sleep 0.1
 done
+if [ "$(sinfo --noheader --format=%T)" != idle ]; then
+    tail -n 5 "$lab"/*.log >&2
+    echo "lab.sh: Slurm does not come up" >&2
+    exit 1
+fi
 "$@"

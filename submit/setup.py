@@ -7,12 +7,17 @@ On a cluster (`make setup SITE=polaris`) a site file that sets SITE_MPICC, the c
 another environment: on top of the site's Python, whose packages stay, with mpi4py and Horovod built for its MPI.
 """
 
+import sys
+
+if sys.version_info < (3, 11):
+    sys.exit("set-up failed: this is Python {}.{}; the pins need 3.11 or newer: make setup PYTHON=python3.11".format(
+        *sys.version_info))
+
 import argparse
 import hashlib
 import os
 import re
 import subprocess
-import sys
 import sysconfig
 from importlib.metadata import distributions
 from pathlib import Path
@@ -56,12 +61,12 @@ def pins():
 
 
 def site_requirements():
-    """The pins, as text, of what the site's Python does not bring, without the MPI and mpi4py of the pins."""
-    theirs = {re.sub("[-_.]+", "-", found.name).lower() for found in distributions()} | {"mpich", "mpi4py"}
-    if "tensorflow" in theirs:
-        theirs.add("tensorflow-cpu")
-    lines = [line for line in pins()[0].splitlines() if "==" in line and not line.startswith("#")]
-    return "".join(f"{line}\n" for line in lines if line.partition("==")[0] not in theirs)
+    """Two texts for pip: the pins of what the site's Python lacks, without MPI; and what it has, which is to stay."""
+    theirs = {re.sub("[-_.]+", "-", found.name).lower(): found.version for found in distributions() if found.name}
+    ours = [line for line in pins()[0].splitlines() if "==" in line and not line.startswith("#")]
+    without = {*theirs, "mpich", "mpi4py", *(["tensorflow-cpu"] if "tensorflow" in theirs else [])}
+    return ("".join(f"{line}\n" for line in ours if line.partition("==")[0] not in without),
+            "".join(f"{name}=={version}\n" for name, version in theirs.items()))
 
 
 def stamp(gpu, mpicc):
@@ -83,29 +88,30 @@ def main():
         return
     if gpu:
         os.environ["HOROVOD_GPU_OPERATIONS"] = gpu
-    if sys.version_info < (3, 11):
-        fail(f"this is Python {sys.version.split()[0]}; the pins need 3.11 or newer: make setup PYTHON=python3.11")
     if sys.version_info >= (3, 12):
         step(f"Python {sys.version.split()[0]} is untried here (3.11 is what is tested)")
     if not os.access(venv if venv.exists() else venv.parent, os.W_OK):
         fail(f"{venv} cannot be written: take another place with VENV=..., or ask its owner to run make setup")
 
+    if mpicc and before and mpicc not in before.split("\n"):
+        fail(f"{venv} is a laptop's, with an MPI of its own: take another place with VENV=..., or remove it")
     if not python.exists():
         step(f"1/5 a virtual environment in {venv}")
         run([sys.executable, "-m", "venv", *["--system-site-packages"] * bool(mpicc), venv],
             "Python cannot make virtual environments: on Debian and Ubuntu, apt install python3-venv", quiet=True)
-    step("2/5 the pinned packages: about 0.8 GB to download where a CPU build of torch is offered, 3.3 GB otherwise")
+    step("2/5 the pinned packages" + ("" if mpicc else
+         ": about 0.8 GB to download where a CPU build of torch is offered, 3.3 GB otherwise"))
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--use-pep517"]
     advice = ("No package was changed for good: mend the cause and run it again. Without a network, or behind a proxy: "
               "export https_proxy=http://HOST:PORT. A full disk: VENV=/roomy/place. Slow network: the CPU build of "
               "torch is smaller, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu")
-    requirements = REQUIREMENTS
+    wanted = ["-r", REQUIREMENTS]
     if mpicc:
-        requirements = venv / "requirements.txt"
-        requirements.write_text(site_requirements())
-    run([*pip, *([] if sys.stdout.isatty() else ["--quiet"]), "-r", requirements], advice)
+        wanted = ["-r", venv / "requirements.txt", "-c", venv / "constraints.txt"]
+        for path, text in zip(wanted[1::2], site_requirements()):
+            path.write_text(text)
+    run([*pip, *([] if sys.stdout.isatty() else ["--quiet"]), *wanted], advice)
     if mpicc:
-        step(f"mpi4py, compiled with {mpicc}")
         os.environ["MPICC"] = mpicc
         pin, = re.findall(r"^mpi4py==\S+", pins()[0], re.M)
         run([*pip, "--quiet", "--no-deps", "--no-cache-dir", "--force-reinstall", "--no-binary", "mpi4py", pin],
@@ -122,8 +128,8 @@ def main():
             extension.write_text(extension.read_text() + MEND)
     run([python, "-c", "import torchvision"], "torchvision does not load beside this torch", quiet=True)
 
-    if not mpicc:  # a site's login nodes start no ranks
-        step("4/5 two MPI ranks")
+    step("4/5 " + (f"mpi4py was compiled with {mpicc}; login nodes start no ranks" if mpicc else "two MPI ranks"))
+    if not mpicc:
         run([venv / "bin" / "mpiexec", "-n", "2", python, "-c",
              "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2"],
             f"MPI does not start two ranks here: does {venv}/bin/mpiexec -n 2 hostname?", quiet=True)

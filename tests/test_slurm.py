@@ -11,9 +11,10 @@ from pathlib import Path
 
 import check as header
 import pytest
-from conftest import BIN, ROOT, case, environment, execute, lines, parameters
+from conftest import BIN, ROOT, case, chapters, environment, execute, lines, parameters
 
-SCRIPTS = sorted(path.relative_to(ROOT) for path in ROOT.glob("0*/**/submit.*"))
+SCRIPTS = sorted(path.relative_to(ROOT) for pattern in ("0*/**/submit.*", "submit/*.pbs", "submit/*.slurm")
+                 for path in ROOT.glob(pattern))
 MISSING = next((name for name in ("slurmctld", "slurmd", "munged", "sbatch", "qsub")
                 if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")), None)
 real_slurm = pytest.mark.skipif(bool(MISSING), reason=f"no {MISSING} here: apt install slurmctld slurmd slurm-client "
@@ -21,6 +22,7 @@ real_slurm = pytest.mark.skipif(bool(MISSING), reason=f"no {MISSING} here: apt i
 STEPS = ("--global-batch-size", "64", "--epochs", "1", "--max-steps", "4", "--device", "cpu")
 FLAGS = {"04_deepspeed": STEPS, "05_zero": (*STEPS, "--width", "256", "--layers", "8")}  # of the others: fp64
 LIMIT = {"04_deepspeed": 1e-5, "05_zero": 1e-4}  # fp32; Adam turns rounding into steps: see test_zero.py
+ONE_STEP = ("--max-steps", "1", "--device", "cpu")
 CHAPTERS = [case(chapter) for chapter in ("01_single_node", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp",
                                           "04_deepspeed", "05_zero")]
 
@@ -35,8 +37,10 @@ class Cluster:
             shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         self.process = subprocess.Popen(
             [ROOT / "submit" / "lab.sh", "bash", "-c", 'echo "$SLURM_CONF"; exec sleep 3000'], text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
-        self.env = environment() | {"SLURM_CONF": self.process.stdout.readline().strip(), "VENV": sys.prefix}
+            stdout=subprocess.PIPE, start_new_session=True)
+        configuration = self.process.stdout.readline().strip()
+        assert configuration, "submit/lab.sh does not come up: its standard error says why"
+        self.env = environment() | {"SLURM_CONF": configuration, "VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": ""}
         (folder / "bin").mkdir()  # an environment like Polaris': PALS's mpiexec comes first
         (folder / "bin" / "activate").write_text(f'. "{sys.prefix}/bin/activate"\nPATH="{ROOT}/tests/pals:$PATH"\n')
         self.polaris = {"SITE": "polaris", "VENV": str(folder), "PALS_PPN": "1",
@@ -54,9 +58,9 @@ class Cluster:
         return done.stdout
 
     def sbatch(self, *words, chapter="03_ddp", site="slurm_cpu", script="submit.slurm"):
-        """Submit as an attendee does. Returns the job's number."""
-        return re.search(r"\d+", self.run("sbatch", "--output=job-%j.txt", *words[:-1], script, *words[-1],
-                                          chapter=chapter, env={"SITE": site}))[0]
+        """Submit as an attendee does, for one thread a rank. Returns the job's number."""
+        return re.search(r"\d+", self.run("sbatch", "--output=job-%j.txt", "--cpus-per-task=1", *words[:-1], script,
+                                          *words[-1], chapter=chapter, env={"SITE": site}))[0]
 
     def qsub(self, *words, flags, chapter="03_ddp", script="submit.pbs", **env):
         return self.run("qsub", "-V", "-o", "job-%j.txt", *words, script, chapter=chapter,
@@ -96,9 +100,9 @@ def test_every_submit_script_trains_as_one_rank_does(chapter, cluster, tmp_path)
         state, printed = cluster.end(job, chapter)
         assert state == "COMPLETED 0:0", printed
     one = parameters(tmp_path / "python")
-    for name, (expected) in ("sbatch", 2), ("qsub", 2):
+    ranks = 1 if chapter == "01_single_node" else 2
+    for name in "sbatch", "qsub":
         found, = lines(tmp_path / f"{name}.jsonl")
-        ranks = 1 if chapter == "01_single_node" else expected
         assert (found["ranks"], found["nodes"], found["steps"]) == (ranks, ranks, 4)
         assert abs(parameters(tmp_path / name) - one).max() <= LIMIT.get(chapter, 1e-12)
 
@@ -106,7 +110,7 @@ def test_every_submit_script_trains_as_one_rank_does(chapter, cluster, tmp_path)
 @real_slurm
 def test_the_allocation_says_how_many_ranks(cluster, tmp_path):
     """The script as it stands: 4 ranks a node, on as many nodes as the command line asks for."""
-    flags = [("--max-steps", 1, "--results", tmp_path / name) for name in "abc"]
+    flags = [(*ONE_STEP, "--results", tmp_path / name) for name in "abc"]
     jobs = [cluster.sbatch(flags[0]), cluster.sbatch("-N", 1, flags[1]),
             cluster.qsub("-l", "select=1:system=polaris", flags=flags[2], PALS_PPN="4")]
     for job, name, found in zip(jobs, "abc", ((8, 2), (4, 1), (4, 1))):
@@ -117,9 +121,44 @@ def test_the_allocation_says_how_many_ranks(cluster, tmp_path):
 
 
 @real_slurm
+@chapters("02_horovod/pytorch", "03_ddp")
+def test_a_sweep_within_one_allocation(chapter, cluster, tmp_path):
+    """The nodes come from the allocation: one rank takes one of them, two ranks take both."""
+    results, words = tmp_path / "results.jsonl", ("weak", "--chapters", chapter, "--ranks", 1, 2, "--repeats", 1)
+    job = cluster.sbatch("-N", 2, "--ntasks-per-node=1", (*words, "--results", results, "--", *ONE_STEP),
+                         chapter="submit", script="sweep.slurm")
+    state, printed = cluster.end(job, "submit")
+    assert state == "COMPLETED 0:0", printed
+    assert [(record["ranks"], record["nodes"]) for record in lines(results)] == [(1, 1), (2, 2)]
+    assert {record["launcher"] for record in lines(results)} == {"submit.slurm with sites/slurm_cpu.sh"}
+
+
+@real_slurm
+def test_a_sweep_within_one_allocation_of_pbs(cluster, tmp_path):
+    results = tmp_path / "results.jsonl"
+    flags = ("weak", "--ranks", 2, 8, "--repeats", 1, "--results", results, "--", *ONE_STEP)
+    job = cluster.qsub("-l", "select=2:system=polaris", flags=flags, chapter="submit", script="sweep.pbs", PALS_PPN="4")
+    state, printed = cluster.end(job, "submit")
+    assert state == "COMPLETED 0:0", printed
+    assert [(record["ranks"], record["nodes"]) for record in lines(results)] == [(2, 1), (8, 2)]
+    assert {record["launcher"] for record in lines(results)} == {"submit.pbs with sites/polaris.sh"}
+
+
+@real_slurm
+def test_the_doctor_as_a_job(cluster):
+    """Of the two ranks, each on a node of its own, it sees one host: these nodes share the machine's name."""
+    jobs = [cluster.sbatch("-N", 2, "--ntasks-per-node=1", (), chapter="submit", script="doctor.slurm"),
+            cluster.qsub("-l", "select=2:system=polaris", flags=(), chapter="submit", script="doctor.pbs")]
+    for job in jobs:
+        state, printed = cluster.end(job, "submit")
+        assert state == "COMPLETED 0:0" and "ranks: 2, nodes: 1\n" in printed, printed
+        assert "all-reduce over gloo, 16 MB" in printed and "nothing wrong was found" in printed
+
+
+@real_slurm
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
 def test_srun_with_and_without_mpi(mpi, cluster, tmp_path):
-    cluster.run("srun", f"--mpi={mpi}", "-N", 2, "-n", 2, BIN / "python", "main.py", "--max-steps", 2, "--results",
+    cluster.run("srun", f"--mpi={mpi}", "-N", 2, "-n", 2, BIN / "python", "main.py", *ONE_STEP, "--results",
                 tmp_path / "results")
     record, = lines(tmp_path / "results")  # one world, and not two
     assert (record["ranks"], record["nodes"]) == (2, 2)
@@ -140,19 +179,19 @@ def test_a_mistake_fails_the_job_with_one_line(cluster):
     assert "Traceback" not in printed
 
 
-@real_slurm
 @pytest.mark.parametrize(("env", "folder", "said"), [
-    ({"SITE": "atlantis"}, "03_ddp", "no .*submit/sites/atlantis.sh"),
-    ({"VENV": "/nowhere"}, "03_ddp", "no /nowhere/bin/activate: .* make setup SITE=here"),
-    ({"WORKSHOP": ".."}, "submit", "no main.py")])
-def test_what_is_missing_is_named(env, folder, said, cluster):
-    printed = cluster.run("bash", "../03_ddp/submit.slurm", chapter=folder, env={"SITE": "here"} | env, code=2)
-    assert re.match(said, printed), printed
+    ({"SITE": "atlantis"}, "03_ddp", "SITE=atlantis: there is no submit/sites/atlantis.sh"),
+    ({"VENV": "/nowhere"}, "03_ddp", "no environment in /nowhere: make setup SITE=here"),
+    ({"SITE": "polaris"}, "03_ddp", "module: command not found\nsites/polaris.sh failed"),
+    ({}, ".", r"\.\./submit/site.sh: No such file")])
+def test_what_is_missing_is_named(env, folder, said):
+    done = execute(["bash", ROOT / "03_ddp" / "submit.slurm"], cwd=ROOT / folder, env={"SITE": "here"} | env)
+    assert done.code == 2 and re.search(said, done.err) and not done.out, done.err
 
 
 def test_a_submit_script_runs_without_a_scheduler(tmp_path):
     """The second of the five steps from a laptop to a cluster."""
-    done = execute(["bash", "submit.slurm", "--max-steps", "2", "--results", tmp_path / "results"], cwd=ROOT / "03_ddp",
+    done = execute(["bash", "submit.slurm", *ONE_STEP, "--results", tmp_path / "results"], cwd=ROOT / "03_ddp",
                    env={"SITE": "here", "VENV": sys.prefix})
     assert done.code == 0, done.err
     record, = lines(tmp_path / "results")
@@ -169,9 +208,11 @@ def test_a_site_s_launch_command(site, env, expected, tmp_path):
     (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")
     words = f'module() {{ :; }}; conda() {{ :; }}; mpiexec() {{ echo mpiexec "$@"; }}; srun() {{ echo srun "$@"; }}; ' \
             f'. "{ROOT}/submit/sites/{site}.sh"; launch python main.py --epochs 3'
-    done = execute(["bash", "-euc", words], env=env, cwd=tmp_path)
+    done = execute(["bash", "-euc", words], env=env | {"SLURM_CPUS_PER_TASK": "8"}, cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.out.startswith(expected) and done.out.endswith("python main.py --epochs 3\n")
+    assert "srun" not in done.out or "SRUN_CPUS_PER_TASK=8" in execute(
+        ["bash", "-euc", f"{words} >/dev/null; env"], env=env | {"SLURM_CPUS_PER_TASK": "8"}, cwd=tmp_path).out
 
 
 def test_polaris_gives_each_rank_the_gpu_that_is_near_its_cores():
@@ -192,15 +233,38 @@ def test_headers(script):
 def test_every_chapter_has_both_scripts():
     assert {str(script.parent) for script in SCRIPTS if script.suffix == ".pbs"} == {
         str(script.parent) for script in SCRIPTS if script.suffix == ".slurm"} == {
-        "01_single_node", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero"}
+        "submit", "01_single_node", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero"}
+
+
+def test_the_header_check_lets_pass_what_is_right(tmp_path):
+    path = tmp_path / "submit"
+    path.write_text("""#!/bin/bash
+#PBS -q debug-scaling -l walltime=1:00:00
+#PBS -l place=scatter:group=tier0,ncpus=3,mem=4gb,gpu_type=a100
+#SBATCH -N 2 --mem=64GB --exclude=n1 --exclusive=user --job-name="my job"
+#SBATCH --image=nersc/pytorch --gpus=a100-80:4 --gres=gpu:4,tmp:10 --nodes 2
+  # indented
+python main.py --results ../out/r.jsonl
+mkdir ./out
+""")
+    assert header.check(path) == []
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("#SBATCH --nodes=1\n", "name the shell"), ("#!/bin/bash\r\n#SBATCH --nodes=1\r\n", "dos2unix"),
+    ("#!/bin/bash\nls\n", "no directive")])
+def test_the_header_check_reads_the_whole_script(text, said, tmp_path):
+    path = tmp_path / "submit"
+    path.write_bytes(text.encode())
+    assert any(said in problem for problem in header.check(path))
 
 
 @pytest.mark.parametrize(("line", "said"), [
     ("#SBATCH--time=0:10:00", "not read by the scheduler"), ("# SBATCH --nodes=2", "not read by the scheduler"),
     ("#SBATCH --node=2", "no option 'node': 'nodes'"), ("#SBATCH --time=ten", "cannot be 'ten'"),
-    ("#SBATCH nodes=2", "no option"), ("#SBATCH --exclusive=2x", "takes no value"),
+    ("#SBATCH nodes=2", "no option"), ("#SBATCH -N two", "cannot be 'two'"),
     ("#PBS -l wall=0:10:00", "no resource 'wall': 'walltime'"), ("#PBS -l place=scater", "cannot be 'scater'"),
-    ("#PBS -l select=2:sytem=polaris", "'sytem': 'system'"), ("#PBS -Z x", "no option 'Z'"),
+    ("#PBS -l select=2:sytem=polaris", "'sytem': 'system'"), ("#PBS -Z x", "no option '-Z'"),
     ("#PBS -l filesystem=home", "'filesystem': 'filesystems'"), ("cd ../nowhere/else", "no file ../nowhere/else"),
     ('. "${WORKSHOP:-..}/submit/sit.sh"', "no file ../submit/sit.sh"), ("ls\n#SBATCH --nodes=2", "first command")])
 def test_the_header_check_names_what_is_wrong(line, said, tmp_path):

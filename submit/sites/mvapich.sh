@@ -3,15 +3,20 @@
 # Its published command was garbled; this is what it meant. Not tried by us.
 # Source of the variables: that study, and mvapich.cse.ohio-state.edu/userguide/gdr
 
-module load mvapich2-gdr  # or your site's name for it
-MVAPICH=${MVAPICH:-$(dirname "$(dirname "$(command -v mpicc)")")}  # the folder that it is in
+module load mvapich2-gdr || return 1  # or your site's name for it
+: "${MVAPICH:?the folder that MVAPICH is in, with lib/libmpi.so}"
 
 # Messages from GPU memory, in blocks of 8 MB, without GPUDirect RDMA; errors without a backtrace.
 export MV2_USE_CUDA=1 MV2_USE_GDR=0 MV2_CUDA_BLOCK_SIZE=8388608 MV2_DEBUG_SHOW_BACKTRACE=0
 export MV2_ENABLE_TOPO_AWARE_COLLECTIVES=0
 export MV2_CPU_BINDING_POLICY=hybrid MV2_HYBRID_BINDING_POLICY=spread  # a rank gets neighbouring cores for its threads
 
-export SITE_MPICC=mpicc HOROVOD_GPU_OPERATIONS=MPI  # for make setup: Horovod sends with MVAPICH; DDP with NCCL, in any case
+export SITE_MPICC=mpicc HOROVOD_GPU_OPERATIONS=MPI  # for make setup: Horovod sends with MVAPICH, DDP with NCCL
+
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"  # since Slurm 22.05 srun does not take it from the header
 
 # The library is preloaded into the ranks, not into srun: Python does not link to it, and has to meet it before CUDA.
-launch() { srun ${RANKS:+--ntasks="$RANKS" --nodes="$NODES"} --kill-on-bad-exit=1 --export="ALL,LD_PRELOAD=$MVAPICH/lib/libmpi.so" "$@"; }
+launch() {
+    srun ${RANKS:+--ntasks="$RANKS" --nodes="$NODES"} --kill-on-bad-exit=1 \
+        --export="ALL,LD_PRELOAD=$MVAPICH/lib/libmpi.so" "$@"
+}

@@ -3,9 +3,12 @@
 # Not tried by us. Sources: docs.nersc.gov/machinelearning/pytorch and /launchers (modules, tasks, GPUs and cores a node);
 # slurm.schedmd.com/srun.html. On Perlmutter submit with: sbatch -A PROJECT -C gpu -q debug submit.slurm
 
-module load pytorch  # the site's PyTorch, mpi4py and NCCL with its plugin for the network
+module load pytorch || return 1  # the site's PyTorch, mpi4py and NCCL with its plugin for the network
 
+export MPICH_GPU_SUPPORT_ENABLED=0  # else Cray's MPI wants a library for GPUs; by MPI goes only what is on CPUs
 export SITE_MPICC="cc -shared" HOROVOD_GPU_OPERATIONS=NCCL  # for make setup
+
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"  # since Slurm 22.05 srun does not take it from the header
 
 # Every task sees all GPUs of its node and takes the one of its local rank. One task that fails ends the job.
 launch() { srun ${RANKS:+--ntasks="$RANKS" --nodes="$NODES"} --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none "$@"; }
