@@ -1,7 +1,9 @@
 """One unchanged main.py under every launcher: the same ranks, the same training, and contradictions refused."""
 
+import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -24,8 +26,10 @@ FIVE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    """A port that no system gives to a program which asks for any, so that tests beside this one do not take it."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("", random.randrange(20000, 32000))) as server:
+            return server.getsockname()[1]
 
 
 def step(rank, size, node=0, local_rank=None):

@@ -43,8 +43,8 @@ class Cluster:
         self.env = environment() | {"SLURM_CONF": configuration, "VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": ""}
         (folder / "bin").mkdir()  # an environment like Polaris': PALS's mpiexec comes first
         (folder / "bin" / "activate").write_text(f'. "{sys.prefix}/bin/activate"\nPATH="{ROOT}/tests/pals:$PATH"\n')
-        self.polaris = {"SITE": "polaris", "VENV": str(folder), "PALS_PPN": "1",
-                        **{f"BASH_FUNC_{name}%%": "() { :; }" for name in ("module", "conda")}}
+        (folder / ".bash_profile").write_text("module() { :; }; conda() { :; }\n")  # for bash -l
+        self.polaris = {"SITE": "polaris", "VENV": str(folder), "PALS_PPN": "1", "HOME": str(folder)}
 
     def stop(self):
         os.killpg(self.process.pid, signal.SIGTERM)
