@@ -69,7 +69,7 @@ for flags in json.loads(sys.argv[2]):
         chapter.main()
     except SystemExit as problem:
         end = problem.code
-    print(json.dumps(end), file=sys.stderr)
+    print("end:", json.dumps(end), file=sys.stderr)
 """
 
 
@@ -79,7 +79,7 @@ def in_one_process(chapter, rows, **options):
     Returns all that was printed, and for each row what it exited with, or None.
     """
     done = execute([sys.executable, "-c", IN_TURN, command(chapter, 1)[-1], json.dumps(rows)], **options)
-    answers = [json.loads(line) for line in done.err.splitlines()]
+    answers = [json.loads(line[5:]) for line in done.err.splitlines() if line.startswith("end: ")]
     assert len(answers) == len(rows), done.err
     return done.out, answers
 

@@ -59,11 +59,18 @@ FLAGS = [
 ]
 
 
-@pytest.mark.parametrize(("chapter", "flags", "expected"), chapters_with(FLAGS, FLAGS[:2]))
-def test_flags_reach_the_record(chapter, flags, expected, tmp_path):
+@chapters("01_single_node", "01_single_node/main_tf.py")
+def test_flags_reach_the_record(chapter, tmp_path):
+    in_one_process(chapter, [f"--max-steps 2 --results {tmp_path}/results {flags}" for flags, _ in FLAGS])
+    for (_, expected), found in zip(FLAGS, lines(tmp_path / "results")):
+        check(found)
+        assert found | expected == found and found["steps"] == 2
+
+
+@pytest.mark.parametrize(("chapter", "flags", "expected"), chapters_with([], FLAGS[:2]))
+def test_flags_reach_the_record_of_several_ranks(chapter, flags, expected, tmp_path):
     found = check(record(chapter, ON[chapter], "--max-steps", 2, *flags.split(), folder=tmp_path))
-    assert found | expected == found
-    assert found["steps"] == 2
+    assert found | expected == found and found["steps"] == 2
 
 
 @chapters("03_ddp")

@@ -64,7 +64,7 @@ def write_svhn(folder, train=200, test=40):
             "y": random.integers(1, 11, (n, 1), dtype=numpy.uint8)})
 
 
-@chapters("01_single_node", "01_single_node/main_tf.py", "03_ddp")
+@chapters("01_single_node", "03_ddp")  # main_tf.py reads it in the next test but one
 def test_mnist_is_read_from_its_files_without_a_network(chapter, tmp_path):
     ranks = ON[chapter]
     write_mnist(tmp_path)

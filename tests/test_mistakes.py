@@ -1,5 +1,6 @@
 """A user's mistake: one line that says what to do, exit code 2, nothing written, no rank left. Deaths end the job."""
 
+import functools
 import os
 import re
 import signal
@@ -68,9 +69,8 @@ def make_files(base, folder):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """make_files() of both frameworks."""
-    return {base: make_files(base, tmp_path_factory.mktemp("files"))
-            for base in ("01_single_node", "01_single_node/main_tf.py")}
+    """make_files() as a function of the base, made once."""
+    return functools.cache(lambda base: make_files(base, tmp_path_factory.mktemp("files")))
 
 
 def refused(done, said):
@@ -92,7 +92,7 @@ def base_of(chapter):
     case(chapter, *mistake, id=f"{chapter} {mistake[0]}") for chapter in ON
     for mistake in (SOME[1:2] if chapter.startswith("01") else SOME[::2] if "tensorflow" in chapter else SOME)])
 def test_mistake(chapter, flags, said, folders):
-    files = folders[base_of(chapter)]
+    files = folders(base_of(chapter))
     before = tree(files)
     refused(run(chapter, ON[chapter], *flags.format(*[files] * flags.count("{}")).split(), cwd=files), said)
     assert tree(files) == before
@@ -100,7 +100,7 @@ def test_mistake(chapter, flags, said, folders):
 
 @chapters("01_single_node", "01_single_node/main_tf.py")
 def test_every_mistake_is_one_line_and_leaves_the_files_alone(chapter, folders):
-    files = folders[base_of(chapter)]
+    files = folders(base_of(chapter))
     before = tree(files)
     rows = [(flags.format(*[files] * flags.count("{}")), said) for flags, said in ARGUMENTS + MISTAKES]
     _, answers = in_one_process(chapter, [flags for flags, _ in rows], cwd=files)

@@ -187,11 +187,11 @@ def test_with_deepspeed_s_own_setting_stage_1_passes_a_third_more_than_the_paper
 def test_deepspeed_s_checkpoint_goes_on_with_as_many_ranks_or_converted(plain, tmp_path):
     """2 ranks stop in the epoch's middle; 2 go on; 1 is refused, and goes on from the universal checkpoint."""
     config = broken(tmp_path, "ds_config.json", ('"gradient_c', '"checkpoint": {"load_universal": true}, "gradient_c'))
-    for stage in 1, 2, 3:
+    for stage in 1, 3:  # stage 2 is laid out as stage 1 is
         checkpoint = tmp_path / f"{stage}"
         flags = "--stage", stage, "--epochs", 1, "--checkpoint", checkpoint, "--resume"
         train(FIVE, 2, tmp_path, *flags[:-1], "--max-steps", 10)
-        if stage == 2:
+        if stage == 1:
             shutil.copytree(checkpoint, tmp_path / "same")
             _, found = train(FIVE, 2, tmp_path, *flags[:-2], tmp_path / "same", "--resume")
             assert abs(parameters(tmp_path / "same") - plain[1]).max() <= ADAM and found["steps"] == STEPS - 10
