@@ -3,7 +3,7 @@
 #
 #     submit/lab.sh bash -c 'cd 03_ddp && sbatch --wait --output=ddp.txt submit.slurm --max-steps 20; cat ddp.txt'
 #
-# For root. It starts Slurm's own programs (Debian: apt install slurmctld slurmd slurm-client munge) with everything of theirs in a
+# It starts Slurm's own programs (Debian: apt install slurmctld slurmd slurm-client munge) with everything of theirs in a
 # temporary folder, runs the command with SITE=slurm_cpu, and takes all down again. The nodes are two slurmd on this machine:
 # real scheduling and real srun, one host name. Scripts may ask for 4 GPUs a node; programs see those of this machine. With
 # Debian's slurm-wlm-torque, qsub takes PBS scripts, too: they find PBS_O_WORKDIR and PBS_NODEFILE. (Its -v takes no blanks.)
