@@ -62,7 +62,8 @@ def pins():
 
 def site_requirements():
     """Two texts for pip: the pins of what the site's Python lacks, without MPI; and what it has, which is to stay."""
-    theirs = {re.sub("[-_.]+", "-", found.name).lower(): found.version for found in distributions() if found.name}
+    theirs = {re.sub("[-_.]+", "-", found.name).lower(): found.version  # what comes first on the path counts
+              for found in reversed([*distributions()]) if found.name}
     ours = [line for line in pins()[0].splitlines() if "==" in line and not line.startswith("#")]
     without = {*theirs, "mpich", "mpi4py", *(["tensorflow-cpu"] if "tensorflow" in theirs else [])}
     return ("".join(f"{line}\n" for line in ours if line.partition("==")[0] not in without),
