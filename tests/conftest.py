@@ -43,6 +43,18 @@ def execute(words, timeout=200, env=None, cwd=None):
     return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
+def side_by_side(*starts, timeout=60):
+    """Start commands with environments at the same time. Returns for each its code and all that it printed."""
+    processes = [subprocess.Popen([str(word) for word in words], env=environment() | env, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for words, env in starts]
+    try:
+        printed = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, text) for process, text in zip(processes, printed)]
+
+
 def run(chapter, ranks, *flags, **options):
     """Run a chapter's main.py, as execute() does."""
     return execute(command(chapter, ranks, *flags), **options)

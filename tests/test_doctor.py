@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import BIN, ROOT, environment, execute, load_module, observe
+from conftest import BIN, ROOT, execute, load_module, observe, side_by_side
 from test_launchers import ALLOCATION, OPENMPI_MPIEXEC, free_port, step
 
 DOCTOR = ROOT / "submit" / "doctor.py"
@@ -28,18 +28,6 @@ sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 doctor = load_module(DOCTOR)
-
-
-def side_by_side(*starts, timeout=60):
-    """Start commands with environments at the same time. Returns for each its code and all that it printed."""
-    processes = [subprocess.Popen([str(word) for word in words], env=environment() | env, text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for words, env in starts]
-    try:
-        printed = [process.communicate(timeout=timeout)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, text) for process, text in zip(processes, printed)]
 
 
 def as_one_job(starts):

@@ -7,12 +7,11 @@ import random
 import re
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, case, chapters, environment, execute, lines, load_module, observe, record, run
+from conftest import BIN, ROOT, case, chapters, execute, lines, load_module, observe, record, run, side_by_side
 
 DDP = ROOT / "03_ddp" / "main.py"
 FLAGS = ["--global-batch-size", "64", "--max-steps", "8", "--precision", "fp64"]
@@ -41,14 +40,8 @@ def step(rank, size, node=0, local_rank=None):
 
 def together(starts, timeout=100):
     """Start commands with environments at the same time; all have to succeed."""
-    processes = [subprocess.Popen([str(word) for word in words], env=environment() | env, text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for words, env in starts]
-    try:
-        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * len(starts), outputs
+    done = side_by_side(*starts, timeout=timeout)
+    assert [code for code, _ in done] == [0] * len(starts), done
 
 
 def start(name, results, chapter="03_ddp"):

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import check as header
+import psutil
 import pytest
 from conftest import BIN, ROOT, case, chapters, environment, execute, lines, parameters
 
@@ -170,6 +171,20 @@ def test_a_contradiction_is_refused(cluster, tmp_path):
     (cluster.folder / "03_ddp" / "wrong.slurm").write_text(f'#!/bin/bash\n"{BIN}/python" main.py "$@"\n')
     state, printed = cluster.end(cluster.sbatch("-N", 2, "-n", 4, (), script="wrong.slurm"))
     assert state == "FAILED 2:0" and re.fullmatch(r"main\.py: SLURM_NTASKS=4, .*\n", printed), printed
+
+
+@real_slurm
+def test_a_rank_that_is_killed_ends_the_job(cluster, tmp_path):
+    job = cluster.sbatch("-N", 2, "--ntasks-per-node=1", ("--epochs", 5000, "--checkpoint", tmp_path / "checkpoint"))
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "checkpoint").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    second, = (one for one in psutil.process_iter(["cmdline"]) if str(tmp_path / "checkpoint") in one.info["cmdline"]
+               and "main.py" in one.info["cmdline"] and one.environ().get("PMI_RANK") == "1")
+    second.kill()
+    killed = time.monotonic()
+    state, printed = cluster.end(job)
+    assert state.startswith("FAILED") and time.monotonic() - killed < 30, (state, printed)
 
 
 @real_slurm

@@ -1,10 +1,12 @@
 """The sweep: every run recorded once, whatever interrupts it; what is remarkable is flagged."""
 
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 
 import pandas
 import psutil
@@ -71,6 +73,17 @@ def test_what_failed_is_recorded_named_and_tried_again(tmp_path):
     assert [record.get("failed", "")[:8] for record in lines(results)] == ["", "main.py:"]
     second = execute([*SWEEP, *words])
     assert second.code == 1 and "1 of 2 runs are in" in second.err and len(lines(results)) == 3
+
+
+@pytest.mark.parametrize(("script", "said"), [
+    ("echo '{\"ranks\": 1}' > results.jsonl", "1 ranks were started: .* has to heed RANKS"),
+    ("sleep 50", "no end after 1 s"), ("echo one; echo two; exit 3", "two"), ("exit 3", "exit code 3")])
+def test_a_run_that_gives_no_record_says_why(script, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "command", lambda run, results, _: (["bash", "-c", script], results.parent, {}))
+    started = time.monotonic()
+    found = sweep.measure({"ranks": 2, "site": "here"}, Namespace(
+        results=tmp_path / "r.jsonl", script="submit.slurm", timeout=1))
+    assert re.fullmatch(f"{said}.*", found["failed"]) and time.monotonic() - started < 20
 
 
 def test_a_dry_run_prints_commands_that_work(tmp_path):
