@@ -178,7 +178,7 @@ def test_torchvision_s_mend_is_only_where_it_is_needed():
 
 
 def test_demo_prints_its_table_and_leaves_records_and_figure(tmp_path):
-    done = execute([sys.executable, "submit/demo.py", tmp_path], cwd=ROOT, timeout=280)
+    done = execute([sys.executable, "submit/demo.py", tmp_path], cwd=ROOT, timeout=560)
     assert done.code == 0, done.err
     rows = [line.split() for line in done.out.splitlines() if line.lstrip().startswith("0")]
     records = lines(tmp_path / "demo.jsonl")

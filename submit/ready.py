@@ -1,0 +1,38 @@
+"""What the first cell of every notebook calls: is all here that the notebook needs?
+
+Only the standard library is imported: the notebook may have been opened outside the workshop's environment.
+"""
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class NotReady(Exception):
+    """Something is missing; the notebook shows one line, and stops."""
+
+    def _render_traceback_(self):  # IPython's own hook
+        return [str(self)]
+
+
+def needs(*files, modules=("matplotlib", "pandas", "torch")):
+    """Check the environment and the files, named from the top folder; let the notebook's commands find mpiexec.
+
+    Raises NotReady with what is missing and the command that makes it.
+    """
+    here = Path(sys.executable).parent
+    os.environ |= {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    lab = f"close this, and in {ROOT}: make setup && .venv/bin/jupyter lab"
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise NotReady(f"{module} is missing: this is not the workshop's Python, but {sys.executable}; {lab}")
+    if not shutil.which("mpiexec"):
+        raise NotReady(f"mpiexec is missing beside {sys.executable}; {lab}")
+    for file in files:
+        if not (ROOT / file).exists():
+            raise NotReady(f"{file} is missing; in {ROOT}: git checkout {file}")
+    print("ready")
