@@ -137,3 +137,15 @@ def worth_asking_for(rows, gain=1.5):
             break
         best = after
     return best["nodes"]
+
+
+def predict(row, constants=CENTRAL, **changes):
+    """Images/s of a row of assets/published.csv (a mapping); changes go to step_seconds.
+
+    What one GPU computes in a step is taken from the row's base run, a single GPU or the GPUs of one node.
+    """
+    each = row["base_images_per_second"] / row["base_gpus"]
+    compute = row["batch"] / each / (1 + constants.jitter * slowest(row["base_gpus"]))
+    cluster = Cluster(*(row[name] for name in ("nodes", "gpus", "node_link", "gpu_link", "algorithm", "measured")))
+    step = step_seconds(compute, row["gradient_bytes"], cluster, row["library"], constants=constants, **changes)
+    return cluster.ranks * row["batch"] / step
