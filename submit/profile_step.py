@@ -1,0 +1,105 @@
+"""Watch the training steps of a chapter's ranks: when each computes, and when the gradients are all-reduced.
+
+    mpiexec -n 2 python submit/profile_step.py 03_ddp/main.py --results step.jsonl
+
+main.py runs unchanged, under torch.profiler; for chapter 2 the all-reduces come from Horovod's own timeline, which
+rank 0 writes. Each rank appends a line: for each step after the warm-up a list of [what, start, end], in microseconds
+since 1970; what is "forward", "backward", "all-reduce" (with the wait for the other ranks) or "optimizer".
+"""
+
+import argparse
+import json
+import os
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+
+from launch import machine
+from torch.profiler import ProfilerActivity, profile
+
+FLAGS = ["--device", "cpu", "--dataset", "synthetic", "--model", "resnet18", "--batch-size", "64", "--max-steps", "16"]
+WARM_UP = 5
+
+
+def spans(events, *names):
+    """(start, end) in microseconds of the profiler's events with one of these beginnings, in their order."""
+    return sorted((event.time_range.start, event.time_range.end) for event in events if event.name.startswith(names))
+
+
+def timeline(path):
+    """(start, end) in microseconds since 1970 of what Horovod sent: the innermost phases that end in ALLREDUCE."""
+    events = json.loads("[" + path.read_text().strip().strip("[],\n") + "]")
+    zero = events[0]["args"]["start_time_since_epoch_in_micros"]
+    found, open_phases = [], {}
+    for event in events:
+        phases = open_phases.setdefault(event["pid"], [])
+        if event["ph"] == "B":
+            phases.append((event["name"], event["ts"]))
+        elif event["ph"] == "E":
+            name, start = phases.pop()
+            if name.endswith("_ALLREDUCE") and not name.startswith("NEGOTIATE"):
+                found.append((zero + start, zero + event["ts"]))
+    merged = []
+    for start, end in sorted(found):  # the tensors of one fused all-reduce have the same times
+        if merged and start < merged[-1][1]:
+            start, end = merged[-1][0], max(end, merged.pop()[1])
+        merged.append((start, end))
+    return merged
+
+
+def steps_of(events, sent):
+    """The steps after the warm-up: lists of (what, start, end), in the events' microseconds.
+
+    A step begins when the gradients are set to zero. Backward ends with the last gradient: what follows is waiting.
+    """
+    begins = [start for start, _ in spans(events, "Optimizer.zero_grad")]
+    backward = spans(events, "autograd::engine::evaluate_function")
+    optimizer = spans(events, "Optimizer.step")
+    steps = []
+    for begin, end in list(zip(begins, begins[1:]))[WARM_UP:]:
+        gradients = [span for span in backward if begin <= span[0] < end]
+        update = [span for span in optimizer if begin <= span[0] < end][-1]  # Horovod's own contains PyTorch's
+        steps.append([("forward", begin, gradients[0][0]),
+                      ("backward", gradients[0][0], max(last for _, last in gradients)),
+                      *(("all-reduce", *span) for span in sent if begin <= span[0] < end), ("optimizer", *update)])
+    return steps
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.error = sys.exit
+    parser.add_argument("main", type=Path, help="a chapter's main.py")
+    parser.add_argument("--results", type=Path, required=True, metavar="FILE")
+    args = parser.parse_args()
+    if not args.main.exists() or not args.results.parent.is_dir():
+        sys.exit("name a chapter's main.py, and --results FILE in a folder that exists")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["HOROVOD_TIMELINE"] = f"{folder}/timeline.json"  # Horovod alone looks at it
+        record = run(args.main, Path(folder))
+    with open(args.results, "a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def run(path, folder):
+    """Run a main.py and watch it. Returns this rank's record, with times in microseconds since 1970."""
+    sys.argv = [str(path), *FLAGS, "--results", str(folder / "record.jsonl")]
+    with profile(activities=[ProfilerActivity.CPU]) as watched:
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise
+    zero = watched.profiler.kineto_results.trace_start_ns() / 1e3
+    events = watched.events()
+    sent = spans(events, "gloo:all_reduce")
+    if (folder / "timeline.json").exists():
+        sent = [(start - zero, end - zero) for start, end in timeline(folder / "timeline.json")]
+    steps = [[(what, round(zero + start), round(zero + end)) for what, start, end in step]
+             for step in steps_of(events, sent)]
+    return {"chapter": str(path.parent), "rank": int(os.environ.get("PMI_RANK", 0)), "flags": " ".join(FLAGS),
+            "steps": steps, **machine()}
+
+
+if __name__ == "__main__":
+    main()
