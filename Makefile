@@ -3,10 +3,10 @@ SHELL := bash
 VENV ?= .venv
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench docs
+.PHONY: help setup demo test bench docs notebooks
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11, SITE=polaris on a cluster)
 	@if [ -n "$(SITE)" ]; then \
@@ -26,3 +26,6 @@ bench: setup ## measure what loading, metrics and synchronisation cost
 
 docs: setup ## write the diffs into the READMEs again and draw their figures
 	@"$(VENV)/bin/python" submit/docs.py
+
+notebooks: setup ## run the notebooks from top to bottom and store what they show
+	@"$(VENV)/bin/python" submit/notebooks.py
