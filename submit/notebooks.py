@@ -43,7 +43,7 @@ def run(path):
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
-    NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", record_timing=False,
+    NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", record_timing=False, coalesce_streams=True,
                    resources={"metadata": {"path": str(path.parent)}}).execute()
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
                          "language_info": {"name": "python"}, "workshop": {"sha256": fingerprint(notebook)}}
