@@ -13,6 +13,7 @@ import os
 import runpy
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from launch import machine
@@ -20,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 FLAGS = ["--device", "cpu", "--dataset", "synthetic", "--model", "resnet18", "--batch-size", "64", "--max-steps", "16"]
 WARM_UP = 5
+RANK = int(os.environ.get("PMI_RANK", 0))
 
 
 def spans(events, *names):
@@ -66,14 +68,23 @@ def steps_of(events, sent):
     return steps
 
 
+def fail(message):
+    """End all ranks with one line, from rank 0."""
+    if RANK == 0:
+        print(f"profile_step.py: {message}", file=sys.stderr)
+    else:
+        time.sleep(2)  # or the launcher ends rank 0 before it has spoken
+    sys.exit(2)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.error = sys.exit
+    parser.error = fail
     parser.add_argument("main", type=Path, help="a chapter's main.py")
     parser.add_argument("--results", type=Path, required=True, metavar="FILE")
     args = parser.parse_args()
     if not args.main.exists() or not args.results.parent.is_dir():
-        sys.exit("name a chapter's main.py, and --results FILE in a folder that exists")
+        fail("name a chapter's main.py, and --results FILE in a folder that exists")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HOROVOD_TIMELINE"] = f"{folder}/timeline.json"  # Horovod alone looks at it
         record = run(args.main, Path(folder))
@@ -97,7 +108,7 @@ def run(path, folder):
         sent = [(start - zero, end - zero) for start, end in timeline(folder / "timeline.json")]
     steps = [[(what, round(zero + start), round(zero + end)) for what, start, end in step]
              for step in steps_of(events, sent)]
-    return {"chapter": str(path.parent), "rank": int(os.environ.get("PMI_RANK", 0)), "flags": " ".join(FLAGS),
+    return {"chapter": str(path.parent), "rank": RANK, "flags": " ".join(FLAGS),
             "steps": steps, **machine()}
 
 
