@@ -31,7 +31,7 @@ def slowest(n):
 
 @dataclass(frozen=True)
 class Constants:
-    """The same for every prediction; fixed before the published rows of assets/published.csv were compared."""
+    """The same for every prediction, and as an earlier trial left them, which had seen most of the published rows."""
     backward: float = 2 / 3  # of the compute time. Assumed: two matrix products for each one of forward
     usable: float = 0.90     # of a link's nominal rate. Assumed: protocol and headers take the rest
     # Of the compute time, one standard deviation. Fitted to one row: 8 V100 of one node train ResNet-50 in FP32 at

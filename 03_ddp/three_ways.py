@@ -4,7 +4,8 @@
     mpiexec -n 4 python three_ways.py pipeline gpipe --micro-batches 8      # two schedules of a pipeline
 
 The network has four linear layers with ReLUs between, the images are scikit-learn's digits. At the end each process
-trains alone, to compare: in fp64, so that losses and parameters have to agree to rounding. Counted in the last step:
+trains alone, to compare: in fp64, so that losses and parameters have to agree to rounding. It takes 2 or 4 ranks, not
+3: tensor parallelism shares out the width evenly, a pipeline the four layers. Counted in the last step:
 
     parameters      bytes of the rank's part of the network; the gradients take as much again
     activations     the most bytes that autograd keeps for backward at a time, parameters, images and labels apart, and
@@ -281,7 +282,8 @@ def main():
              f"--micro-batches: at least {ranks}, one for each stage, and a divisor of --batch-size"),
             (args.results and (os.path.isdir(args.results) or not os.access(folder, os.W_OK)),
              f"cannot write {args.results}: name a file in a folder that exists and that you may write to"),
-            (ranks not in (2, 4), f"it takes 2 or 4 ranks, not {ranks}: mpiexec -n 2 python three_ways.py")):
+            (ranks not in (2, 4), f"it takes 2 or 4 ranks, not {ranks}: mpiexec -n 2 python three_ways.py "
+                                  f"(they share out the width and the {LAYERS} layers evenly)")):
         if wrong:
             sys.exit(message)
     torch.set_num_threads(1)  # ranks share the cores

@@ -32,8 +32,8 @@ def needed(notebook):
 
 
 def fingerprint(notebook):
-    """SHA-256 of the cells' sources and of the files that the notebook needs."""
-    parts = [f"{cell.cell_type}\n{cell.source}" for cell in notebook.cells]
+    """SHA-256 of the cells' sources and tags, and of the files that the notebook needs."""
+    parts = [f"{cell.cell_type} {cell.metadata.get('tags', [])}\n{cell.source}" for cell in notebook.cells]
     parts += [(ROOT / name).read_text() for name in needed(notebook)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

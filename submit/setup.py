@@ -101,7 +101,7 @@ def main():
         run([sys.executable, "-m", "venv", *["--system-site-packages"] * bool(mpicc), venv],
             "Python cannot make virtual environments: on Debian and Ubuntu, apt install python3-venv", quiet=True)
     step("2/5 the pinned packages" + ("" if mpicc else
-         ": about 0.8 GB to download where a CPU build of torch is offered, 3.3 GB otherwise"))
+         ": about 0.9 GB to download where a CPU build of torch is offered, 3.4 GB otherwise"))
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--use-pep517"]
     advice = ("No package was changed for good: mend the cause and run it again. Without a network, or behind a proxy: "
               "export https_proxy=http://HOST:PORT. A full disk: VENV=/roomy/place. Slow network: the CPU build of "

@@ -26,6 +26,28 @@ dist.isend = counted
 ring_allreduce.main()
 os.write(2, f"sent: {json.dumps([ring_allreduce.MPI.COMM_WORLD.rank, sent])}\\n".encode())
 """
+MESSAGES = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+import torch.distributed as dist
+from ring_allreduce import Wire, meet, part, ring
+
+sent, isend = [], dist.isend
+
+def noted(tensor, rank):
+    sent.append([rank, tensor.nbytes])
+    return isend(tensor, rank)
+
+dist.isend = noted
+rank, ranks = meet()
+for numbers in json.loads(sys.argv[2]):
+    sent.clear()
+    tensor = torch.full((numbers,), 1.0 + rank)
+    ring(tensor, Wire())
+    print(json.dumps([rank, numbers, tensor.unique().tolist(), sent]) + "\\n", end="")
+part()
+"""
 MISTAKES = [  # flags, with {} for a folder; what the line has to say
     ("--sizes 0", "--sizes: '0'.*above 0"), ("--sizes many", "--sizes: 'many'"), ("--sizes -4", "--sizes"),
     ("--sizes", "--sizes"), ("--sizes 6", "--sizes 6: .*multiple of 4"),
@@ -93,6 +115,16 @@ def test_what_is_counted_is_what_is_sent_and_what_the_formulas_say(ranks, tmp_pa
     found = dict(json.loads(line) for line in re.findall(r"^sent: (.*)", done.err, re.M))
     runs = 1 + 2  # the repeat, and what warms up
     assert [sum(found[rank].values()) for rank in range(ranks)] == [runs * total for total in totals]
+
+
+def test_each_message_of_a_ring_is_a_chunk_for_the_right_neighbour():
+    """On four ranks, where left and right differ; noted where torch is handed the messages."""
+    ranks = 4
+    done = mpiexec(ranks, "-c", MESSAGES, RING.parent, json.dumps(NUMBERS))
+    assert done.code == 0, done.err
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert sorted(found) == [[rank, numbers, [1 + 2 + 3 + 4], [[(rank + 1) % ranks, 4 * -(-numbers // ranks)]] * 6]
+                             for rank in range(ranks) for numbers in NUMBERS]  # 6 = 2(N-1)
 
 
 def test_mistakes_a_wrong_sum_and_another_type(tmp_path):
