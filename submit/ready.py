@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+MODULES = "matplotlib", "pandas", "torch"  # of the environment; another Python may have one, hardly all
 
 
 class NotReady(Exception):
@@ -19,7 +20,7 @@ class NotReady(Exception):
         return [str(self)]
 
 
-def needs(*files, modules=("matplotlib", "pandas", "torch")):
+def needs(*files):
     """Check the environment and the files, named from the top folder; let the notebook's commands find mpiexec.
 
     Raises NotReady with what is missing and the command that makes it.
@@ -27,7 +28,7 @@ def needs(*files, modules=("matplotlib", "pandas", "torch")):
     here = Path(sys.executable).parent
     os.environ |= {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     lab = f"close this, and in {ROOT}: make setup && .venv/bin/jupyter lab"
-    for module in modules:
+    for module in MODULES:
         if importlib.util.find_spec(module) is None:
             raise NotReady(f"{module} is missing: this is not the workshop's Python, but {sys.executable}; {lab}")
     if not shutil.which("mpiexec"):
