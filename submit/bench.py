@@ -77,7 +77,7 @@ def perceptron(dataset, _, steps):
 def output(*words):
     """What `python words` prints, on stdout and stderr; CalledProcessError, with that, where it fails."""
     return subprocess.run([sys.executable, *words], env=environment(), timeout=600, check=True, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
 
 
 def save(measurement, repeat, record):

@@ -55,7 +55,7 @@ def changes(old, new):
 def output(chapter, ranks, *flags):
     """What a run prints."""
     return subprocess.run(command(chapter, int(ranks), *flags), env=environment(), check=True, text=True, timeout=600,
-                          capture_output=True).stdout.strip()
+                          stdin=subprocess.DEVNULL, capture_output=True).stdout.strip()
 
 
 def table(name, precision=None):

@@ -66,6 +66,6 @@ def launch(chapter, ranks, *flags, timeout=600):
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
         words = command(chapter, ranks, *flags, "--results", results)
-        subprocess.run(words, env=environment(), timeout=timeout, check=True, text=True,
-                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        subprocess.run(words, env=environment(), timeout=timeout, check=True, text=True, stdin=subprocess.DEVNULL,
+                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # mpiexec would read what is not for it
         return json.loads(results.read_text()) | machine()

@@ -83,7 +83,8 @@ def measure(run, args):
         results = Path(folder, "results.jsonl")
         words, place, env = command(run, results, args.script)
         process = subprocess.Popen(words, cwd=place, env=os.environ | env, text=True, errors="replace",
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   start_new_session=True)
         try:
             printed = process.communicate(timeout=args.timeout)[0]
         except subprocess.TimeoutExpired:

@@ -38,15 +38,15 @@ def chapters_with(rows, fewer):
 
 def execute(words, timeout=300, env=None, cwd=None):
     """Run the words of a command. Returns its code, standard output and standard error; a hang fails the test."""
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout, cwd=cwd,
-                          env=environment() | NO_NETWORK | (env or {}))
+    done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=timeout, cwd=cwd, env=environment() | NO_NETWORK | (env or {}))
     return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
 def side_by_side(*starts, timeout=120):
     """Start commands with environments at the same time. Returns for each its code and all that it printed."""
-    processes = [subprocess.Popen([str(word) for word in words], env=environment() | env, text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for words, env in starts]
+    processes = [subprocess.Popen([str(word) for word in words], env=environment() | env, stdin=subprocess.DEVNULL,
+                                  text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for words, env in starts]
     try:
         printed = [process.communicate(timeout=timeout)[0] for process in processes]
     finally:

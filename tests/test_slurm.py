@@ -54,7 +54,8 @@ class Cluster:
     def run(self, *words, chapter="03_ddp", env=None, code=0):
         """A command's output, in a chapter's folder."""
         done = subprocess.run([str(word) for word in words], cwd=self.folder / chapter, env=self.env | (env or {}),
-                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200)
+                              text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              timeout=200)
         assert done.returncode == code, done.stdout
         return done.stdout
 
@@ -176,15 +177,19 @@ def test_a_contradiction_is_refused(cluster, tmp_path):
 @real_slurm
 def test_a_rank_that_is_killed_ends_the_job(cluster, tmp_path):
     job = cluster.sbatch("-N", 2, "--ntasks-per-node=1", ("--epochs", 5000, "--checkpoint", tmp_path / "checkpoint"))
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "checkpoint").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    second, = (one for one in psutil.process_iter(["cmdline"]) if str(tmp_path / "checkpoint") in one.info["cmdline"]
-               and "main.py" in one.info["cmdline"] and one.environ().get("PMI_RANK") == "1")
-    second.kill()
-    killed = time.monotonic()
-    state, printed = cluster.end(job)
-    assert state.startswith("FAILED") and time.monotonic() - killed < 30, (state, printed)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "checkpoint").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        second, = (one for one in psutil.process_iter(["cmdline"])  # None where it ends just now
+                   if {str(tmp_path / "checkpoint"), "main.py"} <= set(one.info["cmdline"] or ())
+                   and one.environ().get("PMI_RANK") == "1")
+        second.kill()
+        killed = time.monotonic()
+        state, printed = cluster.end(job)
+        assert state.startswith("FAILED") and time.monotonic() - killed < 30, (state, printed)
+    finally:
+        cluster.run("scancel", job)  # others want the nodes
 
 
 @real_slurm
