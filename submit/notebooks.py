@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 from launch import ROOT
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
 SECONDS = 120  # for a cell; a whole notebook takes less than a minute on two idle cores
 
@@ -54,9 +54,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebooks", nargs="*", type=Path, help="all, if none is named")
     for path in parser.parse_args().notebooks or notebooks():
+        if not path.is_file():
+            sys.exit(f"{path}: there is no such notebook")
         try:
             nbformat.write(run(path.resolve()), path)
-        except CellExecutionError as problem:
+        except (CellExecutionError, CellTimeoutError) as problem:
             sys.exit(f"{path}: {problem}")
         print("run:", path)
 

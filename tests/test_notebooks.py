@@ -240,3 +240,5 @@ def test_the_runner_names_the_cell_that_fails(tmp_path):
     nbformat.write(new_notebook(cells=[new_code_cell("1 / 0")]), path)
     done = execute([sys.executable, "submit/notebooks.py", path], cwd=ROOT)
     assert done.code == 1 and "ZeroDivisionError" in done.err and "Traceback" not in done.err.partition("1 / 0")[0]
+    done = execute([sys.executable, "submit/notebooks.py", tmp_path / "none.ipynb"], cwd=ROOT)
+    assert (done.code, done.err) == (1, f"{tmp_path}/none.ipynb: there is no such notebook\n")
