@@ -126,6 +126,12 @@ def prepare(args):
              + ("does not exist: leave out --resume" if args.resume else "exists: go on with --resume, or remove it"))):
         if wrong:
             sys.exit(message)
+    if args.precision == "bf16":
+        try:
+            tf.nn.conv2d(tf.ones((1, 8, 8, 1), tf.bfloat16), tf.ones((3, 3, 1, 32), tf.bfloat16), 1, "VALID")
+        except tf.errors.OpError:
+            sys.exit("--precision bf16: oneDNN, which TensorFlow uses, has it for CPUs with AVX-512 alone; take fp32, "
+                     "or TensorFlow's own slower convolutions: TF_ENABLE_ONEDNN_OPTS=0")
     data = load_data(args)
     if args.global_batch_size > len(data[1]):
         sys.exit(f"{args.dataset} has {len(data[1])} training images, not the {args.global_batch_size} of a step: "
