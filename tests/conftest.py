@@ -3,14 +3,20 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+THREADS = os.environ.get("TEST_THREADS", "1")  # a rank; `make test-cpus` tries another number
+os.environ["OMP_NUM_THREADS"] = THREADS  # before anything here imports PyTorch
+
+import forked
+import launch
 import pytest
 from demo import parameters  # noqa: F401  the tests import it from here
-from launch import ROOT, command, environment, missing
+from launch import ROOT, command, missing
 
 BIN = Path(sys.executable).parent
 OBSERVED = Path(__file__).with_name("observed.py")
@@ -19,10 +25,13 @@ ON = {"01_single_node": 1, "01_single_node/main_tf.py": 1, "02_horovod/pytorch":
 NO_NETWORK = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
 
 
-def case(chapter, *values, **options):
+numbers = pytest.mark.numbers  # compares numbers that depend on the CPU: `make test-cpus` runs these
+
+
+def case(chapter, *values, marks=(), **options):
     """A case of a parametrized test that skips, and says why, where set-up had to leave the chapter out."""
     skip = pytest.mark.skipif(bool(missing(chapter)), reason=str(missing(chapter)))
-    return pytest.param(chapter, *values, marks=skip, **options)
+    return pytest.param(chapter, *values, marks=[skip, *marks], **options)
 
 
 def chapters(*names):
@@ -34,6 +43,11 @@ def chapters_with(rows, fewer):
     """Cases of (chapter, flags, what is expected): what follows chapter 1 and differs in communication gets fewer."""
     return [case(name, *row, id=f"{name} {row[0]}") for name in ON
             for row in (rows if name.startswith("01") else fewer)]
+
+
+def environment():
+    """What a command of the tests finds in its environment, before what the test itself sets."""
+    return launch.environment() | {"OMP_NUM_THREADS": THREADS}
 
 
 def execute(words, timeout=300, env=None, cwd=None):
@@ -96,15 +110,23 @@ def in_one_process(chapter, rows, **options):
     return done.out, answers
 
 
-def observe(main, ranks, folder, *flags, **options):
+def forks(main):
+    """Whether the ranks of a main.py may be forked: TensorFlow has threads that do not survive it, Horovod an MPI."""
+    main = ROOT / main if str(main).endswith(".py") else ROOT / main / "main.py"
+    return not re.search("import (tensorflow|horovod)", main.read_text())
+
+
+def observe(main, ranks, folder, *flags, env=None, launcher=True):
     """Run a chapter, or a changed copy of its main.py, under observed.py, which leaves what it saw in the folder.
 
-    Returns what execute() does.
+    Without a launcher the ranks are forked where they can be. Returns what execute() does.
     """
     folder.mkdir(exist_ok=True)
     words = command(str(main), ranks, *flags)  # [mpiexec -n N] python MAIN FLAGS
     place = words.index(sys.executable) + 1
-    return execute([*words[:place], OBSERVED, folder, *words[place:]], **options)
+    if not launcher and forks(main):
+        return forked.run([OBSERVED, folder, *words[place:]], ranks, environment() | (env or {}))
+    return execute([*words[:place], OBSERVED, folder, *words[place:]], env=env)
 
 
 def lines(path):

@@ -4,6 +4,9 @@ Into FOLDER go a copy of the checkpoint after each epoch (parameters.1, .2, ...)
 data (batches.RANK: the indices of its batches; TensorFlow's chapters: a line a batch), each optimizer step (rates.RANK:
 the learning rate), each input of PyTorch's cnn (inputs.RANK: mean, standard deviation, dtype) and each choice of a GPU
 (gpus.RANK). FAKE_GPUS=N,same|own lets the framework believe in N GPUs, to see which one is taken.
+
+TWIN=smooth trains the twin of smooth.py, TWIN=reversed,N that twin with the N images of each batch in the opposite
+order, TWIN=order,N the chapter's own network so.
 """
 
 import importlib
@@ -15,8 +18,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import smooth
+
+if sys.argv[1].startswith("--local_rank="):  # deepspeed's launcher adds it in front
+    del sys.argv[1]
 folder, main = Path(sys.argv[1]), sys.argv[2]
 sys.argv = sys.argv[2:]
+sys.path[0] = str(Path(main).parent)
+twin, _, batch_size = os.environ.get("TWIN", "").partition(",")
 fake_gpus, identity = os.environ.get("FAKE_GPUS", "0,").split(",")
 
 
@@ -52,6 +61,8 @@ def observe_torch():
 
     def observe_batches(loader, *args, sampler, original=DataLoader.__init__, **kwargs):
         note("batches", [batch.tolist() for batch in sampler])
+        if batch_size:
+            sampler = [batch.flip(0) for batch in sampler]
         original(loader, *args, sampler=sampler, **kwargs)
 
     def observe_rate(optimizer, *args, original=torch.optim.SGD.step, **kwargs):
@@ -64,6 +75,8 @@ def observe_torch():
             note("inputs", [images.mean().item(), images.std().item(), str(images.dtype)])
         return original(model, images)
 
+    if twin in ("smooth", "reversed"):
+        smooth.torch_twin()
     DataLoader.__init__ = observe_batches
     torch.nn.Sequential.forward = observe_input
     torch.optim.SGD.step = observe_rate
@@ -95,6 +108,14 @@ def observe_tensorflow():
         note("rates", value)
         original.fset(optimizer, value)
 
+    def reverse(order, size):
+        """An order of images with those of each batch the other way round."""
+        whole = len(order) // size * size
+        return numpy.append(order[:whole].reshape(-1, size)[:, ::-1], order[whole:])
+
+    def shuffling(seed, original=numpy.random.default_rng):
+        return SimpleNamespace(permutation=lambda n: reverse(original(seed).permutation(n), int(batch_size)))
+
     taken = []
 
     def take(gpus, _):
@@ -102,6 +123,10 @@ def observe_tensorflow():
         for gpu in gpus:
             note("gpus", gpu)
 
+    if twin in ("smooth", "reversed"):
+        smooth.keras_twin()
+    if batch_size:
+        numpy.random.default_rng = shuffling
     numpy.loadtxt = loadtxt
     keras.optimizers.SGD.learning_rate = keras.optimizers.SGD.learning_rate.setter(set_rate)
     if int(fake_gpus):

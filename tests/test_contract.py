@@ -16,12 +16,14 @@ from conftest import (
     in_one_process,
     lines,
     load_module,
+    numbers,
     observe,
     parameters,
     record,
     run,
 )
 from sklearn.datasets import load_digits
+from tolerances import BFLOAT16, FP64, close
 
 RECORD = {  # name: type, and whether a value is possible
     "chapter": (str, lambda v: v in [*ON, "05_zero", "05_zero/fsdp.py"]), "ranks": (int, lambda v: v > 0),
@@ -52,8 +54,8 @@ def check(found):
 FLAGS = [
     ("--dataset synthetic --image-size 12 --device cpu --seed 3",
      {"dataset": "synthetic", "image_size": 12, "parameters": 151_882, "device": "cpu", "seed": 3}),
-    ("--model resnet18 --precision bf16",
-     {"model": "resnet18", "parameters": 11_181_642, "precision": "bf16"}),
+    ("--model resnet18 --precision bf16 --batch-size 8 --lr 0.001",  # at its usual rate it ends in nan on some CPUs
+     {"model": "resnet18", "parameters": 11_181_642, "precision": "bf16", "batch_size": 8}),
     ("--dataset synthetic --precision fp64", {"image_size": 32, "parameters": 1_626_442, "precision": "fp64"}),
     ("--model resnet50 --batch-size 8", {"model": "resnet50", "parameters": 23_528_522, "batch_size": 8}),
 ]
@@ -61,14 +63,20 @@ FLAGS = [
 
 @chapters("01_single_node", "01_single_node/main_tf.py")
 def test_flags_reach_the_record(chapter, tmp_path):
-    in_one_process(chapter, [f"--max-steps 2 --results {tmp_path}/results {flags}" for flags, _ in FLAGS])
-    for (_, expected), found in zip(FLAGS, lines(tmp_path / "results")):
+    _, ends = in_one_process(chapter, [f"--max-steps 2 --results {tmp_path}/results {flags}" for flags, _ in FLAGS])
+    assert all(end is None or (NO_BF16 in end and "bf16" in flags) for end, (flags, _) in zip(ends, FLAGS)), ends
+    trained = [expected for end, (_, expected) in zip(ends, FLAGS) if end is None]
+    records = lines(tmp_path / "results")
+    assert len(records) == len(trained)
+    for expected, found in zip(trained, records):
         check(found)
         assert found | expected == found and found["steps"] == 2
 
 
 @pytest.mark.parametrize(("chapter", "flags", "expected"), chapters_with([], FLAGS[:2]))
 def test_flags_reach_the_record_of_several_ranks(chapter, flags, expected, tmp_path):
+    if "bf16" in flags and "tensorflow" in chapter:
+        skip_without_bf16("01_single_node/main_tf.py")
     found = check(record(chapter, ON[chapter], "--max-steps", 2, *flags.split(), folder=tmp_path))
     assert found | expected == found and found["steps"] == 2
 
@@ -109,10 +117,31 @@ def test_epochs_and_max_steps_end_the_training(tmp_path):
     assert [record["steps"] for record in lines(results)] == [110, 44, 30]  # each is appended
 
 
+NO_BF16 = "oneDNN, which TensorFlow uses, has it for CPUs with AVX-512 alone"
+
+
+def skip_without_bf16(chapter):
+    """TensorFlow has no bf16 on every CPU: then it says so in one line, before it trains."""
+    done = run(chapter, 1, "--precision", "bf16", "--max-steps", 1)
+    if done.code:
+        assert done.code == 2 and re.fullmatch(f"main(_tf)?.py: --precision bf16: {NO_BF16}.*\n", done.err), done.err
+        pytest.skip(NO_BF16)
+
+
+@chapters("01_single_node/main_tf.py")
+def test_bf16_where_it_does_not_exist_is_one_line(chapter):
+    done = run(chapter, 1, "--precision", "bf16", env={"DNNL_MAX_CPU_ISA": "AVX2", "TF_ENABLE_ONEDNN_OPTS": "1"})
+    assert done.code == 2 and re.fullmatch(f"main_tf.py: --precision bf16: {NO_BF16}.*\n", done.err), done.err
+    assert "images" not in done.out
+
+
+@numbers
 @chapters("01_single_node", "01_single_node/main_tf.py")
 def test_precision_is_that_of_the_computation(chapter, tmp_path):
     """fp64 keeps double parameters; bf16 keeps float parameters and computes the loss of a network in bfloat16."""
     losses = {}
+    if "tf" in chapter:
+        skip_without_bf16(chapter)
     for precision, width in ("fp32", 4), ("bf16", 4), ("fp64", 8):
         checkpoint = tmp_path / precision
         losses[precision] = record(chapter, 1, "--max-steps", 3, "--precision", precision, "--checkpoint", checkpoint,
@@ -122,11 +151,14 @@ def test_precision_is_that_of_the_computation(chapter, tmp_path):
                 assert {arrays[name].dtype.itemsize for name in arrays if "kernel" in name} == {width}
         else:
             assert {tensor.itemsize for tensor in torch.load(checkpoint)["model"].values()} == {width}
-    assert 1e-5 < abs(losses["bf16"] - losses["fp32"]) < 0.1
+    rounding = abs(losses["bf16"] / losses["fp32"] - 1)
+    assert rounding > 0
+    close("loss, bf16, relative", rounding, BFLOAT16)
     if "tf" not in chapter:  # TensorFlow draws other initial parameters in fp64
-        assert 1e-10 < abs(losses["fp32"] - losses["fp64"]) < 1e-5
+        assert 0 < abs(losses["fp32"] / losses["fp64"] - 1) < rounding
 
 
+@numbers
 def test_the_base_is_plain_pytorch(tmp_path):
     """Chapter 1's parameters after an epoch are those of the shortest loop that does the same."""
     record("01_single_node", 1, "--epochs", 1, "--precision", "fp64", "--checkpoint", tmp_path / "c", folder=tmp_path)
@@ -143,7 +175,7 @@ def test_the_base_is_plain_pytorch(tmp_path):
         torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
         optimizer.step()
     own = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
-    assert abs(own - parameters(tmp_path / "c")).max() <= 1e-12
+    close("parameters, fp64", abs(own - parameters(tmp_path / "c")).max(), FP64)
 
 
 PLAIN_KERAS = """  # chapter 1's network, images and order with model.fit(), in a process of its own
@@ -165,6 +197,7 @@ np.save(FILE, np.concatenate([array.ravel() for array in model.get_weights()]))
 """
 
 
+@numbers
 def test_tensorflow_s_base_is_plain_keras(tmp_path):
     """main_tf.py's parameters after an epoch are those of Keras' own model.fit()."""
     flags = "--epochs", 1, "--precision", "fp64", "--checkpoint", tmp_path / "c"
@@ -172,7 +205,7 @@ def test_tensorflow_s_base_is_plain_keras(tmp_path):
     done = execute([sys.executable, "-c", PLAIN_KERAS.replace("FILE", repr(str(tmp_path / "own.npy"))),
                     ROOT / "01_single_node"])
     assert done.code == 0, done.err
-    assert abs(np.load(tmp_path / "own.npy") - parameters(tmp_path / "c")).max() <= 1e-12
+    close("parameters, fp64", abs(np.load(tmp_path / "own.npy") - parameters(tmp_path / "c")).max(), FP64)
 
 
 @chapters("01_single_node", "03_ddp")

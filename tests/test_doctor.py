@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from conftest import BIN, ROOT, execute, load_module, observe, side_by_side
 from test_launchers import ALLOCATION, OPENMPI_MPIEXEC, free_port, step
+from tolerances import COUNT, THREE_DIGITS
 
 DOCTOR = ROOT / "submit" / "doctor.py"
 PYTHON = [sys.executable, DOCTOR]
@@ -62,7 +63,7 @@ def test_nothing_is_wrong():
         assert [size for size, *_ in measured] == ["4", "1", "16"]
         size, seconds, bandwidth = map(float, measured[-1])
         formula = 2 * (ranks - 1) / ranks * size * 2 ** 20 / seconds / 1e9
-        assert bandwidth == pytest.approx(formula, rel=0.01, abs=0.001)
+        assert bandwidth == pytest.approx(formula, rel=COUNT, abs=THREE_DIGITS)
 
 
 def test_variables_that_contradict_each_other():

@@ -15,6 +15,7 @@ import setup
 from conftest import ROOT, chapters, execute, lines, main_files
 from launch import missing
 from test_contract import RECORD, check
+from tolerances import ADAM_FP64, FP64, close
 
 # Functions that two chapters have under one name and that differ, because the difference is the lesson.
 LESSONS = {"main": "what a framework changes in the training", "prepare": "the batch is divided among the ranks",
@@ -104,6 +105,25 @@ def test_the_diff_s_check_notices_what_is_stale_missing_or_shown_twice():
         docs.render(text + "\n<!-- hunk: no such words -->\n", lambda *_: "")
 
 
+def test_every_tolerance_is_listed_with_its_reason():
+    """In tolerances.py and nowhere else: no other small number is compared with, in any test."""
+    table = ROOT / "tests" / "tolerances.py"
+    listed = re.findall(r"^(?:# .*\n)+((?:[A-Z][A-Z0-9_]* = .*\n)+)", table.read_text(), re.M)
+    names = set(re.findall(r"^([A-Z]\w*) =", "".join(listed), re.M))
+    assert names == set(re.findall(r"^([A-Z]\w*) =", table.read_text(), re.M)), "a tolerance without a reason"
+    used, found = set(), []
+    for path in set(ROOT.glob("tests/*.py")) - {table}:
+        tree = ast.parse(path.read_text())
+        used |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        compared = [node for node in ast.walk(tree) if isinstance(node, ast.Compare)
+                    and any(isinstance(sign, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for sign in node.ops)]
+        compared += [word.value for node in ast.walk(tree) if isinstance(node, ast.Call) for word in node.keywords
+                     if word.arg in ("abs", "rel", "atol", "rtol")]
+        found += [f"{path.name}:{part.lineno}: {part.value}" for node in compared for part in ast.walk(node)
+                  if isinstance(part, ast.Constant) and isinstance(part.value, float) and 0 < part.value < 0.1]
+    assert not found and names <= used
+
+
 def test_links_and_pictures_of_the_readmes_exist():
     found = 0
     for path in docs.readmes():
@@ -189,8 +209,9 @@ def test_demo_prints_its_table_and_leaves_records_and_figure(tmp_path):
         assert record.keys() > RECORD.keys()
         check({name: record[name] for name in RECORD})
         perceptron = "stage" in record  # trained for one epoch
-        assert record["test_accuracy"] > (0.8 if perceptron else 0.95)
-        assert record["difference"] < (1e-4 if perceptron else 1e-5)
+        assert record["test_accuracy"] > (0.5 if perceptron else 0.9)  # of ten classes: it learns
+        if record["compared_in"] == "fp64":
+            close("parameters, fp64", record["difference"], ADAM_FP64 if perceptron else FP64)
     held = {record["stage"]: record["megabytes"] for record in records if record["chapter"] == "05_zero"}
     assert held[0] > held[1] >= held[2] > held[3]
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
@@ -233,4 +254,4 @@ def test_horovod_s_wheel_is_cached_under_all_that_it_links_to(chapter, monkeypat
 def test_keras_fit_trains_apart_and_the_tape_does_not(chapter):
     done = execute(docs.command("02_horovod/tensorflow/keras_trap.py", 2))
     differences = dict(re.findall(r"^(\w+) *: .* (\S+)$", done.out, re.M))
-    assert float(differences["with_fit"]) > 1e-3 and float(differences["with_tape"]) == 0, done.out + done.err
+    assert float(differences["with_fit"]) > 0 and float(differences["with_tape"]) == 0, done.out + done.err
