@@ -22,8 +22,8 @@ LESSONS = {"main": "what a framework changes in the training", "prepare": "the b
            "build_model": "the same",
            "batches": "DeepSpeed wants inputs of its parameters' type", "read_config": "and sets ZeRO's stage",
            "held": "DeepSpeed and FSDP keep their tensors elsewhere"}
-LINES = {"01_single_node/main.py": 227, "01_single_node/main_tf.py": 269, "04_deepspeed/main.py": 353,
-         "05_zero/main.py": 397, "05_zero/fsdp.py": 357}  # any other: 308
+LINES = {"01_single_node/main.py": 248, "01_single_node/main_tf.py": 290, "04_deepspeed/main.py": 374,
+         "05_zero/main.py": 418, "05_zero/fsdp.py": 377}  # any other: 327
 
 
 def functions(path):
@@ -57,7 +57,7 @@ def test_flags_and_launchers_are_the_same_in_both_frameworks():
 def test_lesson_files_stay_short():
     for path in main_files():
         name = str(path.relative_to(ROOT))
-        assert len(path.read_text().splitlines()) <= LINES.get(name, 308), name
+        assert len(path.read_text().splitlines()) <= LINES.get(name, 327), name
 
 
 def test_chapter_3_is_chapter_1_with_a_screenful_of_lines_added():
