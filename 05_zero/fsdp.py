@@ -226,8 +226,7 @@ def main():
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     except (dist.DistNetworkError, dist.DistStoreError):
-        sys.exit("no meeting of {WORLD_SIZE} ranks at {MASTER_ADDR}:{MASTER_PORT}: start them all, choose a free "
-                 "MASTER_PORT".format_map(os.environ))
+        sys.exit("no meeting at {MASTER_ADDR}:{MASTER_PORT}: start all, on a free MASTER_PORT".format_map(os.environ))
     rank, ranks, seen = dist.get_rank(), dist.get_world_size(), [None] * dist.get_world_size()
     args = parse_args()
     sys.stdout = sys.stdout if rank == 0 else open(os.devnull, "w")  # rank 0 speaks for all
