@@ -35,6 +35,26 @@ LAUNCHERS = {  # the variables in which launchers tell a process its rank, and h
     "SLURM_PROCID": "SLURM_STEP_NUM_TASKS"}
 
 
+def launched_rank():
+    """The rank that a launcher gave; RANK alone, without the mark of torchrun or deepspeed, is left from elsewhere."""
+    marked = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"} & os.environ.keys()
+    return next((int(os.environ[name]) for name in LAUNCHERS if name in os.environ and (name != "RANK" or marked)), 0)
+
+
+def opens(path):
+    """Whether a file of this name opens for writing, which its folder's rights do not tell; nothing is left behind."""
+    mode = "a" if os.path.lexists(path) else "x"
+    try:
+        open(path, mode).close()
+    except FileExistsError:  # meanwhile: another run tries, too
+        return True
+    except OSError:
+        return False
+    if mode == "x":
+        os.remove(path)
+    return True
+
+
 def parse_args():
     def whole(text):
         if not text.isdecimal() or int(text) == 0:
@@ -95,7 +115,7 @@ def prepare(args):
     gpus = tf.config.get_visible_devices("GPU")
     args.batch_size = args.global_batch_size = args.global_batch_size or args.batch_size or 64
     for path in filter(None, (args.checkpoint, args.results)):
-        if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
+        if not opens(path):
             sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may write to")
     for wrong, message in (
             (args.device == "cuda" and not gpus, "--device cuda: TensorFlow sees no GPU here; take --device cpu"),
@@ -153,7 +173,8 @@ def main():
     sys.stdout.reconfigure(line_buffering=True)  # a line appears when it is printed, through a pipe too
     for size in LAUNCHERS.values():
         if int(os.environ.get(size, 1)) > 1:
-            sys.exit(f"{os.environ[size]} ranks would each train the same: start `python main_tf.py`, or see chapter 2")
+            sys.exit(f"{os.environ[size]} ranks would each train the same: start `python main_tf.py` "
+                     f"without a launcher and without {size}, or see chapter 2")
     args = parse_args()
     gpus = tf.config.list_physical_devices("GPU")[:1] if args.device != "cpu" else []
     tf.config.set_visible_devices(gpus, "GPU")
@@ -268,7 +289,7 @@ if __name__ == "__main__":
     try:
         main()
     except SystemExit as end:  # with a line for the user who made a mistake, or without
-        if next((int(os.environ[rank]) for rank in LAUNCHERS if rank in os.environ), 0):
+        if launched_rank():
             time.sleep(2)  # rank 0 speaks for all, before the launcher ends them
         elif end.code:
             print(f"main_tf.py: {end}", file=sys.stderr)

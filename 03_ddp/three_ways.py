@@ -29,7 +29,7 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 import torch.distributed as dist
-from main import LAUNCHERS, find_ranks
+from main import find_ranks, launched_rank, opens
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor
@@ -273,14 +273,13 @@ def parse_args():
 def main():
     find_ranks()
     args, ranks = parse_args(), int(os.environ["WORLD_SIZE"])
-    folder = os.path.dirname(args.results or "") or "."
     for wrong, message in (
             ({*args.ways} - {*WAYS}, f"{' '.join(args.ways)}: the ways are {', '.join(WAYS)}"),
             (args.batch_size > IMAGES, f"--batch-size: there are {IMAGES} images"),
             (args.batch_size % 4 or args.width % 4, "--batch-size and --width: take multiples of 4, to be shared"),
             (args.micro_batches < ranks or args.batch_size % args.micro_batches,
              f"--micro-batches: at least {ranks}, one for each stage, and a divisor of --batch-size"),
-            (args.results and (os.path.isdir(args.results) or not os.access(folder, os.W_OK)),
+            (args.results and not opens(args.results),
              f"cannot write {args.results}: name a file in a folder that exists and that you may write to"),
             (ranks not in (2, 4), f"it takes 2 or 4 ranks, not {ranks}: mpiexec -n 2 python three_ways.py "
                                   f"(they share out the width and the {LAYERS} layers evenly)")):
@@ -316,7 +315,7 @@ if __name__ == "__main__":
     try:
         main()
     except SystemExit as end:  # with a line for the user who made a mistake, or without
-        if next((int(os.environ[rank]) for rank in LAUNCHERS if rank in os.environ), 0):
+        if dist.get_rank() if dist.is_initialized() else launched_rank():
             time.sleep(2)  # rank 0 speaks for all, before the launcher ends them
         elif end.code:
             print(f"three_ways.py: {end}", file=sys.stderr)

@@ -16,6 +16,7 @@ import torch
 import zero
 from launch import ROOT, launch, missing
 from matplotlib.figure import Figure
+from records import refusal
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from tqdm import tqdm
 
@@ -116,6 +117,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results", help="for the records and the figure")
     results = parser.parse_args().folder
+    if reason := refusal(results):
+        sys.exit(f"demo: {reason}")
     results.mkdir(exist_ok=True)
     skipped = {chapter: missing(chapter) for chapter, *_ in RUNS if missing(chapter)}
     runs, records, references = [run for run in RUNS if run[0] not in skipped], [], {}

@@ -29,6 +29,7 @@ import read_data
 import sweep
 import zero
 from launch import ROOT, command, environment
+from records import published, published_text
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(r"<!-- (hunk|output|sample|table|command|file|bench|changes): (.+?) -->\n(?:```\w*\n.*?^```\n)?",
@@ -60,14 +61,14 @@ def output(chapter, ranks, *flags):
 
 def table(name, precision=None):
     """The table of the records in assets/NAME.jsonl, or of those with this precision."""
-    records = pandas.read_json(ROOT / "assets" / f"{name}.jsonl", lines=True)
+    records = pandas.DataFrame(published(f"{name}.jsonl"))
     return TABLES[name].table(records if precision is None else records[records["precision"] == precision])
 
 
 def bench(number):
     """The machine's line and one section of the benchmark's output, from that of the files which has it."""
     for path in (ROOT / "assets").glob("bench*.txt"):
-        head, *sections = path.read_text().strip().split("\n\n")
+        head, *sections = published_text(path.name).strip().split("\n\n")
         for section in sections:
             if section.startswith(f"{number}. "):
                 return f"{head}\n\n{section}"

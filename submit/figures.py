@@ -1,15 +1,14 @@
 """Draw the figures of the READMEs into assets/: those of drawings.py, and the measured ones from the records there."""
 
-import json
+import sys
 
 import pandas
 import sweep
 from drawings import ABSENT, DRAWINGS
-from launch import ROOT
 from matplotlib.figure import Figure
+from records import ASSETS, Unpublished, published
 from zero import ROLES, total
 
-ASSETS = ROOT / "assets"
 CHAPTERS = {"01_single_node": ("one process", "#000000"), "02_horovod/pytorch": ("Horovod", "#D55E00"),
             "03_ddp": ("DDP", "#0072B2"), "04_deepspeed": ("DeepSpeed", "#009E73")}
 
@@ -19,7 +18,7 @@ def zero():
 
     From assets/zero.jsonl, which submit/zero.py writes.
     """
-    records = [json.loads(line) for line in (ASSETS / "zero.jsonl").read_text().splitlines()]
+    records = published("zero.jsonl")
     records = [found for found in records if found["precision"] == "bf16" and found["chapter"] == "05_zero"]
     colors = dict(zip(ROLES, ("#56B4E9", "#E69F00", "#009E73", "#CC79A7")))
     figure = Figure(figsize=(9, 3.6), layout="constrained")
@@ -45,7 +44,7 @@ def zero():
 
 def measured(name):
     """The records of assets/NAME.jsonl, their summary by sweep.py, and where they are from, as a line."""
-    records = pandas.DataFrame(sweep.read(ASSETS / f"{name}.jsonl"))
+    records = pandas.DataFrame(published(f"{name}.jsonl"))
     first = records.iloc[0]
     return records, sweep.summary(records), (
         f"{first['model']}, {first['image_size']}x{first['image_size']} pixels, {first['precision']}; {first['host']}: "
@@ -105,7 +104,10 @@ def main():
     """Save every figure into assets/."""
     ASSETS.mkdir(exist_ok=True)
     for name, draw in FIGURES.items():
-        draw().savefig(ASSETS / name, dpi=150)
+        try:
+            draw().savefig(ASSETS / name, dpi=150)
+        except Unpublished as problem:
+            sys.exit(f"{name}: {problem}")
 
 
 if __name__ == "__main__":

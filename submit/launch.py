@@ -12,7 +12,7 @@ import tempfile
 from importlib.metadata import distributions
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from records import ROOT, commit
 
 
 def command(chapter, ranks, *flags):
@@ -48,24 +48,29 @@ def processor():
 
 def machine():
     """Where and with what a run happened, as far as that can be looked up."""
-    git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
     versions = {found.name: found.version for found in distributions()
                 if found.name in ("torch", "tensorflow-cpu", "tensorflow", "horovod", "deepspeed")}
     return {"launcher": "python or mpiexec (MPICH)", "host": platform.node(), "processor": processor(),
             "cpus": os.cpu_count(),
-            "python": platform.python_version(), **versions, "git": git.stdout.strip(),
+            "python": platform.python_version(), **versions, "git": commit(),
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
 
 
 def launch(chapter, ranks, *flags, timeout=600):
-    """Run chapter/main.py on so many ranks with these flags.
+    """Run chapter/main.py on so many ranks with these flags. Returns its record as a dict; raises as launch_all()."""
+    record, = launch_all(chapter, ranks, *flags, timeout=timeout)
+    return record
 
-    Returns its record as a dict. Raises subprocess.CalledProcessError, with what the run printed, where it fails, and
-    subprocess.TimeoutExpired after `timeout` seconds.
+
+def launch_all(chapter, ranks, *flags, timeout=600):
+    """The same for a program that writes several records. Returns them as a list.
+
+    Raises subprocess.CalledProcessError, with what the run printed, where it fails, and subprocess.TimeoutExpired after
+    `timeout` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
         words = command(chapter, ranks, *flags, "--results", results)
         subprocess.run(words, env=environment(), timeout=timeout, check=True, text=True, stdin=subprocess.DEVNULL,
                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # mpiexec would read what is not for it
-        return json.loads(results.read_text()) | machine()
+        return [json.loads(line) | machine() for line in results.read_text().splitlines()]

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from launch import machine
+from records import opens, refusal
 from torch.profiler import ProfilerActivity, profile
 
 FLAGS = ["--device", "cpu", "--dataset", "synthetic", "--model", "resnet18", "--batch-size", "64", "--max-steps", "16"]
@@ -83,8 +84,10 @@ def main():
     parser.add_argument("main", type=Path, help="a chapter's main.py")
     parser.add_argument("--results", type=Path, required=True, metavar="FILE")
     args = parser.parse_args()
-    if not args.main.exists() or not args.results.parent.is_dir():
-        fail("name a chapter's main.py, and --results FILE in a folder that exists")
+    if not args.main.exists() or not opens(args.results):
+        fail("name a chapter's main.py, and --results FILE in a folder that exists and that you may write to")
+    if reason := refusal(args.results):
+        fail(reason)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HOROVOD_TIMELINE"] = f"{folder}/timeline.json"  # Horovod alone looks at it
         record = run(args.main, Path(folder))

@@ -25,6 +25,7 @@ from subprocess import CalledProcessError
 
 import numpy as np
 from launch import ROOT, launch
+from records import opens, refusal
 
 SIZE, BATCH = 3 * 32 * 32, 64  # bytes an image, images a step on each rank
 RANKS, REPEATS = (1, 2, 4), 5
@@ -124,7 +125,8 @@ def split_by_node(world):
     return world.Split_type(MPI.COMM_TYPE_SHARED)
 
 
-def parse_args(ranks):
+def parse_args(world):
+    ranks = world.size
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.error, add = sys.exit, parser.add_argument
     add("--way", choices=WAYS, help="a run of this way; without it, the study of all")
@@ -138,7 +140,9 @@ def parse_args(ranks):
     batch = BATCH * (ranks if args.way else max(RANKS))
     if args.images < 1 or args.images % batch or args.seed < 0:
         sys.exit(f"--images: take a multiple of {batch}, {BATCH} a step for each rank, and --seed 0 or above")
-    if args.results and (os.path.isdir(args.results) or not os.access(os.path.dirname(args.results) or ".", os.W_OK)):
+    if not args.way and (reason := refusal(RECORDS)):
+        sys.exit(reason)
+    if args.results and world.rank == 0 and not opens(args.results):  # it writes for all
         sys.exit(f"cannot write {args.results}: name a file in a folder that exists and that you may write to")
     return args
 
@@ -314,7 +318,7 @@ def main():
     world = MPI.COMM_WORLD
     sys.excepthook = lambda *problem: (  # one fails, all end, when the launcher has passed on why
         traceback.print_exception(*problem), time.sleep(1), world.Abort(1))
-    args = together(world, parse_args, world.size)
+    args = together(world, parse_args, world)
     if args and args.way:
         run(world, args)
     elif args:

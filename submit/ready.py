@@ -9,7 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from records import ROOT, published
+
 MODULES = "matplotlib", "pandas", "torch"  # of the environment; another Python may have one, hardly all
 
 
@@ -23,7 +24,8 @@ class NotReady(Exception):
 def needs(*files):
     """Check the environment and the files, named from the top folder; let the notebook's commands find mpiexec.
 
-    Raises NotReady with what is missing and the command that makes it.
+    Raises NotReady with what is missing and the command that makes it, and Unpublished for a record in assets/ that is
+    not of a commit.
     """
     here = Path(sys.executable).parent
     os.environ |= {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
@@ -36,4 +38,6 @@ def needs(*files):
     for file in files:
         if not (ROOT / file).exists():
             raise NotReady(f"{file} is missing; in {ROOT}: git checkout {file}")
+        if file.startswith("assets/") and file.endswith(".jsonl"):
+            published(Path(file).name)
     print("ready")

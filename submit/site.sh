@@ -1,6 +1,11 @@
 # shellcheck shell=bash
 # Sourced by every submit script, with SITE set: the site's settings and the workshop's environment. `launch COMMAND...`
 # then starts RANKS ranks, on NODES nodes, where that is set (submit/sweep.py does), else what the allocation is for.
+case "${PBS_O_WORKDIR:+${FLAGS:-}}" in  # a PBS script leaves FLAGS to the shell, which splits it at blanks
+    *[]*?[\'\"\\]*)
+        echo "FLAGS=$FLAGS: no flag may hold a blank, a wildcard, a quote or a backslash" >&2
+        exit 2 ;;
+esac
 workshop=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${VENV:-$workshop/.venv}
 [ -f "$workshop/submit/sites/$SITE.sh" ] || { echo "SITE=$SITE: there is no submit/sites/$SITE.sh" >&2; exit 2; }

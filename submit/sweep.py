@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import pandas
 from launch import ROOT, machine, missing
+from records import opens, refusal
 from tqdm import tqdm
 
 STEPS = 35  # 5 of them warm up, 30 are timed
@@ -227,9 +229,15 @@ def parse_args():
             parser.error(f"--batch-size {args.batch_size} is no multiple of {ranks} ranks")
     if not plan(args):
         parser.error("nothing to run: chapter 1 has one rank only")
-    writable = args.results if args.results.exists() else args.results.parent
-    if args.results.is_dir() or not os.access(writable, os.W_OK):
+    folder = args.results.resolve().parent  # the runs' own records pass through it
+    if not opens(args.results) or not os.access(folder, os.W_OK):
         parser.error(f"cannot write {args.results}: name a file in a folder that exists and that you may write to")
+    if reason := refusal(args.results):
+        parser.error(reason)
+    for word in (*args.flags, str(folder)) if args.script.endswith(".pbs") else ():
+        if re.search(r"""[\s*?[\]'"\\]""", word):  # site.sh refuses the same
+            parser.error(f"{word!r}: a PBS script takes its flags in one variable, which the shell splits at blanks: "
+                         "none may hold a blank, a wildcard, a quote or a backslash")
     return args
 
 

@@ -1,9 +1,11 @@
 """Count what each rank of chapter 5 holds, for every stage on 1, 2 and 4 ranks; the records go to assets/zero.jsonl."""
 
 import json
+import sys
 
 import pandas
 from launch import ROOT, launch
+from records import refusal
 from tqdm import tqdm
 
 ROLES = ("parameters", "gradients", "master copy", "optimizer state")
@@ -34,6 +36,8 @@ def table(records):
 
 
 def main():
+    if reason := refusal(RECORDS):
+        sys.exit(f"zero.py: {reason}")
     runs = [(chapter, ranks, stage, precision) for precision in ("fp32", "bf16") for chapter, stage in STAGES
             for ranks in (1, 2, 4)]
     records = []

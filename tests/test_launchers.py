@@ -152,6 +152,52 @@ def test_chapter_1_refuses_several_ranks():
     assert batch_script.code == 0  # one process, whatever was allocated
 
 
+ALL = "01_single_node", "01_single_node/main_tf.py", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", \
+    "04_deepspeed", "05_zero", "05_zero/fsdp.py"
+
+
+@chapters(*ALL)
+def test_a_rank_that_no_launcher_started_is_told_so(chapter):
+    """RANK is somebody's own, or left from another job: there is no rank 0 that could speak for this one."""
+    done = run(chapter, 1, env={"RANK": "1", "WORLD_SIZE": "4"}, timeout=60)
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch(r"(main|main_tf|fsdp)\.py: .*WORLD_SIZE.*\n", done.err), done.err
+
+
+@pytest.mark.parametrize("words", [("torchrun", "--nproc-per-node", 2), ("deepspeed", "--num_gpus", 2)],
+                         ids=lambda words: words[0])
+def test_under_a_launcher_of_ranks_one_speaks_for_all(words):
+    done = execute([BIN / words[0], *words[1:], ROOT / "01_single_node" / "main.py"],
+                   env={"DS_ACCELERATOR": "cpu", "PATH": f"{BIN}:{os.environ['PATH']}"})
+    assert done.code != 0 and len(re.findall("main.py: 2 ranks would", done.err)) == 1, done.err
+
+
+@chapters("03_ddp", "04_deepspeed", "05_zero", "05_zero/fsdp.py")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_started_by_hand_that_meets_nobody_says_so(chapter, rank, tmp_path):
+    """With a limit of two seconds instead of half an hour."""
+    path = ROOT / chapter if chapter.endswith(".py") else ROOT / chapter / "main.py"
+    source = path.read_text()
+    hasty = source.replace('else "gloo")', 'else "gloo", timeout=__import__("datetime").timedelta(seconds=2))')
+    assert hasty != source
+    (tmp_path / path.name).write_text(hasty)
+    port = free_port()
+    done = execute([sys.executable, tmp_path / path.name], timeout=100, env=FIVE | {
+        "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(port), "PYTHONPATH": str(path.parent)})
+    said = re.findall(rf"^{path.name}: (.*)", done.err, re.M)
+    assert done.code == 2 and len(said) == 1 and f"127.0.0.1:{port}" in said[0], done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(("flags", "code", "lines"), [(["--max-steps", 2], 0, 0), (["--lr", -1], 2, 1)])
+def test_ranks_started_by_hand_train_together_and_rank_0_speaks_for_all(flags, code, lines):
+    env = FIVE | {"WORLD_SIZE": "2", "MASTER_PORT": str(free_port())}
+    done = side_by_side(*(([sys.executable, DDP, *flags], env | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+                          for rank in range(2)))
+    assert [found for found, _ in done] == [code] * 2, done
+    assert len(re.findall("^main.py: ", done[0][1], re.M)) == lines and done[1][1] == "", done
+
+
 @pytest.mark.parametrize(("nodes", "first"), [
     ("nid[003-004,007]", "nid003"), ("gpu-node[01-02]", "gpu-node01"), ("a,b[1-2]", "a"), ("nid000012", "nid000012")])
 def test_slurm_s_first_node_becomes_the_address(nodes, first, clean_environment):

@@ -35,6 +35,8 @@ MISTAKES = [  # flags, with {} for a folder
     ("--checkpoint {}/missing/file", "cannot write .*missing/file"),
     ("--checkpoint {}", "cannot write"),
     ("--results {}/missing/file", "cannot write .*missing/file"),
+    ("--results /proc/nope", "cannot write /proc/nope"),  # where root may write, as far as one can ask
+    ("--checkpoint /proc/nope", "cannot write /proc/nope"),
     ("--resume", "--checkpoint"),
     ("--resume --checkpoint {}/none", "none does not exist.*--resume"),
     ("--checkpoint {}/checkpoint", "exists.*--resume"),
@@ -45,7 +47,7 @@ MISTAKES = [  # flags, with {} for a folder
     ("--device cuda", "no GPU.*--device cpu"),
     ("--image-size 3", "--image-size"),
     ("--lr -1", "--lr has to be above 0"),
-    ("--lr nan", "--lr has to be above 0"),
+    ("--results {}/new --lr nan", "--lr has to be above 0"),
     ("--warmup-epochs -3", "--warmup-epochs"),
     ("--lr 1e12 --epochs 1", "nan in epoch 1.*--lr"),
 ]
@@ -76,7 +78,7 @@ def folders(tmp_path_factory):
 
 def refused(done, said):
     assert done.code == 2, (done.code, done.err)
-    assert len(done.err.splitlines()) == 1 and re.match(r"main(_tf)?\.py: ", done.err), done.err
+    assert len(done.err.splitlines()) == 1 and re.match(r"(main(_tf)?|fsdp)\.py: ", done.err), done.err
     assert re.search(said, done.err), done.err
 
 
@@ -108,6 +110,16 @@ def test_every_mistake_is_one_line_and_leaves_the_files_alone(chapter, folders):
     for (flags, said), answer in zip(rows, answers):
         assert isinstance(answer, str) and "\n" not in answer and re.search(said, answer), (flags, answer)
     assert tree(files) == before
+
+
+@pytest.mark.parametrize(("chapter", "flag"), [case(*one) for one in (
+    ("02_horovod/pytorch", "--results"), ("02_horovod/tensorflow", "--results"), ("03_ddp", "--results"),
+    ("03_ddp", "--checkpoint"), ("04_deepspeed", "--checkpoint"), ("05_zero", "--results"),
+    ("05_zero/fsdp.py", "--checkpoint"))])
+def test_what_can_be_named_but_not_opened_is_refused_before_the_training(chapter, flag):
+    done = run(chapter, 2, flag, "/proc/nope", timeout=60)
+    refused(done, "cannot write /proc/nope")
+    assert not done.out
 
 
 @chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed")

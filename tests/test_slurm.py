@@ -212,6 +212,23 @@ def test_what_is_missing_is_named(env, folder, said):
     assert done.code == 2 and re.search(said, done.err) and not done.out, done.err
 
 
+@pytest.mark.parametrize("script", [script for script in SCRIPTS if script.suffix == ".pbs"], ids=str)
+def test_flags_that_pbs_would_tear_apart_are_refused(script):
+    """Wildcards, and what people write to keep a blank together; a script of Slurm does not look at FLAGS."""
+    folder = ROOT / script.parent
+    env = {"SITE": "here", "VENV": sys.prefix, "PBS_O_WORKDIR": str(folder)}
+    for flags in "--data-dir 'my data'", '--data-dir "my data"', r"--data-dir my\ data", "--data-dir *", "-? x", "[a]":
+        done = execute(["bash", ROOT / script], env=env | {"FLAGS": flags}, timeout=60)
+        assert (done.code, done.out) == (2, "") and done.err.startswith(f"FLAGS={flags}: no flag may hold"), done.err
+        assert len(done.err.splitlines()) == 1
+
+
+def test_flags_of_pbs_do_not_concern_slurm(tmp_path):
+    done = execute(["bash", "submit.slurm", *ONE_STEP], cwd=ROOT / "01_single_node", env={
+        "SITE": "here", "VENV": sys.prefix, "FLAGS": "-O2 '*'"})
+    assert done.code == 0, done.err
+
+
 def test_a_submit_script_runs_without_a_scheduler(tmp_path):
     """The second of the five steps from a laptop to a cluster."""
     done = execute(["bash", "submit.slurm", *ONE_STEP, "--results", tmp_path / "results"], cwd=ROOT / "03_ddp",

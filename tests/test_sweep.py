@@ -99,11 +99,36 @@ def test_a_dry_run_prints_commands_that_work(tmp_path):
     (["weak", "--chapters", "07_nothing"], "07_nothing is no chapter"), (["weekly"], "invalid choice: 'weekly'"),
     (["strong", "--ranks", "3"], "--batch-size 64 is no multiple of 3 ranks"),
     (["weak", "--results", "/nowhere/r.jsonl"], "cannot write /nowhere/r.jsonl"),
+    (["weak", "--results", "/proc/nope"], "cannot write /proc/nope"),
     (["weak", "--results", "/tmp"], "cannot write /tmp"), (["weak", "--ranks", "0"], "'0' is not a whole number"),
     (["weak", "--chapters", "01_single_node", "--ranks", "2"], "nothing to run")])
 def test_a_mistake_is_one_line(words, said, tmp_path):
     done = execute([*SWEEP, *words, *([] if "--results" in words else ["--results", tmp_path / "r"])])
     assert done.code == 2 and said in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("word", ["a b", "a\tb", "a*", "a?", "[ab]", "'a'", '"a"', "a\\b"])
+def test_what_a_pbs_script_cannot_pass_on_is_refused(word, tmp_path, monkeypatch, capsys):
+    """In a flag, or in the folder of the records, which the runs get as a flag."""
+    (tmp_path / word).mkdir()
+    for results, flags in (tmp_path / "r", ["--data-dir", word]), (tmp_path / word / "r", []):
+        monkeypatch.setattr(sys, "argv", ["sweep.py", "weak", "--script", "submit.pbs", "--results", str(results),
+                                          "--", *flags])
+        with pytest.raises(SystemExit) as end:
+            sweep.parse_args()
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert end.value.code == 2 and "none may hold a blank" in said and not list(tmp_path.rglob("r"))
+        monkeypatch.setattr(sys, "argv", [*sys.argv[:2], *sys.argv[4:]])  # submit.slurm passes words
+        assert sweep.parse_args().flags[:len(flags)] == flags
+
+
+def test_blanks_and_wildcards_arrive_whole_by_way_of_slurm_s_scripts(tmp_path):
+    folder = tmp_path / "my results"
+    folder.mkdir()
+    done = execute([*SWEEP, "batch", "--chapters", "01_single_node", "--batch-sizes", 64, "--repeats", 1, "--results",
+                    folder / "r.jsonl", "--", *QUICK, "--checkpoint", folder / "a  b*"])
+    assert done.code == 0 and len(lines(folder / "r.jsonl")) == 1, done.err
+    assert (folder / "a  b*").is_file()
 
 
 def test_what_is_remarkable_is_flagged():

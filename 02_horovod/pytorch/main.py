@@ -28,6 +28,26 @@ LAUNCHERS = {  # the variables in which launchers tell a process its rank, and h
     "SLURM_PROCID": "SLURM_STEP_NUM_TASKS"}
 
 
+def launched_rank():
+    """The rank that a launcher gave; RANK alone, without the mark of torchrun or deepspeed, is left from elsewhere."""
+    marked = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"} & os.environ.keys()
+    return next((int(os.environ[name]) for name in LAUNCHERS if name in os.environ and (name != "RANK" or marked)), 0)
+
+
+def opens(path):
+    """Whether a file of this name opens for writing, which its folder's rights do not tell; nothing is left behind."""
+    mode = "a" if os.path.lexists(path) else "x"
+    try:
+        open(path, mode).close()
+    except FileExistsError:  # meanwhile: another run tries, too
+        return True
+    except OSError:
+        return False
+    if mode == "x":
+        os.remove(path)
+    return True
+
+
 def parse_args():
     def whole(text):
         if not text.isdecimal() or int(text) == 0:
@@ -103,7 +123,7 @@ def prepare(args):
     args.global_batch_size = args.global_batch_size or hvd.size() * (args.batch_size or 64)
     args.batch_size, rest = divmod(args.global_batch_size, hvd.size())
     for path in filter(None, (args.checkpoint, args.results)):
-        if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
+        if hvd.rank() == 0 and not opens(path):  # it writes for all
             sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may write to")
     for wrong, message in (
             (args.device == "cuda" and not gpu, "--device cuda: PyTorch sees no GPU here; take --device cpu"),
@@ -259,7 +279,7 @@ if __name__ == "__main__":
     try:
         main()
     except SystemExit as end:  # with a line for the user who made a mistake, or without
-        if next((int(os.environ[rank]) for rank in LAUNCHERS if rank in os.environ), 0):
+        if launched_rank():
             time.sleep(2)  # rank 0 speaks for all, before the launcher ends them
         elif end.code:
             print(f"main.py: {end}", file=sys.stderr)

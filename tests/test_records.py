@@ -1,0 +1,230 @@
+"""What is published is of a commit: dirty trees are refused where it is written, dirty records where it is shown."""
+
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import allreduce
+import docs
+import figures
+import pytest
+import ready
+import records
+from conftest import BIN, ROOT, execute
+
+MEASURED = sorted([*records.ASSETS.glob("*.jsonl"), *records.ASSETS.glob("bench*.txt")])
+IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+
+
+def git(folder, *words):
+    return subprocess.run(["git", "-C", folder, *IDENTITY, *words], capture_output=True, text=True)
+
+
+def marks(path):
+    """The commits that a file's records name."""
+    if path.suffix == ".txt":
+        return re.findall(r", (\S+), \d{4}-\d\d-\d\dT", path.read_text().splitlines()[0]) or [None]
+    return [json.loads(line).get("git") for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.name)
+def test_what_is_published_is_of_a_commit_of_this_history(path):
+    found = set(marks(path))
+    assert found and all(map(records.clean, found)), f"{path.name}: {found}: make it again from a clean commit"
+    if git(ROOT, "rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("a shallow clone, or no repository: the history is not here")
+    for mark in found:
+        assert git(ROOT, "merge-base", "--is-ancestor", mark, "HEAD").returncode == 0, f"{mark} is not in this history"
+
+
+def test_the_page_says_how_each_is_made():
+    section = (ROOT / "submit" / "README.md").read_text().partition("## What is published")[2].partition("\n## ")[0]
+    assert MEASURED and not [path.name for path in MEASURED if f"`{path.name}`" not in section]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of the programs and of a chapter, with a history of one commit."""
+    folder = tmp_path / "workshop"
+    for name in "submit", "03_ddp":
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in "README.md", "notebook.ipynb", "assets/zero.jsonl":
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}\n")
+    git(folder, "init")
+    git(folder, "add", ".")
+    assert git(folder, "commit", "-m", "all").returncode == 0
+    return folder
+
+
+def mark(tree, monkeypatch):
+    monkeypatch.setattr(records, "ROOT", tree)
+    return records.commit()
+
+
+def test_what_makes_a_tree_dirty(tree, monkeypatch):
+    head = git(tree, "rev-parse", "--short", "HEAD").stdout.strip()
+    assert mark(tree, monkeypatch) == head
+    for name in "README.md", "notebook.ipynb", "assets/zero.jsonl", "submit/README.md", "results.jsonl":
+        (tree / name).write_text("measured\n")
+        assert mark(tree, monkeypatch) == head, f"{name} is what measuring writes"
+    git(tree, "add", ".")
+    assert mark(tree, monkeypatch) == f"{head}-dirty", "a new file that git knows now"
+    git(tree, "rm", "--cached", "results.jsonl")
+    for name in "submit/launch.py", "03_ddp/submit.slurm":
+        before = (tree / name).read_text()
+        (tree / name).write_text(before + "\n")
+        assert mark(tree, monkeypatch) == f"{head}-dirty", name
+        (tree / name).write_text(before)
+        assert mark(tree, monkeypatch) == head
+    (tree / "03_ddp" / "main.py").unlink()
+    assert mark(tree, monkeypatch) == f"{head}-dirty"
+
+
+def test_without_a_history_the_mark_says_so(tree, monkeypatch, tmp_path):
+    """Also where the archive was unpacked within another repository."""
+    shutil.rmtree(tree / ".git")
+    assert mark(tree, monkeypatch) == "no-commit"
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "somebody else's")
+    assert mark(tree, monkeypatch) == "no-commit"
+    git(tree, "init")
+    assert mark(tree, monkeypatch) == "no-commit"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert mark(ROOT, monkeypatch) == "no-commit"
+
+
+PROGRAMS = {"zero.py": [], "allreduce.py": [], "read_data.py": [], "demo.py": ["assets"],
+            "sweep.py": ["weak", "--results", "assets/weak.jsonl"],
+            "profile_step.py": ["03_ddp/main.py", "--results", "assets/step.jsonl"]}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_nothing_is_published_from_a_dirty_tree_or_without_a_history(program, tree):
+    """One line, nothing run, nothing written."""
+    (tree / "submit" / "check.py").write_text("")
+    before = {path: path.read_bytes() for path in (tree / "assets").iterdir()}
+    for said in "-dirty: commit or stash your changes first", "has no history: measure in a clone":
+        done = execute([sys.executable, f"submit/{program}", *PROGRAMS[program]], cwd=tree, timeout=60)
+        line = done.err.splitlines()[-1]
+        assert done.code in (1, 2) and not done.out and said in line and "Traceback" not in done.err, done.err
+        assert line.startswith(program.removesuffix(".py")) and "assets" in line
+        assert {path: path.read_bytes() for path in (tree / "assets").iterdir()} == before
+        shutil.rmtree(tree / ".git", ignore_errors=True)
+
+
+def test_elsewhere_a_dirty_tree_may_write(tree, monkeypatch, tmp_path):
+    """An attendee edits a main.py and sweeps it: the records say so, that is all."""
+    monkeypatch.setattr(records, "ASSETS", tree / "assets")
+    assert records.clean(mark(tree, monkeypatch))
+    assert records.refusal(tree / "assets" / "weak.jsonl") is None
+    (tree / "03_ddp" / "main.py").write_text("")
+    assert records.refusal(tree / "assets" / "weak.jsonl") and records.refusal(tree / "assets")
+    assert records.refusal(tree / "weak.jsonl") is None and records.refusal(tmp_path) is None
+
+
+@pytest.fixture
+def assets(tmp_path, monkeypatch):
+    """A folder that takes the place of assets/, with copies of ours as if all were clean."""
+    for path in MEASURED:
+        text = re.sub(r'(, |"git": ")[0-9a-f]{7}(-dirty)?([,"])', r"\g<1>1234567\3", path.read_text())
+        if path.suffix == ".jsonl":
+            found = [json.loads(line) | {"git": "1234567"} for line in text.splitlines()]
+            text = "".join(json.dumps(record) + "\n" for record in found)
+        (tmp_path / path.name).write_text(text)
+    monkeypatch.setattr(records, "ASSETS", tmp_path)
+    return tmp_path
+
+
+SHOWN = {"weak.jsonl": [lambda: docs.table("weak"), figures.scaling, lambda: ready.needs("assets/weak.jsonl")],
+         "strong.jsonl": [lambda: docs.table("strong"), figures.scaling, lambda: ready.needs("assets/strong.jsonl")],
+         "batch.jsonl": [lambda: docs.table("batch"), figures.batch_size, lambda: ready.needs("assets/batch.jsonl")],
+         "zero.jsonl": [lambda: docs.table("zero", "bf16"), figures.zero, lambda: ready.needs("assets/zero.jsonl")],
+         "demo.jsonl": [lambda: docs.table("demo")], "read_data.jsonl": [lambda: docs.table("read_data")],
+         "allreduce.jsonl": [lambda: ready.needs("assets/allreduce.jsonl")],
+         "step.jsonl": [lambda: ready.needs("assets/step.jsonl")],
+         "bench.txt": [lambda: docs.bench(1)], "bench_horovod.txt": [lambda: docs.bench(5)],
+         "bench_start.txt": [lambda: docs.bench(3)], "bench_deepspeed.txt": [lambda: docs.bench(8)]}
+
+
+def test_all_that_is_published_is_tried_below():
+    assert SHOWN.keys() == {path.name for path in MEASURED}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_is_not_of_a_commit_is_neither_drawn_nor_told(name, assets):
+    for show in SHOWN[name]:
+        show()
+    text = (assets / name).read_text()
+    for bad in "1234567-dirty", "no-commit", "":
+        head, _, rest = text.rpartition("1234567")  # of the last record
+        (assets / name).write_text(f"{head}{bad}{rest}")
+        for show in SHOWN[name]:
+            with pytest.raises(records.Unpublished, match=rf"^assets/{name}, (record \d+|first line): made by.*clean"):
+                show()
+
+
+def test_the_record_s_number_is_named_and_a_notebook_shows_the_line_alone(assets):
+    lines = (assets / "weak.jsonl").read_text().splitlines()
+    lines[2] = lines[2].replace("1234567", "1234567-dirty")
+    (assets / "weak.jsonl").write_text("\n".join(lines))
+    with pytest.raises(records.Unpublished) as problem:
+        ready.needs("assets/weak.jsonl")
+    said, = problem.value._render_traceback_()
+    assert said.startswith("assets/weak.jsonl, record 3: made by 1234567-dirty")
+
+
+def test_make_docs_refuses_with_one_line(tree):
+    (tree / "submit" / "README.md").write_text("<!-- table: weak -->\n")
+    (tree / "README.md").write_text("")
+    (tree / "assets" / "weak.jsonl").write_text('{"git": "no-commit"}\n')
+    done = execute([sys.executable, "submit/docs.py"], cwd=tree, timeout=100)
+    assert done.code == 1 and len(done.err.splitlines()) == 1, done.err
+    assert done.err.startswith("submit/README.md: assets/weak.jsonl, record 1: made by no-commit")
+
+
+def test_the_figures_alone_refuse_with_one_line(assets, monkeypatch):
+    (assets / "weak.jsonl").write_text('{"git": "no-commit"}\n')
+    monkeypatch.setattr(figures, "FIGURES", {"scaling.png": figures.scaling})
+    with pytest.raises(SystemExit, match=r"^scaling.png: assets/weak.jsonl, record 1: made by no-commit"):
+        figures.main()
+
+
+def test_the_study_of_all_reduces_says_what_can_be_looked_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "ASSETS", tmp_path / "other")
+    launch_all = allreduce.launch_all
+    for name, value in {"RECORDS": tmp_path / "r.jsonl", "RANKS": (2,), "RUNS": 1, "REPEATS": 1, "launch_all":
+                        lambda *words, **options: launch_all(*words, "--sizes", 4000, **options)}.items():
+        monkeypatch.setattr(allreduce, name, value)
+    allreduce.main()
+    found = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert [record["algorithm"] for record in found] == ["everyone_to_everyone", "reduce_and_broadcast", "ring", "gloo",
+                                                         "mpi"]
+    for record in found:
+        assert all(record[name] for name in ("git", "processor", "host", "cpus", "python", "torch", "mpi", "time"))
+
+
+def test_trying_a_file_leaves_everything_as_it_was(tmp_path):
+    """The chapters have the same function."""
+    old, link = tmp_path / "old", tmp_path / "link"
+    old.write_text("a record\n")
+    os.utime(old, (1, 1))
+    link.symlink_to(tmp_path / "missing" / "file")
+    assert records.opens(old) and records.opens(tmp_path / "new")
+    assert not any(map(records.opens, (tmp_path, link, tmp_path / ("x" * 300), "/proc/nope")))
+    assert {*tmp_path.iterdir()} == {old, link} and (old.read_text(), old.stat().st_mtime) == ("a record\n", 1)
+    assert inspect.getsource(records.opens) in (ROOT / "01_single_node" / "main.py").read_text()
+
+
+def test_a_run_s_own_records_name_the_commit_too(tmp_path):
+    """A study elsewhere, on whatever tree this is."""
+    done = execute([BIN / "mpiexec", "-n", 2, sys.executable, "submit/profile_step.py", "03_ddp/main.py", "--results",
+                    tmp_path / "step.jsonl"], cwd=ROOT)
+    assert done.code == 0, done.err
+    for line in (tmp_path / "step.jsonl").read_text().splitlines():
+        assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?|no-commit", json.loads(line)["git"])
