@@ -3,10 +3,10 @@ SHELL := bash
 VENV ?= .venv
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench docs notebooks
+.PHONY: help setup demo test test-cpus bench docs notebooks
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11, SITE=polaris on a cluster)
 	@if [ -n "$(SITE)" ]; then \
@@ -20,6 +20,9 @@ demo: setup ## train every chapter on 1 and 2 ranks; a table and a picture of wh
 test: setup ## prove it: every test, with real ranks
 	@"$(VENV)/bin/ruff" check .
 	@"$(VENV)/bin/python" -m pytest -n 3 --dist worksteal
+
+test-cpus: setup ## the numeric core of the tests as on several CPUs: other instructions, one and two threads
+	@"$(VENV)/bin/python" submit/cpus.py
 
 bench: setup ## measure what loading, metrics and synchronisation cost
 	@"$(VENV)/bin/python" submit/bench.py
