@@ -34,8 +34,8 @@ def main():
     venv = os.path.abspath(parser.parse_args().venv)
     hand_over(venv)
     if sys.version_info < (3, 11):
-        sys.exit("set-up failed: this is Python {}.{}; the pins need 3.11 or newer: make setup PYTHON=python3.11".format(
-            *sys.version_info))
+        sys.exit("set-up failed: this is Python {}.{}; the pins need 3.11 or newer: make setup PYTHON=python3.11"
+                 .format(*sys.version_info))
     import environment  # only now: an older Python could not read it
 
     try:
