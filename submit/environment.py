@@ -97,7 +97,8 @@ def site_of(venv):
 
 def may_write(venv):
     """Whether this user may change the environment, or make it where there is none yet."""
-    return os.access(next(place for place in (venv, *venv.parents) if os.path.exists(place)), os.W_OK)
+    there = next(place for place in (venv, *venv.parents) if os.path.exists(place))
+    return all(os.access(place, os.W_OK) for place in (there, venv / STAMP) if os.path.exists(place))
 
 
 def mend_is_gone(venv):

@@ -42,6 +42,8 @@ def main():
         environment.make_ready(venv)
     except KeyboardInterrupt:
         sys.exit("set-up failed: interrupted; make setup begins again")
+    except OSError as problem:  # a full disk, say
+        sys.exit("set-up failed: {}".format(problem))
 
 
 if __name__ == "__main__":

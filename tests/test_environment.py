@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import build_horovod
 import environment
 import pytest
-from conftest import BIN, NO_NETWORK, ROOT, chapters, execute, load_module, side_by_side
+from conftest import BIN, ROOT, chapters, execute, load_module
 from launch import missing
 
 SETUP = ROOT / "submit" / "setup.py"
@@ -229,13 +229,15 @@ def test_another_user_s_demo_in_a_shared_environment(shared):
 
 SHORT_STEPS = """
 import sys, time
+from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import environment
 def make(venv):
     with open(f"{venv}.log", "a") as file:
         file.write("made\\n")
     print("making", flush=True)
-    time.sleep(float(sys.argv[3]))
+    while not Path(sys.argv[3]).exists():
+        time.sleep(0.05)
     environment.subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     (venv / environment.STAMP).write_text(environment.stamp("", ""))
 environment.make = make
@@ -251,12 +253,28 @@ with lock.alone(sys.argv[2], "the place") as waited:
 """
 
 
+def both_end_well(first, second, go, env=None):
+    """Start one when the other is in the midst of its work; let it go on when somebody waits. Returns what he says."""
+    started = []
+    try:
+        for words in first, second:
+            started.append(subprocess.Popen([str(word) for word in words], env=os.environ | (env or {}), text=True,
+                                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+            said = started[-1].stdout.readline()
+        go.touch()
+        ends = [process.communicate(timeout=60)[0] for process in started]
+        assert [process.returncode for process in started] == [0, 0], ends
+        return said + ends[1]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 def test_two_set_ups_of_one_environment_make_it_once(tmp_path):
-    words = [sys.executable, "-c", SHORT_STEPS, SETUP.parent, tmp_path / "venv", 2]
-    done = side_by_side(*[(words, NO_NETWORK)] * 2, timeout=60)
-    assert [code for code, _ in done] == [0, 0], done
+    words = [sys.executable, "-c", SHORT_STEPS, SETUP.parent, tmp_path / "venv", tmp_path / "go"]
+    printed = both_end_well(words, words, tmp_path / "go")
     assert (tmp_path / "venv.log").read_text() == "made\n"
-    printed, = (text for _, text in done if "making" not in text)
     assert re.fullmatch(rf"set-up: waits for process \d+ of \S+ on \S+, since \d\S+ [\d:]+, which works on "
                         rf"{tmp_path}/venv\n", printed)
 
@@ -298,8 +316,8 @@ import build_horovod
 def build(venv, pin, folder):
     with open(sys.argv[3], "a") as file:
         file.write("built\\n")
-    print("building", flush=True)
-    time.sleep(2)
+    while not Path(sys.argv[4]).exists():
+        time.sleep(0.05)
     folder.mkdir(parents=True)
     (folder / "horovod.whl").touch()
 build_horovod.build = build
@@ -312,12 +330,10 @@ build_horovod.install(Path(sys.argv[2]), "horovod==0.28.1")
 
 def test_two_set_ups_that_share_a_cache_build_horovod_once(tmp_path):
     venvs = [make_venv(tmp_path / name) for name in ("one", "two")]
-    starts = [([sys.executable, "-c", SHORT_BUILD, SETUP.parent, venv, tmp_path / "log"],
-               {"XDG_CACHE_HOME": str(tmp_path / "cache")}) for venv in venvs]
-    done = side_by_side(*starts, timeout=60)
-    assert [code for code, _ in done] == [0, 0], done
+    starts = [[sys.executable, "-c", SHORT_BUILD, SETUP.parent, venv, tmp_path / "log", tmp_path / "go"]
+              for venv in venvs]
+    printed = both_end_well(*starts, tmp_path / "go", {"XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert (tmp_path / "log").read_text() == "built\n"
-    printed, = (text for _, text in done if "building" not in text)
     assert re.search(r"waits for process \d+ of .*/cache/scaling-workshop/horovod-0\.28\.1-\w+\n.*Horovod's wheel of",
                      printed)
 
