@@ -164,6 +164,15 @@ def test_a_site_s_environment_is_not_filled_with_a_laptop_s_packages(ready):
     assert done.code == 1 and "SITE=NAME" in done.err and not (ready / environment.STAMP).exists()
 
 
+def test_what_the_site_s_python_has_is_not_what_the_environment_has():
+    """The environment's own Python sees both."""
+    every = environment.site_requirements(Path("/elsewhere"))
+    assert "torch==" not in every[0] and re.search("^torch==", every[1], re.M)
+    ours, theirs = environment.site_requirements(Path(sys.prefix))
+    if "torch==" not in theirs:  # else this environment is a site's
+        assert re.search("^torch==", ours, re.M) and not re.search("^(mpi4py|mpich)==", ours, re.M)
+
+
 # Another user
 
 def as_nobody(words, cwd, path):
