@@ -39,8 +39,6 @@ hvd.init(), tf_hvd.init()
 assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == tf_hvd.allreduce(tensorflow.ones(1), op=hvd.Sum) == 2
 assert hvd.mpi_built() and hvd.gloo_built()
 """
-
-
 NO_COMPILER = ("Horovod needs a C++ compiler, make and Python's headers: on Debian and Ubuntu "
                "apt install g++ make python3-dev, then make setup")
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

@@ -7,6 +7,7 @@ work.
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 
@@ -38,6 +39,7 @@ def main():
                  .format(*sys.version_info))
     import environment  # only now: an older Python could not read it
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no pip that works on while others take the lock
     try:
         environment.make_ready(venv)
     except KeyboardInterrupt:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import build_horovod
 import environment
+import psutil
 import pytest
 from conftest import BIN, ROOT, chapters, execute, load_module
 from launch import missing
@@ -87,7 +89,7 @@ def test_what_any_python_reads_first_is_in_its_words():
     ast.parse(SETUP.read_text(), feature_version=(3, 6))
     imports = {alias.name for node in ast.parse(SETUP.read_text()).body if isinstance(node, ast.Import)
                for alias in node.names}
-    assert imports <= {"argparse", "os", "subprocess", "sys"}
+    assert imports <= {"argparse", "os", "signal", "subprocess", "sys"}
 
 
 def test_an_old_python_without_an_environment_is_told_what_to_do(tmp_path):
@@ -303,6 +305,27 @@ def test_the_lock_ends_with_who_holds_it(tmp_path):
             if process:
                 process.kill()
                 process.wait()
+
+
+def test_a_set_up_that_is_ended_ends_its_pip(ready):
+    """With a stand-in for pip."""
+    packages, = (ready / "lib").glob("python*/site-packages")
+    (packages / "pip").mkdir()
+    (packages / "pip" / "__init__.py").touch()
+    (packages / "pip" / "__main__.py").write_text("import os, time\nprint('pip', os.getpid(), flush=True)\n"
+                                                  "time.sleep(100)")
+    (ready / environment.STAMP).unlink()
+    process = subprocess.Popen([sys.executable, SETUP, "--venv", ready], text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    try:
+        pip = psutil.Process(next(int(line.split()[1]) for line in process.stdout if line.startswith("pip")))
+        process.terminate()
+        assert "interrupted" in process.communicate(timeout=20)[1] and process.returncode == 1
+        with suppress(psutil.NoSuchProcess):
+            assert pip.status() == psutil.STATUS_ZOMBIE
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_file_system_without_locks_is_named_and_does_not_stop_set_up(tmp_path, monkeypatch, capsys):
