@@ -31,6 +31,8 @@ NAMES = {"HOROVOD_RANK": "horovodrun", "OMPI_COMM_WORLD_RANK": "mpiexec of Open 
 FAULTS = {  # key: (symptom, cause, cure)
     "import": ("a package does not load", "this is not the Python of the workshop's environment, or modules are "
                "not loaded", "load the site's modules, activate the environment"),
+    "torchvision": ("`operator torchvision::nms does not exist`", "torchvision was installed again, and what set-up "
+                    "had added to it for a CPU build of torch is gone", "make setup"),
     "contradiction": ("variables contradict each other", "the batch script itself runs Python, without srun or "
                       "mpiexec; or a variable is left from another job", "start with srun or mpiexec; unset it"),
     "mpi": ("mpiexec and mpi4py are of different MPIs", "another mpiexec comes first on PATH, or mpi4py was built with "
@@ -78,11 +80,15 @@ try:
     import torch
     import torch.distributed as dist
 
+    mended = Path(sys.prefix, ".torchvision-mended")  # which file set-up mended, where torch is a CPU build
+    if mended.exists() and "the workshop's set-up" not in Path(mended.read_text()).read_text():
+        import torchvision  # noqa: F401  it may load without
+
     spec = importlib.util.spec_from_file_location("chapter", MAIN)
     chapter = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(chapter)
     absent = None
-except (ImportError, OSError) as problem:
+except (ImportError, OSError, RuntimeError) as problem:
     absent = f"{problem}, in {sys.executable}"
 
 
@@ -327,7 +333,7 @@ def main():
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # the launcher deepspeed gives it
     seconds = parser.parse_args().timeout
     if absent:
-        fail("import", absent)
+        fail("torchvision" if "torchvision::" in absent else "import", absent)
     begin = watch(seconds)
     begin("mpi meeting", f"{socket.gethostname()}, {seconds:g} s")
     launcher, variables = recognise()

@@ -5,13 +5,11 @@ import re
 import subprocess
 import sys
 from itertools import combinations
-from pathlib import Path
 
-import build_horovod
 import demo
 import docs
+import environment
 import pytest
-import setup
 from conftest import ROOT, chapters, execute, lines, main_files
 from launch import missing
 from test_contract import RECORD, check
@@ -142,7 +140,7 @@ def test_every_command_of_make_is_in_its_help():
 def test_all_that_is_installed_is_pinned_in_one_place():
     """torch's own companions for CUDA apart: they depend on the machine, and torch pins them."""
     freeze = execute([sys.executable, "-m", "pip", "list", "--format=freeze"]).out.lower().replace("_", "-").split()
-    pinned = set(re.findall(r"^[a-z][a-z0-9-]*==[\w.]+", setup.pins()[0], re.M))
+    pinned = set(re.findall(r"^[a-z][a-z0-9-]*==[\w.]+", environment.pins()[0], re.M))
     unpinned = {line.partition("+")[0] for line in freeze} - pinned
     allowed = re.compile(r"(pip|nvidia-.*|cuda-.*|triton)==")
     assert not [line for line in unpinned if not allowed.match(line)]
@@ -163,39 +161,6 @@ def test_no_path_or_registry_of_a_machine_is_in_a_file():
     bad = [name for name in files if (ROOT / name).suffix != ".png" and name != "tests/test_repository.py"
            and words.search((ROOT / name).read_text())]
     assert files and not bad
-
-
-def test_setup_with_nothing_to_do_says_nothing_and_a_changed_pin_is_noticed(tmp_path, monkeypatch):
-    done = execute([sys.executable, "submit/setup.py", "--venv", sys.prefix], cwd=ROOT, timeout=10)
-    assert (done.code, done.out, done.err) == (0, "", "")
-    before = setup.stamp("", "")
-    assert setup.stamp("NCCL", "") != before != setup.stamp("", "cc")  # built again
-    changed = tmp_path / "requirements.txt"
-    changed.write_text(setup.REQUIREMENTS.read_text().replace("tqdm==", "tqdm==9"))
-    monkeypatch.setattr(setup, "REQUIREMENTS", changed)
-    assert setup.stamp("", "") != before
-
-
-def test_setup_says_what_to_do_without_a_network(tmp_path):
-    """A fresh environment that finds no package."""
-    index = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "",
-             "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
-    done = execute([sys.executable, "submit/setup.py", "--venv", tmp_path / "venv"], cwd=ROOT, env=index)
-    assert done.code == 1 and "set-up failed" in done.err and "https_proxy" in done.err, done.err
-    assert "Traceback" not in done.err and not (tmp_path / "venv" / ".workshop-ready").exists()
-
-
-def test_setup_refuses_a_site_that_is_not_there():
-    done = execute(["make", "setup", "SITE=atlantis"], cwd=ROOT)
-    assert done.code != 0 and "SITE=atlantis" in done.err
-
-
-def test_torchvision_s_mend_is_only_where_it_is_needed():
-    import torchvision
-
-    text = Path(torchvision.extension.__file__).read_text()
-    assert (setup.MEND in text) == (not torchvision.extension._has_ops())
-    assert text.count(setup.MEND) <= 1
 
 
 def test_demo_prints_its_table_and_leaves_records_and_figure(tmp_path):
@@ -224,30 +189,6 @@ def test_demo_says_why_a_chapter_is_skipped(tmp_path, monkeypatch, capsys):
     demo.main()
     assert "skipped: 02_horovod/pytorch: no compiler" in capsys.readouterr().out
     assert [record["chapter"] for record in lines(tmp_path / "demo.jsonl")] == ["01_single_node"]
-
-
-def test_horovod_is_there_where_it_can_be_built():
-    """So that a build that fails is not taken for a missing compiler."""
-    assert bool(missing("02_horovod/pytorch")) == (build_horovod.compiler() is None), missing("02_horovod/pytorch")
-
-
-def test_without_a_compiler_one_line_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(build_horovod.BuildError, match=r"apt install g\+\+ make python3-dev"):
-        build_horovod.install(tmp_path, "horovod==0.28.1")
-
-
-@chapters("02_horovod/pytorch")
-def test_horovod_s_wheel_is_cached_under_all_that_it_links_to(chapter, monkeypatch):
-    venv, pin = Path(sys.prefix), setup.pins()[1]["built"]
-    wheel = build_horovod.cached_wheel(venv, pin)
-    monkeypatch.setattr(build_horovod, "VERSIONS", "print('the same')")
-    others = {build_horovod.cached_wheel(venv, pin)}
-    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
-    others.add(build_horovod.cached_wheel(venv, pin))
-    monkeypatch.setattr(build_horovod, "VERSIONS", "print('another torch')")
-    others.add(build_horovod.cached_wheel(venv, pin))
-    assert len(others | {wheel}) == 4
 
 
 @chapters("02_horovod/tensorflow")
