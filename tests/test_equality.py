@@ -69,7 +69,7 @@ def smooth(trained):
 
 
 def parallel(**ranks):
-    """Cases of a chapter and a number of ranks; those of two ranks, and DDP's three, are in the core for several CPUs."""
+    """Cases of a chapter and a number of ranks; those of two, and DDP's three, are in the core for several CPUs."""
     names = {"hvd": HVD, "hvd_tf": HVD_TF, "ddp": DDP, "deepspeed": "04_deepspeed"}
     return [case(names[name], number, marks=[numbers] * (number == 2 or (name, number) == ("ddp", 3)))
             for name, each in ranks.items() for number in each]
