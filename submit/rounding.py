@@ -1,9 +1,9 @@
-"""Show what Adam makes of rounding: chapter 5 on 1 and 2 ranks, as on several CPUs; records: assets/rounding.jsonl.
+"""Show what Adam makes of rounding: fsdp.py on 1 and 2 ranks, as on several CPUs; records: assets/rounding.jsonl.
 
     python submit/rounding.py
 
-Under each setting of cpus.py main.py (fp32) and fsdp.py (fp32 and fp64) train the same perceptron for an epoch on one
-rank and on two, with one global batch. In exact arithmetic both end with the same parameters.
+Under some settings of cpus.py the same perceptron is trained for an epoch on one rank and on two, with one global
+batch, in fp32 and in fp64. In exact arithmetic both end with the same parameters.
 """
 
 import json
@@ -19,46 +19,50 @@ from launch import ROOT, launch
 from records import refusal
 from tqdm import tqdm
 
-RUNS = [("05_zero", "fp32"), ("05_zero/fsdp.py", "fp32"), ("05_zero/fsdp.py", "fp64")]
-STEP = 0.002 * 64 / 256  # --lr for a global batch of 64: about what Adam changes a parameter by in a step
+NAMES, SEEDS = ("as it is", "AVX2", "SSE4.1"), (0, 1, 2)
+STEP = 0.002 * 64 / 256  # the learning rate for a global batch of 64, and the size of Adam's first step
 RECORDS = ROOT / "assets" / "rounding.jsonl"
 
 
-def compare(setting, chapter, precision):
+def compare(setting, seed, precision):
     """The record of two ranks, with what differs from that of one."""
     os.environ.update(SETTINGS[setting])
     found, vectors = [], []
     with tempfile.TemporaryDirectory() as folder:
         for ranks in 1, 2:
-            flags = "--stage", 3, "--precision", precision, "--checkpoint", Path(folder, f"{ranks}")
-            found.append(launch(chapter, ranks, *FLAGS, *PERCEPTRON, *flags))
+            flags = "--seed", seed, "--precision", precision, "--checkpoint", Path(folder, f"{ranks}")
+            found.append(launch("05_zero/fsdp.py", ranks, *FLAGS, *PERCEPTRON, *flags))
             vectors.append(parameters(Path(folder, f"{ranks}")))
     for name in SETTINGS[setting]:
         del os.environ[name]
     difference = abs(vectors[0] - vectors[1])
-    return found[1] | {"setting": setting, "largest": difference.max(),
-                       "over_a_tenth_of_a_step": int((difference > STEP / 10).sum()),
-                       "right": [round(360 * record["test_accuracy"]) for record in found],
-                       "losses": [record["loss"] for record in found]}
+    return found[1] | {"setting": setting, "largest": difference.max(), "moved": int((difference > STEP / 10).sum()),
+                       "losses": [record["loss"] for record in found],
+                       "accuracies": [record["test_accuracy"] for record in found]}
 
 
 def table(records):
-    """A row a setting and program: the largest difference of a parameter, how many moved, loss and test of both."""
-    rows = [{"setting": found["setting"],
-             "program": f"{'fsdp.py' if 'fsdp' in found['chapter'] else 'main.py'}, {found['precision']}",
-             "largest": f"{found['largest']:.1e}", "parameters": found["over_a_tenth_of_a_step"],
-             "loss on 1 and 2": "{:.6f} {:.6f}".format(*found["losses"]),
-             "right of 360": "{} {}".format(*found["right"])} for found in records.to_dict("records")]
+    """A row a setting and seed: the largest difference in fp64; in fp32 also how many moved, and loss and test."""
+    rows = []
+    for (setting, seed), pair in records.groupby(["setting", "seed"], sort=False):
+        found = {row["precision"]: row for row in pair.to_dict("records")}
+        fp32 = found["fp32"]
+        rows.append({"setting": setting, "seed": seed, "fp64": f"{found['fp64']['largest']:.1e}",
+                     "fp32": f"{fp32['largest']:.1e}", "moved": fp32["moved"],
+                     "loss, 1 and 2 ranks": "{:.5f} {:.5f}".format(*fp32["losses"]),
+                     "test accuracy": "{:.4f} {:.4f}".format(*fp32["accuracies"])})
     first = records.iloc[0]
-    return (f"{first['processor']}, 1 and 2 ranks, {first['parameters']:,} parameters; largest: difference of any "
-            f"parameter;\nparameters: how many differ by more than a tenth of Adam's step of {STEP:g}\n\n"
+    return (f"{first['processor']}; 1 and 2 ranks, {first['parameters']:,} parameters, an epoch of Adam\n"
+            "fp64, fp32: the largest difference of any parameter between 1 and 2 ranks, in this precision\n"
+            f"moved: parameters that differ by more than a tenth of a step of {STEP:g}, in fp32, as what follows\n\n"
             + pandas.DataFrame(rows).to_string(index=False))
 
 
 def main():
     if reason := refusal(RECORDS):
         sys.exit(f"rounding.py: {reason}")
-    records = [compare(setting, *run) for setting in tqdm(SETTINGS, unit="setting", disable=None) for run in RUNS]
+    runs = [(setting, seed, precision) for setting in NAMES for seed in SEEDS for precision in ("fp32", "fp64")]
+    records = [compare(*run) for run in tqdm(runs, unit="pair", disable=None)]
     RECORDS.write_text("".join(json.dumps(record) + "\n" for record in records))
     print(table(pandas.DataFrame(records)))
 

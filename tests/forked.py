@@ -15,7 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["torch.distributed.fsdp", "deepspeed", "tqdm"])
+FORK.set_forkserver_preload([  # what the chapters import, and what that imports at the first step
+    "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch._dynamo", "tqdm", "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer"])
 
 
 def rank_main(words, env, printed):

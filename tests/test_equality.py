@@ -14,8 +14,8 @@ from tolerances import FP64, ROOM, TIES, apart, close, distance
 GLOBAL_BATCH = "48"  # divides by 1, 2, 3 and 4, and does not divide the 1,437 images
 EPOCHS = 5
 BASES = ONE, ONE_TF = "01_single_node", "01_single_node/main_tf.py"
-HVD, HVD_TF, DDP = "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp"
-PARALLEL = {HVD: ONE, HVD_TF: ONE_TF, DDP: ONE, "04_deepspeed": ONE}  # each chapter's base; DeepSpeed has no fp64
+HVD, HVD_TF, DDP, DS = "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed"
+PARALLEL = {HVD: ONE, HVD_TF: ONE_TF, DDP: ONE, DS: ONE}  # each chapter's base; DeepSpeed has no fp64
 SMOOTH = {"TWIN": "smooth"}
 
 
@@ -68,21 +68,18 @@ def smooth(trained):
     return find
 
 
-def parallel(**ranks):
-    """Cases of a chapter and a number of ranks; those of two, and DDP's three, are in the core for several CPUs."""
-    names = {"hvd": HVD, "hvd_tf": HVD_TF, "ddp": DDP, "deepspeed": "04_deepspeed"}
-    return [case(names[name], number, marks=[numbers] * (number == 2 or (name, number) == ("ddp", 3)))
-            for name, each in ranks.items() for number in each]
-
-
-@pytest.mark.parametrize(("chapter", "ranks"), parallel(ddp=(1, 2, 3, 4), hvd=(2, 4), hvd_tf=(2, 4)))
+@pytest.mark.parametrize(("chapter", "ranks"), [
+    case(DDP, 1), case(DDP, 2, marks=[numbers]), case(DDP, 3, marks=[numbers]), case(DDP, 4),
+    case(HVD, 2, marks=[numbers]), case(HVD, 4), case(HVD_TF, 2), case(HVD_TF, 4)])
 def test_fp64_after_every_epoch(chapter, ranks, reference, tmp_path):
     found = train(chapter, ranks, tmp_path, "--precision", "fp64", "--epochs", EPOCHS)
     assert len(found) == EPOCHS
     close("parameters, fp64", largest(reference(PARALLEL[chapter]), found), FP64)
 
 
-@pytest.mark.parametrize(("chapter", "ranks"), parallel(ddp=(2,), hvd=(2,), hvd_tf=(2,), deepspeed=(1, 2, 4)))
+@pytest.mark.parametrize(("chapter", "ranks"), [
+    case(DDP, 2, marks=[numbers]), case(HVD, 2), case(HVD_TF, 2, marks=[numbers]),
+    case(DS, 1), case(DS, 2, marks=[numbers]), case(DS, 4)])
 def test_fp32_differs_by_rounding_alone(chapter, ranks, smooth, tmp_path):
     one = smooth(PARALLEL[chapter])
     found, = train(chapter, ranks, tmp_path, "--epochs", 1, env=SMOOTH)

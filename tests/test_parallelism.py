@@ -6,7 +6,7 @@ import sys
 from itertools import accumulate
 
 import pytest
-from conftest import BIN, ROOT, execute, in_one_process, lines, numbers
+from conftest import BIN, ROOT, execute, in_one_process, lines
 from tolerances import FP64, close
 
 CHAPTER = ROOT / "03_ddp"
@@ -111,7 +111,7 @@ def in_flight(way, rank, ranks):
     return MICRO_BATCHES if way == "gpipe" else ranks - rank
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=numbers), 4])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_three_ways_are_one_training_and_hold_and_send_their_bytes(ranks, tmp_path):
     done = start(ranks, *WAYS, "--results", tmp_path / "results", main=("-c", WIRE, tmp_path))
     assert (done.code, done.err) == (0, "")

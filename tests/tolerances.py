@@ -21,9 +21,9 @@ FP64 = 1e-12
 # bound is used, and how far out of it a broken training is.
 ROOM = 30
 
-# The mean loss of the first steps in fp32: parameters that rounding has moved are those with next to no gradient, so
-# the loss hardly feels it, with Adam too. A gradient that is wrong changes its second digit.
-LOSS = 1e-3
+# The mean loss in fp32 of the smooth twin's epoch, or of a first step, before any parameter has changed: seven digits,
+# of which sums over a batch and ten layers may lose three.
+LOSS = 1e-4
 
 # fp64 with Adam: a step changes a parameter by at most lr / epsilon = 5e-4 / 1e-8 for each unit of its gradient, whose
 # rounding is below 2e-16; 22 steps, and as much again for what the others' change does.
