@@ -26,6 +26,7 @@ import doctor
 import figures
 import pandas
 import read_data
+import rounding
 import sweep
 import zero
 from launch import ROOT, command, environment
@@ -35,7 +36,8 @@ PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(r"<!-- (hunk|output|sample|table|command|file|bench|changes): (.+?) -->\n(?:```\w*\n.*?^```\n)?",
                    re.M | re.S)
 FAULTS = re.compile(r"<!-- faults -->\n(?:\|.*\n)*")
-TABLES = {"demo": demo, "zero": zero, "read_data": read_data, "batch": sweep, "weak": sweep, "strong": sweep}
+TABLES = {"demo": demo, "zero": zero, "rounding": rounding, "read_data": read_data, "batch": sweep, "weak": sweep,
+          "strong": sweep}
 
 
 

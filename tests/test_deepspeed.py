@@ -87,8 +87,10 @@ def test_resume_reaches_the_parameters_of_an_uninterrupted_run(smooth, tmp_path)
 @pytest.mark.parametrize(("line", "changed"), [
     ("DistributedSampler(train,", "DistributedSampler(train, 2, 0,"),
     ("engine.backward(batch_loss)", "engine.backward(2 * batch_loss)"),
+    ("engine.backward(batch_loss)", "engine.backward(batch_loss * (rank != 1))"),
     TWICE],
-    ids=["all ranks get the same images", "gradients twice as large", "an image seen twice"])
+    ids=["all ranks get the same images", "gradients twice as large", "one rank's gradients left out",
+                                      "an image seen twice"])
 def test_a_broken_copy_is_noticed(line, changed, smooth, tmp_path):  # noqa: F811
     source = (ROOT / FOUR / "main.py").read_text()
     assert source.count(line) == 1
