@@ -99,7 +99,7 @@ def test_without_a_history_the_mark_says_so(tree, monkeypatch, tmp_path):
     assert mark(ROOT, monkeypatch) == "no-commit"
 
 
-PROGRAMS = {"zero.py": [], "allreduce.py": [], "read_data.py": [], "demo.py": ["assets"],
+PROGRAMS = {"zero.py": [], "rounding.py": [], "allreduce.py": [], "read_data.py": [], "demo.py": ["assets"],
             "sweep.py": ["weak", "--results", "assets/weak.jsonl"],
             "profile_step.py": ["03_ddp/main.py", "--results", "assets/step.jsonl"]}
 
@@ -145,6 +145,7 @@ SHOWN = {"weak.jsonl": [lambda: docs.table("weak"), figures.scaling, lambda: rea
          "strong.jsonl": [lambda: docs.table("strong"), figures.scaling, lambda: ready.needs("assets/strong.jsonl")],
          "batch.jsonl": [lambda: docs.table("batch"), figures.batch_size, lambda: ready.needs("assets/batch.jsonl")],
          "zero.jsonl": [lambda: docs.table("zero", "bf16"), figures.zero, lambda: ready.needs("assets/zero.jsonl")],
+         "rounding.jsonl": [lambda: docs.table("rounding")],
          "demo.jsonl": [lambda: docs.table("demo")], "read_data.jsonl": [lambda: docs.table("read_data")],
          "allreduce.jsonl": [lambda: ready.needs("assets/allreduce.jsonl")],
          "step.jsonl": [lambda: ready.needs("assets/step.jsonl")],
