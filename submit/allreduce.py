@@ -8,7 +8,7 @@ from records import refusal
 from tqdm import tqdm
 
 RANKS, RUNS = (2, 3, 4), 3
-REPEATS = 51  # of each size and algorithm within a run
+REPEATS = 15  # of each size and algorithm within a run
 RECORDS = ROOT / "assets" / "allreduce.jsonl"
 
 

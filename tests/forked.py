@@ -4,8 +4,10 @@ Each rank runs a chapter's file as __main__, with the variables that torchrun se
 not what is tested; Horovod's ranks need theirs.
 """
 
+import contextlib
 import multiprocessing
 import os
+import random
 import runpy
 import socket
 import sys
@@ -20,6 +22,13 @@ FORK.set_forkserver_preload([  # what the chapters import, and what that imports
     "deepspeed.runtime.zero.muon.muon_optimizer"])
 
 
+def free_port():
+    """A port that no system gives to a program which asks for any, so that tests beside this one do not take it."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("", random.randrange(20000, 32000))) as server:
+            return server.getsockname()[1]
+
+
 def rank_main(words, env, printed):
     """What a rank does: the words of a python command, its output into two files."""
     os.environ.update(env)
@@ -32,8 +41,7 @@ def rank_main(words, env, printed):
 
 def run(words, ranks, env, timeout=300):
     """Run `python WORDS` on so many ranks. Returns the worst code, and what they printed; a hang is an error."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(ranks):

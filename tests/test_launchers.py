@@ -1,9 +1,7 @@
 """One unchanged main.py under every launcher: the same ranks, the same training, and contradictions refused."""
 
-import contextlib
 import json
 import os
-import random
 import re
 import shutil
 import socket
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BIN, ROOT, case, chapters, execute, lines, load_module, observe, record, run, side_by_side
+from forked import free_port
 from tolerances import FP64, close
 
 DDP = ROOT / "03_ddp" / "main.py"
@@ -23,13 +22,6 @@ PALS = ("export PALS_RANKID=$PMI_RANK PALS_LOCAL_RANKID=$PMI_RANK PALS_NODEID=0 
         "PMI_LOCAL_SIZE=$PMI_SIZE; exec \"$@\"")
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 FIVE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20115"}
-
-
-def free_port():
-    """A port that no system gives to a program which asks for any, so that tests beside this one do not take it."""
-    while True:
-        with contextlib.suppress(OSError), socket.create_server(("", random.randrange(20000, 32000))) as server:
-            return server.getsockname()[1]
 
 
 def step(rank, size, node=0, local_rank=None):
