@@ -21,8 +21,8 @@ LESSONS = {"main": "what a framework changes in the training", "prepare": "the b
            "build_model": "the same",
            "batches": "DeepSpeed wants inputs of its parameters' type", "read_config": "and sets ZeRO's stage",
            "held": "DeepSpeed and FSDP keep their tensors elsewhere"}
-LINES = {"01_single_node/main.py": 248, "01_single_node/main_tf.py": 290, "04_deepspeed/main.py": 373,
-         "05_zero/main.py": 417, "05_zero/fsdp.py": 376}  # any other: 327
+LINES = {"01_single_node/main.py": 248, "01_single_node/main_tf.py": 296, "04_deepspeed/main.py": 373,
+         "05_zero/main.py": 417, "05_zero/fsdp.py": 376, "02_horovod/tensorflow/main.py": 333}  # any other: 327
 
 
 def functions(path):
