@@ -116,7 +116,7 @@ def forks(main):
     return not re.search("import (tensorflow|horovod)", main.read_text())
 
 
-def observe(main, ranks, folder, *flags, env=None, launcher=True):
+def observe(main, ranks, folder, *flags, env=None, launcher=True, timeout=300):
     """Run a chapter, or a changed copy of its main.py, under observed.py, which leaves what it saw in the folder.
 
     Without a launcher the ranks are forked where they can be. Returns what execute() does.
@@ -125,8 +125,8 @@ def observe(main, ranks, folder, *flags, env=None, launcher=True):
     words = command(str(main), ranks, *flags)  # [mpiexec -n N] python MAIN FLAGS
     place = words.index(sys.executable) + 1
     if not launcher and forks(main):
-        return forked.run([OBSERVED, folder, *words[place:]], ranks, environment() | (env or {}))
-    return execute([*words[:place], OBSERVED, folder, *words[place:]], env=env)
+        return forked.run([OBSERVED, folder, *words[place:]], ranks, environment() | (env or {}), timeout)
+    return execute([*words[:place], OBSERVED, folder, *words[place:]], timeout, env=env)
 
 
 def lines(path):
