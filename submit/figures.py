@@ -45,11 +45,11 @@ def zero():
 def measured(name):
     """The records of assets/NAME.jsonl, their summary by sweep.py, and where they are from, as a line."""
     records = pandas.DataFrame(published(f"{name}.jsonl"))
-    first = records.iloc[0]
+    first, runs = records.iloc[0], records.groupby(["chapter", "ranks", "batch"]).size()
     return records, sweep.summary(records), (
         f"{first['model']}, {first['image_size']}x{first['image_size']} pixels, {first['precision']}; {first['host']}: "
         f"{first['processor']}, {first['cpus']} cores, {first['device'].upper()}; median, least and most of "
-        f"{records['repeat'].nunique()} runs of {first['steps'] - 5} timed steps")
+        f"{' or '.join(map(str, sorted(set(runs))))} runs of {first['steps'] - 5} timed steps")
 
 
 def points(axis, rows, column, **style):
