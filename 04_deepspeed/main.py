@@ -1,373 +1,136 @@
-"""Train an image classifier on many devices with DeepSpeed, which ds_config.json beside this file configures.
+"""Train an image classifier on many devices with DeepSpeed, which ds_config.json configures.
 
-    mpiexec -n 2 python main.py                     # or srun, torchrun, deepspeed; python alone is one rank
+    mpiexec -n 2 python main.py         # or srun, torchrun, deepspeed; python alone is one rank
     mpiexec -n 4 python main.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
+
+ranks.py and workshop.py beside it are the same in every chapter.
 """
 
-import argparse
-import gc
-import glob
-import json
-import math
 import os
-import re
-import resource
-import shutil
-import socket
-import statistics
-import sys
-import time
-import traceback
-import warnings
-import zipfile
-from importlib.util import find_spec
+from itertools import islice
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from tqdm import tqdm
+from torch.nn.functional import cross_entropy
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-LAUNCHERS = {  # the variables in which launchers tell a process its rank, and how many ranks there are
-    "HOROVOD_RANK": "HOROVOD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_RANK": "MV2_COMM_WORLD_SIZE", "PMI_RANK": "PMI_SIZE", "RANK": "WORLD_SIZE",
-    "SLURM_PROCID": "SLURM_STEP_NUM_TASKS"}
-
-
-def launched_rank():
-    """The rank that a launcher gave; RANK alone, without the mark of torchrun or deepspeed, is left from elsewhere."""
-    marked = {"TORCHELASTIC_RUN_ID", "CROSS_RANK"} & os.environ.keys()
-    return next((int(os.environ[name]) for name in LAUNCHERS if name in os.environ and (name != "RANK" or marked)), 0)
-
-
-def opens(path):
-    """Whether a file of this name opens for writing, which its folder's rights do not tell; nothing is left behind."""
-    mode = "a" if os.path.lexists(path) else "x"
-    try:
-        open(path, mode).close()
-    except FileExistsError:  # meanwhile: another run tries, too
-        return True
-    except OSError:
-        return False
-    if mode == "x":
-        os.remove(path)
-    return True
-
-
-def find_ranks():
-    """Set torchrun's variables for ranks of mpiexec, srun or nobody; a launcher counts before the batch system."""
-    env, five = os.environ, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    launcher = next((name for name, size in LAUNCHERS.items() if size in env and name != "RANK"), None)
-    rank, size, local_rank = (env[launcher], int(env[LAUNCHERS[launcher]]), 0) if launcher else (0, 1, 0)
-    believed = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "SLURM_PROCID")  # torchrun's, or deepspeed's
-    if believed and set(five) <= env.keys() and int(env["WORLD_SIZE"]) >= size:
-        return
-    host, port = "127.0.0.1", socket.create_server(("", 0)).getsockname()[1]  # a port that is free on this node
-    if launcher == "SLURM_PROCID":
-        host = re.sub(r"\[(\d+).*|,.*", r"\1", env["SLURM_STEP_NODELIST"])  # the first of nid[003-004,007]: nid003
-        port = env.get("MASTER_PORT", 20000 + (16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])) % 10000)
-        local_rank = env["SLURM_LOCALID"]
-    elif launcher:
-        try:
-            import mpi4py
-            mpi4py.rc(initialize=False, finalize=True)
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as problem:
-            sys.exit(f"mpi4py, which has to belong to the MPI of this mpiexec, does not load: {problem}")
-        if "OMPI" not in launcher or "MPICH" not in MPI.Get_library_version():  # MPICH aborts under Open MPI
-            MPI.Init_thread()
-        if not MPI.Is_initialized() or MPI.COMM_WORLD.size != size:
-            sys.exit(f"the mpiexec that started these {size} ranks is not of mpi4py's MPI: take the one beside python")
-        sys.excepthook = lambda *problem: (  # one fails, all end, when the launcher has passed on why
-            traceback.print_exception(*problem, file=sys.__stderr__), time.sleep(1), MPI.COMM_WORLD.Abort(1))
-        node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-        host, port = MPI.COMM_WORLD.bcast((socket.gethostname() if node.size < size else host, port))
-        local_rank = node.rank
-    for name in ["WORLD_SIZE"] if launcher else ["WORLD_SIZE", "SLURM_NTASKS"]:
-        if int(env.get(name, size)) != size:
-            sys.exit(f"{name}={env[name]}, but {size} started: start with srun, srun -n 1 or mpiexec, or unset {name}")
-    env.update(zip(five, map(str, (rank, size, local_rank, host, port))))
-
-
-def parse_args():
-    def whole(text):
-        if not text.isdecimal() or int(text) == 0:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-        return int(text)
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.error, add = sys.exit, parser.add_argument
-    add("--dataset", choices=("digits", "mnist", "svhn", "synthetic"), default="digits")
-    add("--data-dir", default="data", help="where MNIST and SVHN are, or are downloaded to (data)")
-    add("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
-    batch = parser.add_mutually_exclusive_group()
-    batch.add_argument("--batch-size", type=whole, help="images a step on each rank (64)")
-    batch.add_argument("--global-batch-size", type=whole, help="images a step on all ranks together")
-    add("--epochs", type=whole, default=5)
-    add("--max-steps", type=whole, default=math.inf, help="stop after this many steps")
-    add("--lr", type=float, default=0.2, help="learning rate per 256 images of global batch (0.2)")
-    add("--warmup-epochs", type=float, default=0, help="raise the learning rate linearly over these (0)")
-    add("--seed", type=int, default=0)
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
-    add("--image-size", type=whole, default=32, help="pixels a side, for synthetic images (32)")
-    add("--checkpoint", metavar="FILE", help="saved after each epoch")
-    add("--resume", action="store_true", help="go on from --checkpoint")
-    add("--results", metavar="FILE", help="append one JSON line with what was measured")
-    return parser.parse_args()
-
-
-def load_data(args, device):
-    """Training images and labels, test images and labels; images are bytes (n, channels, side, side)."""
-    if args.dataset == "synthetic":  # one image, repeated without taking memory, however large the batch
-        n, side = 50 * args.global_batch_size, args.image_size
-        images = torch.randint(256, (1, 3, side, side), dtype=torch.uint8, device=device).expand(n, -1, -1, -1)
-        return images, torch.arange(n) % 10, images[:100], torch.arange(100) % 10
-    if args.dataset == "digits":
-        folder, = find_spec("sklearn").submodule_search_locations  # its file alone: importing it takes a second
-        digits = torch.tensor(np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", np.uint8, delimiter=","))
-        images, labels = digits[:, :-1].reshape(-1, 1, 8, 8), digits[:, -1].long()
-        test = torch.arange(len(images)) % 5 == 0
-        return images[~test], labels[~test], images[test], labels[test]
-    from torchvision.datasets import MNIST, SVHN
-    socket.setdefaulttimeout(30)  # a node without a network may answer with silence
-    try:
-        if args.dataset == "mnist":
-            train, test = MNIST(args.data_dir, train=True, download=True), MNIST(args.data_dir, train=False)
-            return train.data.unsqueeze(1), train.targets, test.data.unsqueeze(1), test.targets
-        train, test = (SVHN(args.data_dir, split, download=True) for split in ("train", "test"))
-        return [torch.tensor(array) for array in (train.data, train.labels, test.data, test.labels)]
-    except Exception as problem:
-        reason = " ".join(str(problem).split())[:80]
-        sys.exit(f"no whole {args.dataset} in --data-dir {args.data_dir}, and no download ({reason}): run this once "
-                 "where there is a network, or take --dataset digits, which needs none")
-
-
-def read_config(args):
-    """ds_config.json as a dict, with the precision that --precision asks for; sets in args the one that holds."""
-    try:
-        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "ds_config.json")) as file:
-            config = json.load(file)
-        if {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys():
-            raise ValueError("take the batch out of it, --batch-size and --global-batch-size set it")
-        accumulation = config.setdefault("gradient_accumulation_steps", 1)
-        if type(accumulation) is not int or accumulation < 1:
-            raise ValueError(f"gradient_accumulation_steps: {accumulation!r} is not a whole number above 0")
-        float(config.get("gradient_clipping", 0))
-        if args.precision == "bf16":
-            config["bf16"] = config.get("bf16", {}) | {"enabled": True}
-        half = [name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled")]
-        if len(half) > 1:
-            raise ValueError("bf16 and fp16 contradict each other: take one of them out")
-    except (OSError, ValueError, TypeError, AttributeError) as problem:  # also: not an object, not a number
-        sys.exit(f"ds_config.json beside main.py: {problem}")
-    args.precision = half[0] if half and args.precision == "fp32" else args.precision
-    return config
-
-
-def prepare(args):
-    """Device, training set and test set, or a line that tells the user what to mend; sets both batch sizes in args."""
-    gpu = torch.cuda.is_available() and args.device != "cpu"
-    config = args.config = read_config(args)
-    ranks, accumulation = dist.get_world_size(), config["gradient_accumulation_steps"]
-    args.global_batch_size = args.global_batch_size or ranks * accumulation * (args.batch_size or 64)
-    args.batch_size, rest = divmod(args.global_batch_size, ranks * accumulation)
-    config["train_micro_batch_size_per_gpu"] = args.batch_size
-    for path in filter(None, (args.checkpoint, args.results)):
-        if dist.get_rank() == 0 and not opens(path) and not (path == args.checkpoint and os.path.isdir(path)):
-            sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may write to")
-    for wrong, message in (
-            (args.device == "cuda" and not gpu, "--device cuda: PyTorch sees no GPU here; take --device cpu"),
-            (args.precision == "bf16" and gpu and not torch.cuda.is_bf16_supported(False), "no bf16 on this GPU: fp32"),
-            (args.precision == "fp64", "--precision fp64: DeepSpeed has none; take fp32"),
-            (args.precision == "fp16" and not gpu, "ds_config.json: fp16 needs a GPU: take it out"),
-            (rest, f"--global-batch-size: not a multiple of the {ranks} ranks x {accumulation} accumulation steps"),
-            (args.image_size < 6, "--image-size: the networks need 6 pixels a side or more"),
-            (not args.lr > 0 or not args.warmup_epochs >= 0, "--lr has to be above 0, and --warmup-epochs not below"),
-            (args.resume and not args.checkpoint, "--resume: name the file to go on from, with --checkpoint"),
-            (args.checkpoint and args.resume != os.path.exists(args.checkpoint), f"{args.checkpoint} "
-             + ("does not exist: leave out --resume" if args.resume else "exists: go on with --resume, or remove it"))):
-        if wrong:
-            sys.exit(message)
-    device = torch.device("cuda" if gpu else "cpu")
-    data = load_data(args, device)
-    if args.global_batch_size > len(data[0]):
-        sys.exit(f"{args.dataset} has {len(data[0])} training images, not the {args.global_batch_size} of a step: "
-                 f"at most --batch-size {len(data[0]) // (ranks * accumulation)} fits, or take --dataset synthetic")
-    if gpu and sum(tensor.nbytes for tensor in data) < torch.cuda.mem_get_info()[0] / 4:
-        data = [tensor.to(device) for tensor in data]
-    if args.model != "cnn":  # torchvision's ResNets want three channels
-        data = [tensor.expand(-1, 3, -1, -1) if tensor.dim() == 4 else tensor for tensor in data]
-    return device, TensorDataset(*data[:2]), TensorDataset(*data[2:])
+import workshop
+from checkpoints import load, save
+from ds_config import import_deepspeed, initialize, read_config
+from ranks import find_ranks, gather, rank_0_first, run
 
 
 def build_model(name, images):
-    if name == "cnn":  # no BatchNorm, no dropout: the gradient of a batch is the mean of its parts' gradients
-        channels, side = images.shape[1], (images.shape[-1] - 4) // 2
-        return nn.Sequential(
-            nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(64 * side * side, 128), nn.ReLU(), nn.Linear(128, 10))
-    from torchvision.models import get_model
-    return get_model(name, num_classes=10)
+    if name != "cnn":
+        from torchvision.models import get_model
+        return get_model(name, num_classes=10)
+    channels, side = images.shape[1], (images.shape[-1] - 4) // 2
+    return nn.Sequential(  # no BatchNorm, no dropout: a batch's gradient is the mean of its parts'
+        nn.Conv2d(channels, 32, 3), nn.ReLU(),
+        nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(64 * side * side, 128), nn.ReLU(),
+        nn.Linear(128, 10))
+
+
+def batches(dataset, sampler, size, drop_last=False):
+    """A batch is one slice of the data set: no Python runs for each image."""
+    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
 
 
 def main():
-    started = time.perf_counter()
-    sys.stdout.reconfigure(line_buffering=True)  # a line appears when it is printed, through a pipe too
-    find_ranks()
-    if torch.cuda.is_available():  # a rank that sees a single GPU takes that one
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    elif "OMP_NUM_THREADS" not in os.environ and os.environ["WORLD_SIZE"] != "1":
+    # Ranks and device: the launcher has started this program once per rank, each a process.
+    args = workshop.parse_args(__doc__)
+    rank, ranks, local_rank = find_ranks()  # 0 to ranks - 1, and which of them on this node
+    device = torch.device("cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # a rank may see its own only
+    elif ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # ranks share the cores of their node
-    try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    except (dist.DistNetworkError, dist.DistStoreError):
-        sys.exit("no meeting at {MASTER_ADDR}:{MASTER_PORT}: start all, on a free MASTER_PORT".format_map(os.environ))
-    rank, ranks, seen = dist.get_rank(), dist.get_world_size(), [None] * dist.get_world_size()
-    sys.argv = [word for word in sys.argv if not word.startswith("--local_rank=")]  # deepspeed's launcher adds it
-    args = parse_args()
-    sys.stdout = sys.stdout if rank == 0 else open(os.devnull, "w")  # rank 0 speaks for all
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")  # all meet
+    workshop.refuse_shared_gpus(device.type)
+    dtype = torch.float32  # of parameters; DeepSpeed has no fp64
     torch.manual_seed(args.seed)
-    for turn in (True, False):  # rank 0, which may have to download, then the others: the mistake of one ends all
-        mistake = None
-        try:
-            if (rank == 0) == turn:
-                device, train, test = prepare(args)
-        except SystemExit as end:
-            mistake = end.code
-        dist.all_gather_object(seen, mistake)
-        if any(seen):
-            sys.exit(next(filter(None, seen)))
-    own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else rank
-    dist.all_gather_object(seen, (own, os.environ["LOCAL_RANK"] == "0"))  # {device: is it the first of its node}
-    nodes = sum(dict(seen).values())
-    if len(dict(seen)) < ranks:
-        sys.exit("several ranks have the same GPU: start at most one a GPU, or take --device cpu")
-    os.environ["DS_ACCELERATOR"] = "cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu"
-    import deepspeed
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo communicates; else it compiles for a minute
-    deepspeed.utils.logger.setLevel("ERROR")
-    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # ZeRO calls PyTorch by older names
-    dtype = torch.float64 if args.precision == "fp64" else torch.float32
+
+    # Batch and data: every image once an epoch, in a new order, on one of the ranks.
+    with rank_0_first(rank):  # it may have to download
+        config = read_config(args, device.type)
+        accumulation = config["gradient_accumulation_steps"]  # backward passes in a step
+        parts = ranks * accumulation
+        args.global_batch_size = args.global_batch_size or parts * (args.batch_size or 64)
+        args.batch_size = config["train_micro_batch_size_per_gpu"] = args.global_batch_size // parts
+        workshop.check(args, device.type, rank, ranks, accumulation)
+        train, test = workshop.load_tensors(args, device)
+    deepspeed = import_deepspeed(device.type)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision, dtype)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
-    def batches(dataset, indices):
-        """A batch is one slice of bytes, which become standardised numbers on the device."""
-        sampler = torch.tensor(indices, dtype=torch.int64).split(args.batch_size)  # an item is a whole batch
-        for images, labels in DataLoader(dataset, batch_size=None, sampler=sampler):
-            yield ((images.to(device).to(dtype) - mean) / std).to(compute), labels.to(device)
+    def standardised(images):
+        return ((images.to(dtype) - mean) / std).to(compute)
 
+    sampler = DistributedSampler(train, seed=args.seed, drop_last=True)  # every N-th of one order
+    train_batches = batches(train, sampler, args.batch_size, drop_last=True)
+    test_batches = batches(test, range(rank, len(test), ranks), args.batch_size)
+
+    # The model, wrapped, and its optimizer.
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
-    step, lr = 0, args.lr * args.global_batch_size / 256
+    lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    try:  # everyone gets rank 0's parameters
-        engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=args.config)
-    except (AssertionError, ValueError, deepspeed.DeepSpeedConfigError) as problem:
-        sys.exit(f"DeepSpeed does not take ds_config.json: {' '.join(str(problem).split()):.150}")
+    engine, optimizer = initialize(deepspeed, model=model, optimizer=optimizer, config=config)
     for buffer in filter(torch.is_floating_point, model.buffers()):
         buffer.data = buffer.to(compute)  # BatchNorm's statistics go with the parameters
-    training = {name: vars(args)[name] for name in ("dataset", "image_size", "model", "global_batch_size", "seed")}
-    tag = "b"  # the place of the last checkpoint
+
+    # Resume: go on where a checkpoint was saved. Every rank reads it.
+    step = 0
     if args.resume:
-        try:
-            with open(os.path.join(args.checkpoint, "latest")) as file:
-                tag = file.read()
-            for path in glob.glob(os.path.join(args.checkpoint, tag, "*.pt")):
-                if not zipfile.is_zipfile(path):  # all look at all: one alone would let the others wait
-                    raise ValueError(f"{path} is not whole")
-            _, checkpoint = engine.load_checkpoint(args.checkpoint)
-            if checkpoint["training"] != training:
-                raise ValueError(f"its training had {checkpoint['training']}")
+        with workshop.resuming(args):
+            workshop.refuse_other(load(engine, args.checkpoint), args)
             step = engine.global_steps
-        except Exception as problem:
-            sys.exit(f"cannot go on from {args.checkpoint}, no whole checkpoint of this training: "
-                     f"{' '.join(str(problem).split()):.150}")
-    sampler = DistributedSampler(train, seed=args.seed, drop_last=True)
+
+    # Training: each rank with its own batch, all with the same parameters.
     epoch_steps = len(train) // args.global_batch_size
     last_step = min(args.epochs * epoch_steps, args.max_steps)
+    warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{args.dataset}: {len(train):,} images, {args.model}: {parameters:,} parameters, {args.precision}, {device}")
-    accumulation = engine.gradient_accumulation_steps()
-    print(f"ranks: {ranks}, nodes: {nodes}, batch: {args.batch_size} a rank, {args.global_batch_size} global, "
-          f"learning rate: {lr:g}, steps: {step} of {last_step} done, {epoch_steps} an epoch")
-    now = time.perf_counter if device.type == "cpu" else lambda: (  # a GPU notes the time in passing: nobody waits
-        torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True)))
-    step_seconds = []
+    nodes = gather(local_rank).count(0)
+    report = workshop.Report("04_deepspeed", args, device.type, parameters, len(train),
+                             rank, ranks, nodes)
+    report.begin(step, last_step, epoch_steps, lr)
     while step < last_step:
-        epoch, first = divmod(step, epoch_steps)
+        epoch = step // epoch_steps
         sampler.set_epoch(epoch)  # another order each epoch
-        steps = range(first, min(epoch_steps, last_step - epoch * epoch_steps))
-        own = args.global_batch_size // ranks  # images a step on this rank
-        indices = list(sampler)[steps.start * own:steps.stop * own]
-        losses, hits, times, epoch_started = [], [], [now()], time.perf_counter()
-        for images, labels in tqdm(batches(train, indices), total=len(steps) * accumulation, leave=False,
-                                   disable=rank > 0 or None):
-            optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / max(1, args.warmup_epochs * epoch_steps))
-            logits = engine(images)
-            batch_loss = nn.functional.cross_entropy(logits, labels)
-            engine.backward(batch_loss)  # the last of the accumulated ones averages the gradients over the ranks
-            engine.step()  # changes the parameters after that one, and zeroes the gradients
-            losses.append(batch_loss.detach())
-            hits.append(logits.argmax(1) == labels)
-            if engine.global_steps > step:
-                step += 1
-                times.append(now())
-        means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
-        dist.all_reduce(means)
-        loss, accuracy = (means / ranks).tolist()  # the only look at them in an epoch: until here the device runs free
-        speed = len(steps) * args.global_batch_size / (time.perf_counter() - epoch_started)
-        if not math.isfinite(loss):
-            sys.exit(f"the loss became {loss} in epoch {epoch + 1}: lower --lr, or give it --warmup-epochs")
-        print(f"epoch {epoch + 1}/{args.epochs}: loss {loss:.4f}, accuracy {accuracy:.4f}, {speed:,.0f} images/s")
-        step_seconds += [b - a if device.type == "cpu" else a.elapsed_time(b) / 1000 for a, b in zip(times, times[1:])]
-        if args.checkpoint:  # every rank saves; two places in turn, so that a killed run leaves a whole one
-            tag = "b" if tag == "a" else "a"
-            if rank == 0:  # shares of another number of ranks do not stay
-                shutil.rmtree(os.path.join(args.checkpoint, tag), ignore_errors=True)
-            engine.save_checkpoint(args.checkpoint, tag, {"training": training}, save_latest=False)
-            if rank == 0:
-                with open(os.path.join(args.checkpoint, "latest.tmp"), "w") as file:
-                    file.write(tag)
-                os.replace(file.name, os.path.join(args.checkpoint, "latest"))
+        first, end = step % epoch_steps, min(epoch_steps, last_step - epoch * epoch_steps)
+        loss_sum, hits = torch.zeros(2, dtype=torch.float64, device=device)
+        passes = range(first * accumulation, end * accumulation)
+        passed = islice(train_batches, passes.start, passes.stop)
+        for images, labels in report.steps(passed, len(passes), accumulation):
+            optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
+            logits = engine(standardised(images))
+            loss = cross_entropy(logits, labels)
+            engine.backward(loss)  # the last of the accumulated ones averages over the ranks
+            engine.step()  # changes parameters after that one; zeroes the gradients
+            step = engine.global_steps
+            loss_sum += loss.detach()
+            hits += (logits.argmax(1) == labels).sum()
+        means = torch.stack([loss_sum, hits / args.batch_size]) / len(passes)
+        dist.all_reduce(means, dist.ReduceOp.SUM)
+        means /= ranks
+        report.epoch(epoch, *means.tolist())  # the first look: until here the device runs free
+        if args.checkpoint:  # every rank saves its part
+            save(engine, args.checkpoint, workshop.training_of(args))
 
+    # Evaluation: every test image once, on one of the ranks.
     for buffer in model.buffers():
-        dist.broadcast(buffer, 0)  # BatchNorm's statistics differ by rank
+        dist.broadcast(buffer, 0)  # BatchNorm's statistics differ by rank: all take rank 0's
     model.eval()
     right = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
-        for images, labels in batches(test, list(range(rank, len(test), ranks))):
-            right += (model(images).argmax(1) == labels).sum()
-    dist.all_reduce(right)
-    print(f"test accuracy {right / len(test):.4f} ({right} of {len(test)} images)")
-    if args.results and step_seconds and rank == 0:
-        step_time = statistics.median(step_seconds[5:] or step_seconds)  # the first 5 warm up
-        record = {"chapter": "04_deepspeed", "ranks": ranks, "nodes": nodes, "device": device.type, **training,
-                  "precision": args.precision, "batch_size": args.batch_size, "parameters": parameters,
-                  "steps": len(step_seconds), "step_seconds": step_time,
-                  "images_per_second": args.global_batch_size / step_time,
-                  "gradient_bytes": sum(parameter.nbytes for parameter in model.parameters()),
-                  "peak_memory_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else
-                  resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-                  "loss": loss, "accuracy": accuracy, "test_accuracy": right.item() / len(test),
-                  "total_seconds": time.perf_counter() - started}
-        with open(args.results, "a") as file:
-            file.write(json.dumps(record) + "\n")
-    dist.barrier()  # nobody leaves while others still talk
+        for images, labels in test_batches:
+            right += (model(standardised(images)).argmax(1) == labels).sum()
+    dist.all_reduce(right, dist.ReduceOp.SUM)
+    report.end(right.item(), len(test), gradient_bytes=parameters * compute.itemsize)
+    dist.barrier()  # nobody leaves while others still talk; run() then closes the process group
 
 
 if __name__ == "__main__":
-    code = 0
-    try:
-        main()
-    except SystemExit as end:  # with a line for the user who made a mistake, or without
-        if dist.get_rank() if dist.is_initialized() else launched_rank():
-            time.sleep(2)  # rank 0 speaks for all, before the launcher ends them
-        elif end.code:
-            print(f"main.py: {end}", file=sys.stderr)
-        code = 2 if end.code else 0
-    if dist.is_initialized():  # when DDP is gone, and before Python ends: gloo's threads abort if they outlive it
-        gc.collect()
-        dist.destroy_process_group()
-    sys.exit(code)
+    run(main)

@@ -1,4 +1,4 @@
-"""What a rank holds, counted tensor by tensor, beside what ZeRO's formulae say (Rajbhandari et al., 1910.02054)."""
+"""What a rank holds, tensor by tensor, beside ZeRO's formulae (Rajbhandari et al., 1910.02054)."""
 
 import gc
 import math
@@ -10,12 +10,17 @@ ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 
 
 def storages(tensors, device=None):
-    """{address: bytes} of what these tensors keep on the device, or anywhere; what several share counts once."""
-    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors if tensor is not None]
+    """{address: bytes} of what these tensors keep on the device, or anywhere.
+
+    What several tensors share counts once.
+    """
     found = {}
-    for tensor in local:
-        storage = tensor.untyped_storage()
-        if storage.nbytes() and (device is None or tensor.device.type == device.type):
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a sharded one
+        storage = local.untyped_storage()
+        if storage.nbytes() and (device is None or local.device.type == device.type):
             found[storage.data_ptr()] = storage.nbytes()
     return found
 
@@ -24,23 +29,30 @@ def count(groups, device):
     """Bytes of each group of tensors; a storage belongs to the first group that has it."""
     seen, sums = set(), {}
     for name, tensors in groups.items():
-        own = {address: size for address, size in storages(tensors, device).items() if address not in seen}
-        seen |= own.keys()
-        sums[name] = sum(own.values())
+        found = storages(tensors, device)
+        sums[name] = sum(size for address, size in found.items() if address not in seen)
+        seen |= found.keys()
     return sums
 
 
 class Accounting:
-    """Counts the bytes of one training step. `tensors()` gives {role: tensors} of what the rank holds just now."""
+    """Counts the bytes of one training step.
+
+    `tensors()` gives {role: tensors} of what the rank holds just now.
+    """
 
     def __init__(self, model, tensors, data, device):
-        self.model, self.tensors, self.data, self.device, self.bytes, self.hooks = model, tensors, data, device, {}, []
+        self.model, self.tensors, self.data, self.device = model, tensors, data, device
+        self.bytes, self.hooks = {}, []
 
     def watch(self):
-        """Before the step's forward: look at parameters and gradients whenever a layer has done a part of its work."""
+        """Before the forward: look at the tensors whenever a layer has done a part of its work."""
+        if self.hooks:  # a later part of an accumulated step
+            return
         for module in self.model.modules():
             if next(module.parameters(recurse=False), None) is not None:
-                self.hooks += [module.register_forward_pre_hook(self.enter), module.register_forward_hook(self.leave)]
+                self.hooks += [module.register_forward_pre_hook(self.enter),
+                               module.register_forward_hook(self.leave)]
 
     def enter(self, module, _):
         self.look()
@@ -50,7 +62,7 @@ class Accounting:
 
     def leave(self, module, _, output):
         self.look()
-        self.hooks.append(output.register_hook(self.look))  # the layers behind this one are through with backward
+        self.hooks.append(output.register_hook(self.look))  # when the layers behind are through
 
     def look(self, *_):
         now = count(self.tensors(), self.device)
@@ -60,8 +72,8 @@ class Accounting:
     def close(self):
         """After the step's backward and before its optimizer step, when all there is exists.
 
-        Raises RuntimeError if it finds no parameters, gradients or state, or cannot place 5 % of all tensors
-        beside the step's batch.
+        Raises RuntimeError if it finds no parameters, gradients or state, or cannot place 5 % of
+        all tensors beside the step's batch.
         """
         for hook in self.hooks:
             hook.remove()
@@ -74,36 +86,99 @@ class Accounting:
         self.bytes |= count(groups, self.device)
         for role in ROLES:
             if role != "master copy" and not storages(groups[role]):
-                raise RuntimeError(f"the accounting finds no {role}: have the framework's names changed?")
-        batch = 4 * sum(tensor.nbytes for tensor in self.data)  # the step's images as fp32 are at most that
-        if self.bytes["unclassified"] > 0.05 * sum(storages(everything, self.device).values()) + batch:
+                raise RuntimeError(f"the accounting finds no {role}: have the framework's names "
+                                   "changed?")
+        batch = 4 * sum(tensor.nbytes for tensor in self.data)  # a step's images in fp32, at most
+        known = sum(storages(everything, self.device).values())
+        if self.bytes["unclassified"] > 0.05 * known + batch:
             raise RuntimeError(f"the accounting cannot place {self.bytes['unclassified']:,} bytes")
 
 
-def formula(stage, ranks, parameters, layer, *, width, gathered, master, moments, keeps_gradients=False):
+def formula(stage, ranks, parameters, layer, *, width, gathered, master, moments,
+            keeps_gradients=False):
     """The bytes that ZeRO's paper expects on each rank, by the names of Accounting.bytes.
 
-    parameters: their number P; layer: that of the largest layer, which is gathered whole at stage 3. Bytes a parameter:
-    width, of it and its gradient; gathered, of it while it is gathered; master, of the fp32 master copy, or 0; moments,
-    of Adam's state. keeps_gradients: whether stage 1 keeps gradients of others' shards after backward, as in the paper.
+    parameters: their number P; layer: that of the largest layer, which is gathered whole at
+    stage 3. Bytes a parameter: width, of it and its gradient; gathered, of it while it is
+    gathered; master, of the fp32 master copy, or 0; moments, of Adam's state. keeps_gradients:
+    whether stage 1 keeps gradients of others' shards after backward, as in the paper.
     """
     share, whole = parameters / ranks, width * parameters
-    return {"parameters": width * share if stage == 3 else whole,
-            "gradients": whole if stage == 0 or (stage == 1 and keeps_gradients) else width * share,
-            "master copy": master * (share if stage else parameters),
-            "optimizer state": moments * (share if stage else parameters),
-            "peak parameters": width * share + gathered * layer if stage == 3 and ranks > 1 else whole,
-            "peak gradients": width * share + gathered * layer if stage > 1 else whole}
+    sharded = width * share
+    shared_by_all = parameters if stage == 0 else share  # of master copy and moments
+    keeps_all = stage == 0 or (stage == 1 and keeps_gradients)
+    return {"parameters": sharded if stage == 3 else whole,
+            "gradients": whole if keeps_all else sharded,
+            "master copy": master * shared_by_all,
+            "optimizer state": moments * shared_by_all,
+            "peak parameters": sharded + gathered * layer if stage == 3 and ranks > 1 else whole,
+            "peak gradients": sharded + gathered * layer if stage > 1 else whole}
 
 
-def report(account, expected):
-    """Print a line for each rank and one for the formula, in bytes. Returns what each rank counted, in their order."""
+def report_bytes(account, expected):
+    """Print a line for each rank and one for the formula, in bytes, from rank 0.
+
+    Returns what each rank counted, in their order; nothing after fewer than two steps.
+    """
+    if not account.bytes:
+        return []
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, account.bytes)
-    names = [*ROLES, "sum", *(name for name in every[0] if "peak" in name)]
-    print("bytes between backward and optimizer step, and the peaks of that step:")
-    print("       ", *(f"{name:>15}" for name in names))
-    for title, row in [*((f"rank {rank}", row) for rank, row in enumerate(every)), ("formula", expected)]:
-        row = {"allocator's peak": math.nan} | row | {"sum": sum(row[role] for role in ROLES)}
-        print(f"{title:7}", *(f"{row[name]:15,.0f}" for name in names))
+    if dist.get_rank() == 0:
+        names = [*ROLES, "sum", *(name for name in every[0] if "peak" in name)]
+        print("bytes between backward and optimizer step, and the peaks of that step:")
+        print("       ", *(f"{name:>15}" for name in names))
+        rows = [(f"rank {rank}", row) for rank, row in enumerate(every)]
+        for title, row in [*rows, ("formula", expected)]:
+            row = {"allocator's peak": math.nan} | row | {"sum": sum(row[role] for role in ROLES)}
+            print(f"{title:7}", *(f"{row[name]:15,.0f}" for name in names))
     return every
+
+
+# Where the two programs of this chapter keep their tensors
+
+def deepspeed_formula(args, ranks, sizes, compute):
+    """formula() for DeepSpeed's ZeRO and Adam: a master copy in fp32 and two moments."""
+    on_gpu = args.offload == "none"
+    has_master = args.stage > 0 or args.precision != "fp32"
+    return formula(args.stage, ranks, sum(sizes), max(sizes), width=compute.itemsize,
+                   gathered=compute.itemsize, master=4 if has_master and on_gpu else 0,
+                   moments=8 if on_gpu else 0)
+
+
+def held_by_deepspeed(model, optimizer, adam):
+    """The tensors of this rank by role; they are where DeepSpeed 0.19 has them."""
+    whole = list(model.parameters())
+    shards = [found.ds_tensor for found in whole if hasattr(found, "ds_tensor")]  # at stage 3
+    master = [found for group in adam.param_groups for found in group["params"]]
+    master += getattr(optimizer, "fp32_partitioned_groups_flat", [])
+    gradients = [parameter.grad for parameter in whole + master]
+    gradients.append(getattr(optimizer, "grad_partitions_flat_buffer", None))
+    for averaged in getattr(optimizer, "averaged_gradients", {}).values():
+        gradients += averaged or []
+    buckets = []
+    for bucket in getattr(optimizer, "ipg_buckets", {}).values():
+        buckets += bucket.buffer if isinstance(bucket.buffer, list) else [bucket.buffer]
+    return {"parameters": whole + shards, "gradients": gradients, "master copy": master,
+            "optimizer state": moments_of(adam), "buckets": buckets}
+
+
+def held_by_pytorch(model, shards, optimizer):
+    """The same for fsdp.py. While a layer is gathered, it is among the model's parameters."""
+    parameters = [*shards, *model.parameters()]
+    adam = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has its shard's inside
+    return {"parameters": parameters, "gradients": [found.grad for found in parameters],
+            "master copy": [], "optimizer state": moments_of(adam)}
+
+
+def pytorch_formula(args, ranks, sizes, dtype):
+    """formula() for fsdp.py: no master copy; stage 1 keeps all gradients."""
+    on_gpu = args.offload == "none"
+    return formula(args.stage, ranks, sum(sizes), max(sizes), keeps_gradients=True, master=0,
+                   width=dtype.itemsize if on_gpu else 0,
+                   gathered=2 if args.precision == "bf16" else dtype.itemsize,
+                   moments=2 * dtype.itemsize if on_gpu else 0)
+
+
+def moments_of(adam):
+    return [tensor for state in adam.state.values() for tensor in state.values()]

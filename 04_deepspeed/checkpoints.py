@@ -1,0 +1,57 @@
+"""Checkpoints in two places in turn, so that a killed run always leaves a whole one.
+
+A checkpoint is a folder with the places a and b; its file latest says which of them holds.
+"""
+
+import os
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import torch.distributed as dist
+
+
+def next_place(folder):
+    """The place that latest does not name; call mark_latest() when it has been written."""
+    latest = Path(folder, "latest")
+    return "b" if latest.exists() and latest.read_text() == "a" else "a"
+
+
+def mark_latest(folder, place):
+    """When all ranks have written their parts, rank 0 writes down where."""
+    dist.barrier()
+    if dist.get_rank() == 0:
+        Path(folder, "latest.tmp").write_text(place)
+        os.replace(Path(folder, "latest.tmp"), Path(folder, "latest"))
+    dist.barrier()
+
+
+def save(engine, folder, training):
+    """Every rank saves its part of DeepSpeed's engine; `training` says of which training."""
+    place = next_place(folder)
+    dist.barrier()  # all have read latest
+    if dist.get_rank() == 0:  # shares of another number of ranks do not stay
+        shutil.rmtree(Path(folder, place), ignore_errors=True)
+    engine.save_checkpoint(folder, place, {"training": training}, save_latest=False)
+    mark_latest(folder, place)
+
+
+def load(engine, folder):
+    """Return the training that was saved.
+
+    All ranks look at all files: one alone that misses something would let the others wait.
+    Exits with a line where the shares are those of another number of ranks.
+    """
+    from deepspeed.runtime.zero.utils import ZeRORuntimeException
+    place = Path(folder, "latest").read_text()
+    for path in Path(folder, place).glob("*.pt"):
+        if not zipfile.is_zipfile(path):
+            raise ValueError(f"{path} is not whole")
+    try:
+        _, state = engine.load_checkpoint(folder)
+    except ZeRORuntimeException:
+        sys.exit(f"{folder} holds shares of another number of ranks than these "
+                 f"{dist.get_world_size()}: start as many as before, or convert it into a "
+                 "universal checkpoint (README.md, What goes wrong)")
+    return state["training"]
