@@ -1,4 +1,4 @@
-"""The flags of this chapter: those of every program, and what ZeRO shares out of which perceptron."""
+"""The flags of this chapter: those of every program, ZeRO's stage and the perceptron's size."""
 
 import sys
 
@@ -6,7 +6,7 @@ import workshop
 
 
 def parse_args(doc, stages, stage):
-    """The flags of main.py or fsdp.py, which have these stages, and this one where none is given."""
+    """The flags of main.py or fsdp.py, which have these stages; this one where none is given."""
     parser = workshop.make_parser(doc, lr=0.002)
     add = parser.add_argument
     add("--stage", type=int, choices=stages, default=stage, help=f"of ZeRO ({stage})")

@@ -13,8 +13,7 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-from torch.distributed.fsdp import fully_shard
+from torch.distributed import fsdp
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -42,16 +41,16 @@ def shard(model, args):
     """Each layer is gathered for its forward and its backward, and let go after each."""
     for tensor in model.parameters():
         dist.broadcast(tensor.detach(), 0)  # FSDP takes each rank's own: they have to be equal
-    precision, place = MixedPrecisionPolicy(), OffloadPolicy()
+    precision, place = fsdp.MixedPrecisionPolicy(), fsdp.OffloadPolicy()
     if args.precision == "bf16":
-        precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # computed in, reduced in
+        precision = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # reduced in fp32
     if args.offload == "cpu":
-        place = CPUOffloadPolicy()
+        place = fsdp.CPUOffloadPolicy()
     for layer in model:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer, mp_policy=precision, offload_policy=place,
-                        reshard_after_forward=True)
-    return fully_shard(model, mp_policy=precision, offload_policy=place)
+            fsdp.fully_shard(layer, mp_policy=precision, offload_policy=place,
+                             reshard_after_forward=True)
+    return fsdp.fully_shard(model, mp_policy=precision, offload_policy=place)
 
 
 def batches(dataset, sampler, size, drop_last=False):

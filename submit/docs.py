@@ -1,7 +1,8 @@
-"""Write into the READMEs what commands and files give, and draw their figures.
+"""Copy the files that every chapter has, write into the READMEs what commands and files give, and draw their figures.
 
 A comment says what belongs into the fence behind it, which this program writes:
 
+    <!-- lesson: PATH | WORDS | WORDS -->      the lines of a file that matter, each by words that stand in it alone
     <!-- hunk: WORDS | WORDS -->       hunks of the README's diff, each by words that stand in it and in no other
     <!-- output: CHAPTER RANKS FLAG... -->      what the chapter's main.py prints on so many ranks
     <!-- sample: PROGRAM RANKS FLAG... -->      the same for what no test compares, because it names the machine
@@ -20,6 +21,8 @@ import difflib
 import re
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import demo
 import doctor
@@ -33,9 +36,15 @@ from launch import ROOT, command, environment
 from records import published, published_text
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
-FENCE = re.compile(r"<!-- (hunk|output|sample|table|command|file|bench|changes): (.+?) -->\n(?:```\w*\n.*?^```\n)?",
+FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|changes): (.+?) -->\n(?:```\w*\n.*?^```\n)?",
                    re.M | re.S)
 FAULTS = re.compile(r"<!-- faults -->\n(?:\|.*\n)*")
+COPIES = {  # file: the folders that have its copy, so that a chapter's folder runs wherever it is copied
+    "01_single_node/ranks.py": ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero"),
+    "01_single_node/workshop.py": ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero"),
+    "01_single_node/resnet.py": ("02_horovod/tensorflow",),
+    "04_deepspeed/ds_config.py": ("05_zero",),
+    "04_deepspeed/checkpoints.py": ("05_zero",)}
 TABLES = {"demo": demo, "zero": zero, "rounding": rounding, "read_data": read_data, "batch": sweep, "weak": sweep,
           "strong": sweep}
 
@@ -53,6 +62,21 @@ def changes(old, new):
     """How many lines make one file the other."""
     signs = [line[0] for hunk in hunks(old, new) for line in hunk.splitlines()]
     return f"{old} -> {new}: {signs.count('+')} lines added, {signs.count('-')} removed"
+
+
+def lesson(path, *words):
+    """The lines of a file with these words, in the file's order, without the space that all of them have in front.
+
+    Raises ValueError for words that stand in no line or in several.
+    """
+    text = (ROOT / path).read_text().splitlines()
+    chosen = set()
+    for each in words:
+        found = [number for number, line in enumerate(text) if each in line]
+        if len(found) != 1:
+            raise ValueError(f"{each!r} stands in {len(found)} lines of {path}")
+        chosen.update(found)
+    return textwrap.dedent("\n".join(text[number] for number in sorted(chosen)))
 
 
 def output(chapter, ranks, *flags):
@@ -98,6 +122,7 @@ def render(text, run=output):
     def fence(match):
         kind, words = match.groups()
         language, content = {
+            "lesson": lambda: ("python", lesson(*words.split(" | "))),
             "hunk": lambda: ("diff", "\n".join(map(show, words.split(" | ")))),
             "output": lambda: ("", run(*words.split())),
             "sample": lambda: ("", run(*words.split())),
@@ -120,7 +145,16 @@ def readmes():
     return [ROOT / "README.md", *sorted(ROOT.glob("submit/*.md")), *sorted(ROOT.glob("[0-9][0-9]_*/**/README.md"))]
 
 
+def copies():
+    """Pairs of paths: a file that every chapter has, and each of its copies."""
+    for name, folders in COPIES.items():
+        for folder in folders:
+            yield ROOT / name, ROOT / folder / Path(name).name
+
+
 def main():
+    for master, copy in copies():
+        copy.write_bytes(master.read_bytes())
     for path in readmes():
         try:
             path.write_text(render(path.read_text()))

@@ -23,6 +23,7 @@ with workshop.quiet():
     import keras
     import tensorflow as tf
     from keras import layers
+
     from resnet import resnet
 
 
