@@ -1,27 +1,28 @@
-"""Train one network in three ways, data, tensor and pipeline parallel; count what each rank holds and sends.
+"""Train one network data, tensor and pipeline parallel; count what each rank holds and sends.
 
-    mpiexec -n 2 python three_ways.py                             # 2 or 4 ranks: all three, one after the other
-    mpiexec -n 4 python three_ways.py pipeline gpipe --micro-batches 8      # two schedules of a pipeline
+    mpiexec -n 2 python three_ways.py     # 2 or 4 ranks: all three, one after the other
+    mpiexec -n 4 python three_ways.py pipeline gpipe --micro-batches 8    # two schedules
 
-The network has four linear layers with ReLUs between, the images are scikit-learn's digits. At the end each process
-trains alone, to compare: in fp64, so that losses and parameters have to agree to rounding. It takes 2 or 4 ranks, not
-3: tensor parallelism shares out the width evenly, a pipeline the four layers. Counted in the last step:
+The network has four linear layers with ReLUs between, the images are scikit-learn's digits. At the
+end each process trains alone, to compare: in fp64, so that losses and parameters have to agree to
+rounding. It takes 2 or 4 ranks, not 3: tensor parallelism shares out the width evenly, a pipeline
+the four layers. Counted in the last step:
 
     parameters      bytes of the rank's part of the network; the gradients take as much again
-    activations     the most bytes that autograd keeps for backward at a time, parameters, images and labels apart, and
-                    without the buffers in which the library waits for what others send
+    activations     the most bytes that autograd keeps for backward at a time, parameters, images
+                    and labels apart, and without the buffers in which the library waits for what
+                    others send
     images, labels  bytes of the rank's part of the batch
-    sends           bytes that it hands to torch.distributed. A send puts them on the network once, a ring all-reduce
-                    2 (ranks - 1) / ranks times (Patarasuk and Yuan, doi:10.1016/j.jpdc.2008.09.002)
+    sends           bytes that it hands to torch.distributed. A send puts them on the network once,
+                    a ring all-reduce 2 (ranks - 1) / ranks times (Patarasuk and Yuan,
+                    doi:10.1016/j.jpdc.2008.09.002)
+
+ranks.py and workshop.py beside it are those of main.py.
 """
 
-import argparse
-import gc
 import json
-import os
 import statistics
 import sys
-import time
 import weakref
 from collections import Counter
 from importlib.util import find_spec
@@ -29,7 +30,6 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 import torch.distributed as dist
-from main import find_ranks, launched_rank, opens
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor
@@ -39,10 +39,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ranks import find_ranks, gather, run
+from workshop import Parser, opens, whole
+
 LAYERS, IMAGES, PIXELS, CLASSES = 4, 1797, 64, 10
 LEARNING_RATE, TOLERANCE = 1.5, 1e-12  # the rate per 256 images of batch: the linear rule
-EVENTS = []  # what a pipeline's stage did in a step, in order: ["forward" or "backward", micro-batch]
-SENDS = {  # operations of torch.distributed: their name here, and which argument holds what the rank hands over
+EVENTS = []  # what a pipeline's stage did in a step: ["forward" or "backward", micro-batch], ...
+SENDS = {  # operations of torch.distributed: their name here, and the argument that is handed over
     "allreduce_": ("all-reduce", 0), "all_reduce": ("all-reduce", 0), "send": ("send", 0),
     "broadcast_": ("broadcast", 0), "scatter_": ("scatter", 1), "allgather_": ("all-gather", 1)}
 SILENT = ("recv_", "wait_tensor", "_wrap_tensor_autograd")
@@ -51,8 +54,10 @@ SILENT = ("recv_", "wait_tensor", "_wrap_tensor_autograd")
 def build_network(width):
     torch.manual_seed(0)  # the same on every rank
     sizes = [PIXELS, *[width] * (LAYERS - 1), CLASSES]
-    pairs = [(nn.Linear(inputs, outputs), nn.ReLU()) for inputs, outputs in zip(sizes, sizes[1:])]
-    return nn.Sequential(*(module for pair in pairs for module in pair))[:-1].double()
+    modules = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        modules += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*modules[:-1]).double()
 
 
 def load_images(args):
@@ -74,8 +79,9 @@ def load(columns, args):
     return torch.tensor(rows).reshape(steps, args.batch_size, -1)
 
 
-# A way returns this rank's part of the network; its images and labels, None where it needs none; and step(images,
-# labels), which leaves the gradients in the part and returns the loss, or None on a rank that does not see it.
+# A way returns this rank's part of the network; its images and labels, None where it needs none;
+# and step(images, labels), which leaves the gradients in the part and returns the loss, or None on
+# a rank that does not see it.
 
 def alone(network, args):
     """The whole network, the whole batch: one process."""
@@ -95,14 +101,17 @@ def data(network, args):
         loss = cross_entropy(ddp(images), labels)
         loss.backward()  # averages the gradients over the ranks
         return loss
-    return network, load_images(args)[:, mine].contiguous(), load_labels(args)[:, mine].contiguous(), step
+    images = load_images(args)[:, mine].contiguous()
+    labels = load_labels(args)[:, mine].contiguous()
+    return network, images, labels, step
 
 
 def tensor(network, args):
     """A part of every layer, the whole batch.
 
-    A layer split by columns leaves each rank with some of its outputs; the next one, split by rows, takes
-    just these as its inputs. Only then do the ranks add up their partial results (Shoeybi et al., 1909.08053).
+    A layer split by columns leaves each rank with some of its outputs; the next one, split by rows,
+    takes just these as its inputs. Only then do the ranks add up their partial results (Shoeybi et
+    al., 1909.08053).
     """
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     parallelize_module(network, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel(),
@@ -119,7 +128,8 @@ def pipeline(network, args, schedule=Schedule1F1B):
     micro_batches = schedule(stage, args.micro_batches, cross_entropy)
 
     def step(images, labels):
-        inputs, losses = [] if images is None else [images], []
+        inputs = [] if images is None else [images]
+        losses = []
         micro_batches.step(*inputs, target=labels, losses=losses, return_outputs=False)
         return torch.stack(losses).mean() if losses else None
     images = load_images(args) if rank == 0 else None
@@ -147,7 +157,7 @@ class Stage(PipelineStage):
 
 
 class Sent(TorchDispatchMode):
-    """While it is entered: calls, a list of [operation, bytes], of what this rank hands to torch.distributed.
+    """While it is entered: calls, [[operation, bytes], ...] of what goes to torch.distributed.
 
     Raises KeyError at an operation that it does not know, so that none goes uncounted.
     """
@@ -158,57 +168,63 @@ class Sent(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         if DTensor in types:
-            return NotImplemented  # what it does with the rank's own part, and what it sends, comes by here next
+            return NotImplemented  # what it does with the rank's own part, and sends, comes next
         name = operation.__name__.partition(".")[0]
         if operation.namespace in ("c10d", "_c10d_functional") and name not in SILENT:
             kind, place = SENDS[name]
-            self.calls.append([kind, sum(tensor.nbytes for tensor in tree_leaves(args[place]))])
+            self.calls.append([kind, sum(sent.nbytes for sent in tree_leaves(args[place]))])
         return operation(*args, **(kwargs or {}))
 
 
 class Kept:
-    """While `hooks` is entered: the bytes that autograd keeps for backward, now and the most so far.
+    """While `hooks` is entered: the bytes that autograd keeps for backward, now and at most.
 
     Memory counts once, whoever shares it; that of the tensors `apart` does not.
     """
 
     def __init__(self, apart):
         self.now, self.most, self.users = 0, 0, Counter()
-        self.apart = {storage(tensor).data_ptr() for tensor in apart}
-        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.keep, lambda kept: kept.tensor)
+        self.apart = {storage(value).data_ptr() for value in apart}
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.keep, lambda kept: kept.value)
 
-    def keep(self, tensor):
-        kept, address, size = KeptTensor(tensor), storage(tensor).data_ptr(), storage(tensor).nbytes()
+    def keep(self, value):
+        kept = KeptTensor(value)
+        address, size = storage(value).data_ptr(), storage(value).nbytes()
         if address not in self.apart:
+            if self.users[address] == 0:
+                self.now += size
             self.users[address] += 1
-            self.now += size if self.users[address] == 1 else 0
             self.most = max(self.most, self.now)
             weakref.finalize(kept, self.release, address, size)  # when backward lets go of it
         return kept
 
     def release(self, address, size):
         self.users[address] -= 1
-        self.now -= 0 if self.users[address] else size
+        if self.users[address] == 0:
+            self.now -= size
 
 
 class KeptTensor:
     """What autograd keeps in place of a tensor, so that its end is noticed."""
 
-    def __init__(self, tensor):
-        self.tensor = tensor
+    def __init__(self, value):
+        self.value = value
 
 
-def local(tensor):
+def local(value):
     """This rank's own part of a tensor that may be distributed."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
-def storage(tensor):
-    return local(tensor).untyped_storage()
+def storage(value):
+    return local(value).untyped_storage()
 
 
 def train(way, args):
-    """Train in a way. Returns this rank's record, its losses, and {name: value} of its parameters, split ones whole."""
+    """Train in a way.
+
+    Returns this rank's record, its losses, and {name: value} of its parameters, split ones whole.
+    """
     with Sent() as start:
         part, images, labels, step = way(build_network(args.width), args)
     optimizer = torch.optim.SGD(part.parameters(), lr=LEARNING_RATE * args.batch_size / 256)
@@ -224,45 +240,48 @@ def train(way, args):
         losses.append(None if loss is None else loss.item())
         sent.append(during.calls)
     image_bytes, label_bytes = (0 if held is None else held.nbytes for held in batch)
-    record = {"way": way.__name__, "rank": dist.get_rank(), "ranks": dist.get_world_size(), "width": args.width,
-              "batch_size": args.batch_size, "micro_batches": args.micro_batches,
+    record = {"way": way.__name__, "rank": dist.get_rank(), "ranks": dist.get_world_size(),
+              "width": args.width, "batch_size": args.batch_size,
+              "micro_batches": args.micro_batches,
               "parameters": sum(local(parameter).nbytes for parameter in part.parameters()),
               "activations": kept.most, "images": image_bytes, "labels": label_bytes,
               "start": start.calls, "sent": sent, "events": list(EVENTS)}
-    return record, losses, {name: value.full_tensor() if isinstance(value, DTensor) else value
-                            for name, value in part.state_dict().items()}
+    values = {}
+    for name, value in part.state_dict().items():
+        values[name] = value.full_tensor() if isinstance(value, DTensor) else value
+    return record, losses, values
 
 
-def difference(runs, losses, whole):
+def difference(runs, losses, values):
     """The largest difference of any loss or parameter from those of one process.
 
     runs: what train() returned on each rank. Where several ranks see a loss, theirs are averaged.
     """
     _, seen, parts = zip(*runs)
-    if {name for part in parts for name in part} != {*whole}:
+    if {name for part in parts for name in part} != {*values}:
         raise RuntimeError("some parameters are on no rank")
-    means = [statistics.fmean(loss for loss in step if loss is not None) for step in zip(*seen)]
-    return torch.tensor([*(mean - loss for mean, loss in zip(means, losses)),
-                         *((value - whole[name]).abs().max() for part in parts for name, value in part.items())],
-                        dtype=torch.float64).abs().max().item()  # max() of Python would overlook a NaN
+    found = []
+    for each, loss in zip(zip(*seen), losses):
+        found.append(statistics.fmean(own for own in each if own is not None) - loss)
+    for part in parts:
+        found += [(value - values[name]).abs().max() for name, value in part.items()]
+    return torch.tensor(found, dtype=torch.float64).abs().max().item()  # Python's overlooks NaN
 
 
 def row(record):
     """A line of the table."""
-    held, last = (record[name] for name in ("parameters", "activations", "images", "labels")), record["sent"][-1]
+    held = [record[name] for name in ("parameters", "activations", "images", "labels")]
+    last = record["sent"][-1]
     sends = f"{sum(size for _, size in last):,} in {len(last)} x {last[0][0]}" if last else ""
-    return f"{record['way']:9}{record['rank']:4}" + "".join(f"{size:12,}" for size in held) + f"   {sends}"
+    sizes = "".join(f"{size:12,}" for size in held)
+    return f"{record['way']:9}{record['rank']:4}{sizes}   {sends}"
 
 
 def parse_args():
-    def whole(text):
-        if not text.isdecimal() or int(text) == 0:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-        return int(text)
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.error, add = sys.exit, parser.add_argument
-    add("ways", nargs="*", default=[*WAYS][:3], metavar="WAY", help=f"of {', '.join(WAYS)} (the first three)")
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("ways", nargs="*", default=[*WAYS][:3], metavar="WAY",
+        help=f"of {', '.join(WAYS)} (the first three)")
     add("--batch-size", type=whole, default=64, help="images a step on all ranks together (64)")
     add("--width", type=whole, default=256, help="outputs of each layer but the last (256)")
     add("--micro-batches", type=whole, default=4, help="of a pipeline's batch (4)")
@@ -270,33 +289,41 @@ def parse_args():
     return parser.parse_args()
 
 
+def check(args, ranks):
+    """Exit where the flags cannot be followed, or not on so many ranks."""
+    if not {*args.ways} <= {*WAYS}:
+        sys.exit(f"{' '.join(args.ways)}: the ways are {', '.join(WAYS)}")
+    if args.batch_size > IMAGES:
+        sys.exit(f"--batch-size: there are {IMAGES} images")
+    if args.batch_size % 4 or args.width % 4:
+        sys.exit("--batch-size and --width: take multiples of 4, to be shared")
+    if args.micro_batches < ranks or args.batch_size % args.micro_batches:
+        sys.exit(f"--micro-batches: at least {ranks}, one for each stage, and a divisor of "
+                 "--batch-size")
+    if args.results and not opens(args.results):
+        sys.exit(f"cannot write {args.results}: name a file in a folder that exists and that you "
+                 "may write to")
+    if ranks not in (2, 4):
+        sys.exit(f"it takes 2 or 4 ranks, not {ranks}: mpiexec -n 2 python three_ways.py "
+                 f"(they share out the width and the {LAYERS} layers evenly)")
+
+
 def main():
-    find_ranks()
-    args, ranks = parse_args(), int(os.environ["WORLD_SIZE"])
-    for wrong, message in (
-            ({*args.ways} - {*WAYS}, f"{' '.join(args.ways)}: the ways are {', '.join(WAYS)}"),
-            (args.batch_size > IMAGES, f"--batch-size: there are {IMAGES} images"),
-            (args.batch_size % 4 or args.width % 4, "--batch-size and --width: take multiples of 4, to be shared"),
-            (args.micro_batches < ranks or args.batch_size % args.micro_batches,
-             f"--micro-batches: at least {ranks}, one for each stage, and a divisor of --batch-size"),
-            (args.results and not opens(args.results),
-             f"cannot write {args.results}: name a file in a folder that exists and that you may write to"),
-            (ranks not in (2, 4), f"it takes 2 or 4 ranks, not {ranks}: mpiexec -n 2 python three_ways.py "
-                                  f"(they share out the width and the {LAYERS} layers evenly)")):
-        if wrong:
-            sys.exit(message)
+    args = parse_args()
+    rank, ranks, _ = find_ranks()
+    check(args, ranks)
     torch.set_num_threads(1)  # ranks share the cores
     dist.init_process_group("gloo")
-    trained = {way: [None] * ranks for way in args.ways}
-    for way, runs in trained.items():
-        dist.all_gather_object(runs, train(WAYS[way], args))
-    record, losses, whole = train(alone, args)  # on every rank, so that all notice a difference
-    differences = {way: difference(runs, losses, whole) for way, runs in trained.items()}
-    wrong = [way for way, found in differences.items() if not found <= TOLERANCE]
-    if dist.get_rank() == 0:
-        records = [record, *(found | {"difference": differences[way]} for way in trained for found, *_ in trained[way])]
-        print(f"{LAYERS} layers, {sum(value.numel() for value in whole.values()):,} parameters; {len(losses)} steps of "
-              f"{args.batch_size} images; pipelines: {args.micro_batches} micro-batches")
+    trained = {way: gather(train(WAYS[way], args)) for way in args.ways}
+    record, losses, values = train(alone, args)  # on every rank: all notice a difference
+    differences = {way: difference(runs, losses, values) for way, runs in trained.items()}
+    if rank == 0:
+        records = [record]
+        for way, runs in trained.items():
+            records += [found | {"difference": differences[way]} for found, *_ in runs]
+        print(f"{LAYERS} layers, {sum(value.numel() for value in values.values()):,} parameters; "
+              f"{len(losses)} steps of {args.batch_size} images; pipelines: {args.micro_batches} "
+              "micro-batches")
         print(f"alone, the loss falls from {losses[0]:.3f} to {losses[-1]:.3f}; bytes on a rank:\n")
         print("way      rank  parameters activations      images      labels   sends in a step")
         print(*map(row, records), sep="\n")
@@ -306,21 +333,10 @@ def main():
             with open(args.results, "a") as file:
                 file.writelines(json.dumps(record) + "\n" for record in records)
     dist.barrier()  # nobody leaves while others still talk
+    wrong = [way for way, found in differences.items() if not found <= TOLERANCE]  # NaN, too
     if wrong:
         sys.exit(f"not the training of one process: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":
-    code = 0
-    try:
-        main()
-    except SystemExit as end:  # with a line for the user who made a mistake, or without
-        if dist.get_rank() if dist.is_initialized() else launched_rank():
-            time.sleep(2)  # rank 0 speaks for all, before the launcher ends them
-        elif end.code:
-            print(f"three_ways.py: {end}", file=sys.stderr)
-        code = 2 if end.code else 0
-    if dist.is_initialized():  # as in main.py: when DDP is gone, and before Python ends
-        gc.collect()
-        dist.destroy_process_group()
-    sys.exit(code)
+    run(main)

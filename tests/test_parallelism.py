@@ -6,7 +6,7 @@ import sys
 from itertools import accumulate
 
 import pytest
-from conftest import BIN, ROOT, execute, in_one_process, lines
+from conftest import BIN, ROOT, copy_of, execute, in_one_process, lines
 from tolerances import FP64, close
 
 CHAPTER = ROOT / "03_ddp"
@@ -148,11 +148,8 @@ def test_three_ways_are_one_training_and_hold_and_send_their_bytes(ranks, tmp_pa
 
 def test_a_training_that_differs_is_noticed(tmp_path):
     """Data parallel without DDP: each rank trains on its own images."""
-    (tmp_path / "main.py").symlink_to(CHAPTER / "main.py")
-    source = (CHAPTER / "three_ways.py").read_text()
-    assert source.count("cross_entropy(ddp(images)") == 1
-    changed = tmp_path / "three_ways.py"
-    changed.write_text(source.replace("cross_entropy(ddp(images)", "cross_entropy(network(images)"))
+    changed = copy_of("03_ddp", tmp_path, ("cross_entropy(ddp(images)", "cross_entropy(network(images)"),
+                      name="three_ways.py")
     done = start(2, "data", main=(changed,))
     assert done.code == 2 and done.err == "three_ways.py: not the training of one process: data\n", done.err
 
