@@ -1,11 +1,13 @@
-"""How long a training step takes on many GPUs: a model of data parallelism that is small enough to be read.
+"""How long a training step takes on many GPUs: a model that is small enough to be read.
 
     from cost_model import Cluster, step_seconds
-    step_seconds(compute=0.25, gradient_bytes=102e6, cluster=Cluster(nodes=4, gpus=8, node_link=3.1e9, gpu_link=80e9))
+    four = Cluster(nodes=4, gpus=8, node_link=3.1e9, gpu_link=80e9)
+    step_seconds(compute=0.25, gradient_bytes=102e6, cluster=four)
 
-A step is forward, backward and the all-reduce of the gradients, which go in buckets while backward still computes
-others. Times are seconds, sizes bytes, rates bytes/s in one direction. What the model leaves out: reading data, the
-optimizer, other people's traffic, kernels that run slower beside communication.
+A step is forward, backward and the all-reduce of the gradients, which go in buckets while backward
+still computes others. Times are seconds, sizes bytes, rates bytes/s in one direction. What the
+model leaves out: reading data, the optimizer, other people's traffic, kernels that run slower
+beside communication.
 """
 
 import math
@@ -15,14 +17,15 @@ import numpy as np
 
 MB = 2**20
 BUCKETS = {  # the first bucket and all others
-    "DDP": (1 * MB, 25 * MB),         # Li et al., 2006.15704, and DistributedDataParallel's defaults
-    "Horovod": (64 * MB, 64 * MB)}    # its fusion buffer: the documentation, and the default before Horovod 0.21
+    "DDP": (1 * MB, 25 * MB),  # Li et al., 2006.15704, and DistributedDataParallel's defaults
+    "Horovod": (64 * MB, 64 * MB)}  # its fusion buffer: documentation, the default before 0.21
 
 
 def slowest(n):
-    """The mean of the largest of n standard normal numbers: how many deviations the slowest of n ranks is behind.
+    """The mean of the largest of n standard normal numbers.
 
-    The integral of x d(P(x)^n), P the normal distribution: David and Nagaraja, Order Statistics, section 3.1.
+    So many deviations is the slowest of n ranks behind. The integral of x d(P(x)^n), P the normal
+    distribution: David and Nagaraja, Order Statistics, section 3.1.
     """
     x = np.linspace(-8, 8, 4001)
     below = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x]) ** n
@@ -31,30 +34,39 @@ def slowest(n):
 
 @dataclass(frozen=True)
 class Constants:
-    """The same for every prediction, and as an earlier trial left them, which had seen most of the published rows."""
-    backward: float = 2 / 3  # of the compute time. Assumed: two matrix products for each one of forward
-    usable: float = 0.90     # of a link's nominal rate. Assumed: protocol and headers take the rest
-    # Of the compute time, one standard deviation. Fitted to one row: 8 V100 of one node train ResNet-50 in FP32 at
-    # 2,855 images/s, one at 367 (NVIDIA DeepLearningExamples, PyTorch, ResNet-50 v1.5)
+    """The same for every prediction.
+
+    They are as an earlier trial left them, which had seen most of the published rows.
+    """
+    # Of the compute time. Assumed: two matrix products for each one of forward
+    backward: float = 2 / 3
+    # Of a link's nominal rate. Assumed: protocol and headers take the rest
+    usable: float = 0.90
+    # Of the compute time, one standard deviation. Fitted to one row: 8 V100 of one node train
+    # ResNet-50 in FP32 at 2,855 images/s, one at 367 (NVIDIA DeepLearningExamples, PyTorch, v1.5)
     jitter: float = (8 * 367 / 2855 - 1) / slowest(8)
-    hop: float = 3e-6        # of a ring, from GPU to GPU. Assumed
-    level: float = 20e-6     # of a tree, from node to node, and once within the node. From the times of 8 bytes on
-    #                          Polaris (argonne-lcf/alcf-nccl-tests): 20-47, 46-124, 100-183 us on 2, 8, 256 nodes
+    # Of a ring, from GPU to GPU. Assumed
+    hop: float = 3e-6
+    # Of a tree, from node to node, and once within the node. From the times of 8 bytes on Polaris
+    # (argonne-lcf/alcf-nccl-tests): 20-47, 46-124, 100-183 us on 2, 8, 256 nodes
+    level: float = 20e-6
 
 
 CENTRAL = Constants()
-OPTIMIST = Constants(backward=3 / 4, usable=1.0, jitter=CENTRAL.jitter / 2, hop=1.5e-6, level=10e-6)
-PESSIMIST = Constants(backward=1 / 2, usable=0.8, jitter=CENTRAL.jitter * 2, hop=6e-6, level=40e-6)
+OPTIMIST = Constants(
+    backward=3 / 4, usable=1.0, jitter=CENTRAL.jitter / 2, hop=1.5e-6, level=10e-6)
+PESSIMIST = Constants(
+    backward=1 / 2, usable=0.8, jitter=CENTRAL.jitter * 2, hop=6e-6, level=40e-6)
 
 
 @dataclass(frozen=True)
 class Cluster:
     """Nodes of equal GPUs.
 
-    node_link: what a node can send, all its network cards together; gpu_link: what a GPU can send to others of its
-    node. algorithm: "ring", one ring through all GPUs, or "tree", first within the node, then between nodes (NCCL
-    since 2.4, and others before it). measured: node_link was measured with an all-reduce (bus bandwidth), so nothing
-    is lost from it.
+    node_link: what a node can send, all its network cards together; gpu_link: what a GPU can send
+    to others of its node. algorithm: "ring", one ring through all GPUs, or "tree", first within the
+    node, then between nodes (NCCL since 2.4, and others before it). measured: node_link was
+    measured with an all-reduce (bus bandwidth), so nothing is lost from it.
     """
     nodes: int
     gpus: int
@@ -69,20 +81,24 @@ class Cluster:
 
 
 def all_reduce_seconds(size, cluster, constants=CENTRAL):
-    """An all-reduce as one pipeline: each link passes 2 (n-1)/n of the bytes, the slower link sets the pace.
+    """An all-reduce as one pipeline: a link passes 2 (n-1)/n of the bytes, the slower sets the pace.
 
-    Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117, for the bytes. Latency: 2 (N-1) hops of a ring of
-    N ranks; one level within the node and log2(nodes) between nodes for a tree.
+    Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117, for the bytes. Latency: 2 (N-1)
+    hops of a ring of N ranks; one level within the node and log2(nodes) between nodes for a tree.
     """
     nodes, gpus, ranks = cluster.nodes, cluster.gpus, cluster.ranks
     if ranks == 1:
         return 0.0
-    tree = cluster.algorithm == "tree"
-    between = 2 * ((nodes - 1) / nodes if tree else (ranks - 1) / ranks) * size if nodes > 1 else 0
-    within = 2 * ((gpus - 1) / gpus if tree else (ranks - 1) / ranks) * size if gpus > 1 else 0
-    latency = constants.level * (1 + math.log2(nodes)) if tree else constants.hop * 2 * (ranks - 1)
-    return latency + max(between / (cluster.node_link * (1 if cluster.measured else constants.usable)),
-                         within / (cluster.gpu_link * constants.usable))
+    if cluster.algorithm == "tree":
+        between, within = (nodes - 1) / nodes, (gpus - 1) / gpus
+        latency = constants.level * (1 + math.log2(nodes))
+    else:
+        between = (ranks - 1) / ranks if nodes > 1 else 0
+        within = (ranks - 1) / ranks if gpus > 1 else 0
+        latency = constants.hop * 2 * (ranks - 1)
+    node_rate = cluster.node_link * (1 if cluster.measured else constants.usable)
+    gpu_rate = cluster.gpu_link * constants.usable
+    return latency + max(2 * between * size / node_rate, 2 * within * size / gpu_rate)
 
 
 def bucket_sizes(gradient_bytes, library="DDP"):
@@ -97,22 +113,26 @@ def bucket_sizes(gradient_bytes, library="DDP"):
 def step_seconds(compute, gradient_bytes, cluster, library="DDP", overlap=True, constants=CENTRAL):
     """One step: `compute` is one GPU's forward and backward without communication.
 
-    Backward fills the buckets at an even pace (assumed); a bucket is all-reduced when all ranks have filled it and the
-    one before is through. All ranks wait for the slowest. Without overlap the all-reduces come after backward.
+    Backward fills the buckets at an even pace (assumed); a bucket is all-reduced when all ranks
+    have filled it and the one before is through. All ranks wait for the slowest. Without overlap
+    the all-reduces come after backward.
     """
     compute *= 1 + constants.jitter * slowest(cluster.ranks)
     filled, free = compute * (1 - constants.backward), 0.0
     for size in bucket_sizes(gradient_bytes, library):
         filled += compute * constants.backward * size / gradient_bytes
-        free = max(filled if overlap else compute, free) + all_reduce_seconds(size, cluster, constants)
+        ready = filled if overlap else compute
+        free = max(ready, free) + all_reduce_seconds(size, cluster, constants)
     return max(compute, free)
 
 
-def plan(images, images_per_second, start, batch, largest_batch, gradient_bytes, cluster, node_counts, **options):
+def plan(images, images_per_second, start, batch, largest_batch, gradient_bytes, cluster,
+         node_counts, **options):
     """Throughput and time to train for each number of nodes, as dicts.
 
-    One GPU computes a batch of b in start + b / images_per_second. Each GPU takes `batch` images a step as long as the
-    global batch stays within `largest_batch`; beyond, each takes a smaller part (and at least one).
+    One GPU computes a batch of b in start + b / images_per_second. Each GPU takes `batch` images a
+    step as long as the global batch stays within `largest_batch`; beyond, each takes a smaller part
+    (and at least one).
     """
     rows = []
     for nodes in node_counts:
@@ -121,15 +141,17 @@ def plan(images, images_per_second, start, batch, largest_batch, gradient_bytes,
         if each == 0:
             break
         seconds = step_seconds(start + each / images_per_second, gradient_bytes, here, **options)
-        rows.append({"nodes": nodes, "batch": each, "images_per_second": each * here.ranks / seconds,
+        rows.append({"nodes": nodes, "batch": each,
+                     "images_per_second": each * here.ranks / seconds,
                      "hours": images * seconds / (each * here.ranks) / 3600})
     return rows
 
 
 def worth_asking_for(rows, gain=1.5):
-    """The most nodes of a plan (each row twice the nodes of the one before) to which every doubling gained that much.
+    """The most nodes of a plan to which every doubling gained that much.
 
-    gain=1.5: each doubling saves at least a third of the time, and costs at most a third more node hours.
+    Each row has twice the nodes of the one before. gain=1.5: each doubling saves at least a third
+    of the time, and costs at most a third more node hours.
     """
     best = rows[0]
     for before, after in zip(rows, rows[1:]):
@@ -142,10 +164,13 @@ def worth_asking_for(rows, gain=1.5):
 def predict(row, constants=CENTRAL, **changes):
     """Images/s of a row of assets/published.csv (a mapping); changes go to step_seconds.
 
-    What one GPU computes in a step is taken from the row's base run, a single GPU or the GPUs of one node.
+    What one GPU computes in a step is taken from the row's base run, a single GPU or the GPUs of
+    one node.
     """
     each = row["base_images_per_second"] / row["base_gpus"]
     compute = row["batch"] / each / (1 + constants.jitter * slowest(row["base_gpus"]))
-    cluster = Cluster(*(row[name] for name in ("nodes", "gpus", "node_link", "gpu_link", "algorithm", "measured")))
-    step = step_seconds(compute, row["gradient_bytes"], cluster, row["library"], constants=constants, **changes)
+    names = "nodes", "gpus", "node_link", "gpu_link", "algorithm", "measured"
+    cluster = Cluster(**{name: row[name] for name in names})
+    step = step_seconds(compute, row["gradient_bytes"], cluster, row["library"],
+                        constants=constants, **changes)
     return cluster.ranks * row["batch"] / step

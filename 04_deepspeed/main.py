@@ -92,9 +92,8 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    nodes = gather(local_rank).count(0)
     report = workshop.Report("04_deepspeed", args, device.type, parameters, len(train),
-                             rank, ranks, nodes)
+                             rank, ranks, nodes=gather(local_rank).count(0))
     report.begin(step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps

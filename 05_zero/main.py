@@ -101,9 +101,8 @@ def main():
     epoch_steps = len(train) // args.global_batch_size
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
-    nodes = gather(local_rank).count(0)
     report = workshop.Report("05_zero", args, device.type, sum(sizes), len(train),
-                             rank, ranks, nodes)
+                             rank, ranks, nodes=gather(local_rank).count(0))
     account = Accounting(model, partial(held_by_deepspeed, model, optimizer, adam),
                          [*train.tensors, *test.tensors], device)
     watched = step + 1  # the second step from here: Adam has its state

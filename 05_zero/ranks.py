@@ -182,7 +182,9 @@ def run(main):
 def end_by_mistake(message):
     """Rank 0 prints the message for all. Returns the exit code."""
     _, rank, _ = launched()
-    if rank > 0:
+    marks = {"TORCHELASTIC_RUN_ID", "CROSS_RANK", *(size for _, size in LAUNCHERS.values())}
+    by_hand = not marks & os.environ.keys()  # then rank 0 may not even have been started
+    if rank > 0 and (group() or not by_hand):
         time.sleep(2)  # rank 0 speaks, before the launcher ends it
     elif message:
         print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)

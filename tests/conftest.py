@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,7 +85,8 @@ def record(chapter, ranks, *flags, folder, **options):
 
 
 IN_TURN = """
-import importlib.util, json, sys
+import importlib.util, json, os, sys
+sys.path[0] = os.path.dirname(sys.argv[1])
 spec = importlib.util.spec_from_file_location("chapter", sys.argv[1])
 chapter = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(chapter)
@@ -134,11 +136,33 @@ def lines(path):
 
 
 def load_module(path):
-    """A main.py as a module, without running it."""
+    """A chapter's file as a module, without running it; it imports what lies beside it."""
     spec = importlib.util.spec_from_file_location("main_under_test", path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        for name in [name for name, found in sys.modules.items()
+                     if str(getattr(found, "__file__", "")).startswith(f"{ROOT}/0")]:
+            patch.delitem(sys.modules, name)  # another chapter's files of the same names
+        spec.loader.exec_module(module)
     return module
+
+
+def copy_of(chapter, folder, *changes, name="main.py"):
+    """A copy of a chapter's folder with (old, new) replaced in one of its files. Returns the copy's path.
+
+    Each old text has to stand there once.
+    """
+    folder.mkdir(exist_ok=True)
+    for path in (ROOT / chapter).iterdir():
+        if path.suffix in (".py", ".json"):
+            shutil.copy(path, folder)
+    text = (folder / name).read_text()
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (folder / name).write_text(text)
+    return folder / name
 
 
 @pytest.fixture

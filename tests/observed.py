@@ -1,9 +1,9 @@
 """Run a main.py unchanged, and write down what it does: `python observed.py FOLDER MAIN FLAG...`.
 
 Into FOLDER go a copy of the checkpoint after each epoch (parameters.1, .2, ...), and a JSON line for each pass over
-data (batches.RANK: the indices of its batches; TensorFlow's chapters: a line a batch), each optimizer step (rates.RANK:
-the learning rate), each input of PyTorch's cnn (inputs.RANK: mean, standard deviation, dtype) and each choice of a GPU
-(gpus.RANK). FAKE_GPUS=N,same|own lets the framework believe in N GPUs, to see which one is taken.
+data (batches.RANK: the indices of all its batches; TensorFlow's chapters: a line a batch), each optimizer step
+(rates.RANK: the learning rate), each input of PyTorch's cnn (inputs.RANK: mean, standard deviation, dtype) and each
+choice of a GPU (gpus.RANK). FAKE_GPUS=N,same|own lets the framework believe in N GPUs, to see which one is taken.
 
 TWIN=smooth trains the twin of smooth.py, TWIN=reversed,N that twin with the N images of each batch in the opposite
 order, TWIN=order,N the chapter's own network so.
@@ -57,13 +57,12 @@ def fake_horovod(framework):
 def observe_torch():
     import torch
     import torch.distributed as dist
-    from torch.utils.data import DataLoader
+    from torch.utils.data import BatchSampler
 
-    def observe_batches(loader, *args, sampler, original=DataLoader.__init__, **kwargs):
-        note("batches", [batch.tolist() for batch in sampler])
-        if batch_size:
-            sampler = [batch.flip(0) for batch in sampler]
-        original(loader, *args, sampler=sampler, **kwargs)
+    def observe_batches(sampler, original=BatchSampler.__iter__):
+        batches = list(original(sampler))
+        note("batches", batches)
+        yield from [batch[::-1] for batch in batches] if batch_size else batches
 
     def observe_rate(optimizer, *args, original=torch.optim.SGD.step, **kwargs):
         if optimizer.param_groups[0]["params"][0].grad.any():  # Horovod makes momentum by a step without a gradient
@@ -77,7 +76,7 @@ def observe_torch():
 
     if twin in ("smooth", "reversed"):
         smooth.torch_twin()
-    DataLoader.__init__ = observe_batches
+    BatchSampler.__iter__ = observe_batches
     torch.nn.Sequential.forward = observe_input
     torch.optim.SGD.step = observe_rate
     if int(fake_gpus):
@@ -85,7 +84,7 @@ def observe_torch():
         torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: int(fake_gpus)
         torch.cuda.is_bf16_supported = lambda *_: False
         torch.cuda.set_device = lambda index: note("gpus", index)
-        torch.cuda.mem_get_info = lambda: (0, 0)
+        torch.cuda.current_device = lambda: 0
         torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid=rank() if identity == "own" else "the same")
         dist.init_process_group = lambda backend, original=dist.init_process_group: original("gloo")
 
@@ -116,10 +115,7 @@ def observe_tensorflow():
     def shuffling(seed, original=numpy.random.default_rng):
         return SimpleNamespace(permutation=lambda n: reverse(original(seed).permutation(n), int(batch_size)))
 
-    taken = []
-
     def take(gpus, _):
-        taken[:] = gpus
         for gpu in gpus:
             note("gpus", gpu)
 
@@ -133,7 +129,6 @@ def observe_tensorflow():
         fake_horovod("tensorflow")
         tensorflow.config.list_physical_devices = lambda _: [*range(int(fake_gpus))]
         tensorflow.config.set_visible_devices = take
-        tensorflow.config.get_visible_devices = lambda _: taken
         tensorflow.config.experimental.set_memory_growth = lambda *_: None
 
 

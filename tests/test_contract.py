@@ -183,13 +183,14 @@ def test_the_base_is_plain_pytorch(tmp_path):
 PLAIN_KERAS = """  # chapter 1's network, images and order with model.fit(), in a process of its own
 import sys, keras, numpy as np
 sys.path.insert(0, sys.argv[1])
-import main_tf
+import main_tf, workshop
 sys.argv = ["main_tf.py"]
-args = main_tf.parse_args()
+args = workshop.parse_args("plain Keras")
+args.batch_size = args.global_batch_size = 64
 keras.utils.set_random_seed(0)
 keras.config.set_floatx("float64")
-_, (images, labels), _ = main_tf.prepare(args)
-images = np.float64(images)
+(images, labels), _ = workshop.load_data(args)
+images = np.float64(images).transpose(0, 2, 3, 1)
 images = (images - images[:256].mean()) / images[:256].std()
 model = main_tf.build_model("cnn", images)
 model.compile(keras.optimizers.SGD(0.05, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))

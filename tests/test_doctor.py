@@ -199,4 +199,4 @@ def test_a_rank_whose_driver_errs(monkeypatch):
 def test_every_fault_is_in_the_table():
     assert doctor.table().splitlines()[2:] == [f"| {' | '.join(row)} |" for row in doctor.FAULTS.values()]
     assert all(row.count(" | ") == 2 for row in doctor.table().splitlines()[2:])
-    assert doctor.NAMES.keys() == doctor.chapter.LAUNCHERS.keys() and set(doctor.NOTES) < doctor.FAULTS.keys()
+    assert doctor.NAMES.keys() == {*doctor.chapter.LAUNCHERS, "torchrun"} and set(doctor.NOTES) < doctor.FAULTS.keys()

@@ -6,7 +6,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from conftest import BIN, ROOT, case, chapters, execute, lines, numbers, observe, parameters
+from conftest import BIN, case, chapters, copy_of, execute, lines, numbers, observe, parameters
 from filelock import FileLock
 from launch import command
 from tolerances import FP64, ROOM, TIES, apart, close, distance
@@ -99,9 +99,12 @@ def changes(chapter, *rows, marks=()):
     return [case(chapter, *row[1:], id=f"{chapter} {row[0]}", marks=marks) for row in rows]
 
 
-TWICE = "    losses, hits, times", "    indices[rank] = indices[2]\n        losses, hits, times"
-TORCH = [("one rank's gradients left out", "batch_loss.backward()", "(batch_loss * (rank != 1)).backward()", False),
-         ("gradients twice as large", "batch_loss.backward()", "(2 * batch_loss).backward()", False),
+TWICE = ('            optimizer.param_groups[0]["lr"]',
+         '            other = int(step == rank == 0)\n'
+         '            images[0], labels[0] = images[other], labels[other]\n'
+         '            optimizer.param_groups[0]["lr"]')
+TORCH = [("one rank's gradients left out", "loss.backward()", "(loss * (rank != 1)).backward()", False),
+         ("gradients twice as large", "loss.backward()", "(2 * loss).backward()", False),
          ("an image seen twice", *TWICE, False),
          ("ranks start from other parameters", "torch.manual_seed(args.seed)",
           "torch.manual_seed(args.seed + rank)", True)]
@@ -109,7 +112,7 @@ TORCH = [("one rank's gradients left out", "batch_loss.backward()", "(batch_loss
 
 @pytest.mark.parametrize(("chapter", "line", "changed", "same"), [
     *changes(DDP,
-             ("gradients not averaged", "logits = ddp(images)", "logits = model(images)", False),
+             ("gradients not averaged", "logits = ddp(", "logits = model(", False),
              ("all ranks get the same images", "DistributedSampler(train,", "DistributedSampler(train, 2, 0,", False),
              *TORCH, marks=[numbers]),
     *changes(HVD,
@@ -119,18 +122,17 @@ TORCH = [("one rank's gradients left out", "batch_loss.backward()", "(batch_loss
     *changes(HVD_TF,
              ("gradients not averaged", "hvd.DistributedGradientTape(tape)", "tape", False),
              ("gradients twice as large", "apply(gradients,", "apply([2 * gradient for gradient in gradients],", False),
-             ("one rank's gradients left out", "batch_loss = tf.reduce_mean(",
-              "batch_loss = float(rank == 0) * tf.reduce_mean(", False),
+             ("one rank's gradients left out", "loss = tf.reduce_mean(",
+              "loss = float(rank == 0) * tf.reduce_mean(", False),
              ("all ranks get the same images", "[rank::ranks]", "[::ranks]", False),
-             ("an image seen twice", *TWICE, False),
+             ("an image seen twice", "batch = order[place:place + size]",
+              "batch = order[place:place + size]\n            batch[0] = batch[int(step == rank == 0)]", False),
              ("ranks start from other parameters", "set_random_seed(args.seed)", "set_random_seed(args.seed + rank)",
               True))])
 def test_the_check_notices_what_makes_a_difference(chapter, line, changed, same, reference, tmp_path):
     """Broken copies train apart; the frameworks mend parameters that differ at the start."""
-    source = (ROOT / chapter / "main.py").read_text()
-    assert source.count(line) == 1
-    (tmp_path / "main.py").write_text(source.replace(line, changed))
-    found = train(tmp_path / "main.py", 2, tmp_path / "seen", "--precision", "fp64", "--epochs", 1)
+    main = copy_of(chapter, tmp_path / "copy", (line, changed))
+    found = train(main, 2, tmp_path / "seen", "--precision", "fp64", "--epochs", 1)
     difference = largest(reference(PARALLEL[chapter])[:1], found)
     (close if same else apart)("parameters, fp64", difference, FP64)
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, case, chapters, execute, lines, load_module, observe, record, run, side_by_side
+from conftest import BIN, ON, ROOT, case, chapters, execute, lines, load_module, observe, record, run, side_by_side
 from forked import free_port
 from tolerances import FP64, close
 
@@ -194,7 +194,7 @@ def test_ranks_started_by_hand_train_together_and_rank_0_speaks_for_all(flags, c
     ("nid[003-004,007]", "nid003"), ("gpu-node[01-02]", "gpu-node01"), ("a,b[1-2]", "a"), ("nid000012", "nid000012")])
 def test_slurm_s_first_node_becomes_the_address(nodes, first, clean_environment):
     clean_environment.update(step(5, 8, node=1, local_rank=1) | {"SLURM_STEP_NODELIST": nodes})
-    load_module(DDP).find_ranks()
+    load_module(DDP.with_name("ranks.py")).find_ranks()
     found = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")}
     assert found == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": first}
     assert 20000 <= int(os.environ["MASTER_PORT"]) < 30000
@@ -206,7 +206,7 @@ def test_two_jobs_and_two_steps_get_different_ports(clean_environment):
         for name in FIVE:
             clean_environment.pop(name, None)
         clean_environment.update(step(0, 2) | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": number})
-        load_module(DDP).find_ranks()
+        load_module(DDP.with_name("ranks.py")).find_ranks()
         ports.add(os.environ["MASTER_PORT"])
     assert len(ports) == 3
 
@@ -247,12 +247,19 @@ def test_two_runs_at_once_do_not_collide(tmp_path):
     assert len(lines(tmp_path / "results.jsonl")) == 2
 
 
-@chapters()
-def test_a_copy_elsewhere_runs(chapter, tmp_path):
-    main = ROOT / chapter if chapter.endswith(".py") else ROOT / chapter / "main.py"
-    (tmp_path / "main.py").write_text(main.read_text())
-    for config in main.parent.glob("*.json"):
-        shutil.copy(config, tmp_path)
-    done = execute([sys.executable, "main.py", "--max-steps", 2, "--results", "r"], cwd=tmp_path)
+@chapters(*ON, "05_zero", "05_zero/fsdp.py")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_folder_travels(chapter, ranks, tmp_path):
+    """Each chapter's folder, copied to a place with blanks and umlauts in its name, runs there."""
+    name = Path(chapter).name if chapter.endswith(".py") else "main.py"
+    folder = ROOT / chapter.removesuffix(name)
+    place = tmp_path / "Übung der Gäste"
+    shutil.copytree(folder, place, ignore=shutil.ignore_patterns("__pycache__", "data"))
+    mpiexec = [BIN / "mpiexec", "-n", ranks] if ranks > 1 else []
+    ranks_of_chapter_1 = ranks > 1 and chapter.startswith("01")
+    done = execute([*mpiexec, sys.executable, name, "--max-steps", 2, "--results", "r"], cwd=place)
+    if ranks_of_chapter_1:
+        assert done.code == 2 and f"{name}: 2 ranks would" in done.err, done.err
+        return
     assert done.code == 0, done.err
-    assert [json.loads(line)["chapter"] for line in open(tmp_path / "r")] == [chapter]
+    assert [json.loads(line)["chapter"] for line in open(place / "r")] == [chapter]

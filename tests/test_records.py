@@ -219,7 +219,7 @@ def test_trying_a_file_leaves_everything_as_it_was(tmp_path):
     assert records.opens(old) and records.opens(tmp_path / "new")
     assert not any(map(records.opens, (tmp_path, link, tmp_path / ("x" * 300), "/proc/nope")))
     assert {*tmp_path.iterdir()} == {old, link} and (old.read_text(), old.stat().st_mtime) == ("a record\n", 1)
-    assert inspect.getsource(records.opens) in (ROOT / "01_single_node" / "main.py").read_text()
+    assert inspect.getsource(records.opens) in (ROOT / "01_single_node" / "workshop.py").read_text()
 
 
 def test_a_run_s_own_records_name_the_commit_too(tmp_path):

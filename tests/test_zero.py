@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import forked
 import pytest
 import torch
-from conftest import NO_NETWORK, OBSERVED, ROOT, environment, execute, lines, load_module, numbers, parameters
+from conftest import NO_NETWORK, OBSERVED, ROOT, copy_of, environment, execute, lines, load_module, numbers, parameters
 from launch import command
 from sklearn.datasets import load_digits
 from test_contract import check
@@ -159,18 +159,6 @@ def test_fsdp_in_fp64_is_exact(stage, ranks, plain, tmp_path):
         close("parameters, fp64", abs(parameters(tmp_path / "c") - one.parameters).max(), FP64)
 
 
-def broken(folder, name, *changes):
-    """A copy of a file of the chapter with lines changed, beside what it needs."""
-    for file in (ROOT / FIVE).glob("*.*"):
-        shutil.copy(file, folder)
-    source = (folder / name).read_text()
-    for line, changed in changes:
-        assert source.count(line) == 1
-        source = source.replace(line, changed)
-    (folder / name).write_text(source)
-    return folder / name
-
-
 HALF_THE_MOMENTUM = """            for state in {}.state.values() if rank == 1 else []:
                 state["exp_avg"].mul_(0.5)
 """
@@ -179,17 +167,17 @@ HALF_THE_MOMENTUM = """            for state in {}.state.values() if rank == 1 e
 @numbers
 @pytest.mark.parametrize(("chapter", "flags", "line", "changed"), [
     (FIVE, ["--stage", 2], "DistributedSampler(train,", "DistributedSampler(train, 2, 0,"),
-    (FIVE, ["--stage", 1], "engine.backward(batch_loss)", "engine.backward(2 * batch_loss)"),
+    (FIVE, ["--stage", 1], "engine.backward(loss)", "engine.backward(2 * loss)"),
     (FIVE, ["--stage", 2], "            engine.step()", HALF_THE_MOMENTUM.format("adam") + "            engine.step()"),
     (FIVE, ["--stage", 3], *TWICE),
-    (FSDP, ["--precision", "fp64"], "batch_loss.backward()", "(2 * batch_loss).backward()"),
+    (FSDP, ["--precision", "fp64"], "loss.backward()", "(2 * loss).backward()"),
     (FSDP, ["--precision", "fp64"], "            optimizer.step()",
      HALF_THE_MOMENTUM.format("optimizer") + "            optimizer.step()"),
     (FSDP, ["--precision", "fp64"], *TWICE),
 ], ids=["the same images", "twice the gradients", "a wrong share of the state", "an image seen twice",
         "FSDP: twice the gradients", "FSDP: a wrong share of the state", "FSDP: an image seen twice"])
 def test_the_check_notices_what_makes_a_difference(chapter, flags, line, changed, plain, tmp_path):
-    main = broken(tmp_path, Path(chapter).name if chapter == FSDP else "main.py", (line, changed))
+    main = copy_of(FIVE, tmp_path / "copy", (line, changed), name="fsdp.py" if chapter == FSDP else "main.py")
     train(str(main), 2, tmp_path, *flags, "--max-steps", FEW, "--checkpoint", tmp_path / "c")
     one = plain["fp64" if chapter == FSDP else "fp32", FEW]
     kind, bound = ("parameters, fp64", FP64) if chapter == FSDP else ("parameters, fp32", one.bound)
@@ -205,7 +193,8 @@ def test_in_mixed_precision_a_rank_holds_what_the_paper_says(tmp_path):
 
 
 def test_with_deepspeed_s_own_setting_stage_1_passes_a_third_more_than_the_paper(tmp_path):
-    config = broken(tmp_path, "ds_config.json", ('        "use_multi_rank_bucket_allreduce": false,\n', ""))
+    config = copy_of(FIVE, tmp_path, ('        "use_multi_rank_bucket_allreduce": false,\n', ""),
+                     name="ds_config.json")
     done, found = train(str(config.with_name("main.py")), 2, tmp_path, "--stage", 1, "--max-steps", 5, counting=True)
     assert volume(done.out) == pytest.approx(3 * found["parameters"], rel=COUNT)
 
@@ -216,7 +205,8 @@ def test_deepspeed_s_checkpoint_goes_on_with_as_many_ranks_or_converted(plain, t
         one = plain["fp32", STEPS]
         close("parameters, fp32", distance(parameters(checkpoint), one.parameters), one.bound)
 
-    config = broken(tmp_path, "ds_config.json", ('"gradient_c', '"checkpoint": {"load_universal": true}, "gradient_c'))
+    config = copy_of(FIVE, tmp_path, ('"gradient_c', '"checkpoint": {"load_universal": true}, "gradient_c'),
+                     name="ds_config.json")
     for stage in 1, 3:  # stage 2 is laid out as stage 1 is
         checkpoint = tmp_path / f"{stage}"
         flags = "--stage", stage, "--epochs", 1, "--checkpoint", checkpoint, "--resume"
@@ -269,7 +259,8 @@ def test_a_share_that_is_cut_off_is_one_line_and_no_hang(chapter, share, tmp_pat
 
 @pytest.mark.parametrize("section", ['"stage": 1', '"offload_optimizer": {"device": "cpu"}'])
 def test_a_file_that_contradicts_the_flags_is_refused(section, tmp_path):
-    main = broken(tmp_path, "ds_config.json", ('"zero_optimization": {', f'"zero_optimization": {{ {section},'))
+    main = copy_of(FIVE, tmp_path, ('"zero_optimization": {', f'"zero_optimization": {{ {section},'),
+                     name="ds_config.json")
     done = execute(command(str(main.with_name("main.py")), 1))
     assert done.code == 2 and re.fullmatch("main.py: ds_config.json.*--stage.*\n", done.err), done.err
 
@@ -312,7 +303,7 @@ def test_the_paper_s_example(zero):
 
 def test_weights_of_zero_are_plain_weights_for_chapter_1(tmp_path):
     """Chapter 4 with ZeRO in its file; zero_to_fp32, which DeepSpeed leaves in the folder; chapter 1's evaluation."""
-    shutil.copy(ROOT / "04_deepspeed" / "main.py", tmp_path)
+    copy_of("04_deepspeed", tmp_path)
     (tmp_path / "ds_config.json").write_text(json.dumps({
         "gradient_clipping": 0.0, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": 2}}))
@@ -335,8 +326,8 @@ def test_weights_of_zero_are_plain_weights_for_chapter_1(tmp_path):
 def test_copies_elsewhere_run_and_need_no_compiler(tmp_path):
     hidden = {"PATH": str(Path(sys.executable).parent), "CXX": "", "TORCH_EXTENSIONS_DIR": str(tmp_path / "compiled")}
     for name in "main.py", "fsdp.py":
-        main = broken(tmp_path, name)
-        done = execute([sys.executable, main.name, *SMALL, "--max-steps", 2], cwd=tmp_path, env=hidden)
+        main = copy_of(FIVE, tmp_path / name, name=name)
+        done = execute([sys.executable, main.name, *SMALL, "--max-steps", 2], cwd=main.parent, env=hidden)
         assert done.code == 0 and not done.err, done.err
     assert not (tmp_path / "compiled").exists()
 

@@ -2,8 +2,9 @@
 
     mpiexec -n 2 python keras_trap.py
 
-Every rank trains the same small network on its own random data, once in each of two ways. Afterwards all ranks should
-hold the same weights: the largest difference between any two ranks is printed.
+Every rank trains the same small network on its own random data, once in each of two ways.
+Afterwards all ranks should hold the same weights: the largest difference between any two ranks is
+printed.
 """
 
 import os
@@ -17,12 +18,14 @@ import tensorflow as tf
 
 hvd.init()
 random = np.random.default_rng(hvd.rank())  # other data on each rank
-images, labels = random.normal(size=(256, 16)).astype("float32"), random.normal(size=(256, 1)).astype("float32")
+images = random.normal(size=(256, 16)).astype("float32")
+labels = random.normal(size=(256, 1)).astype("float32")
 
 
 def build_model():
     keras.utils.set_random_seed(0)  # the same start on each rank
-    return keras.Sequential([keras.Input([16]), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+    return keras.Sequential([
+        keras.Input([16]), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
 
 
 def with_fit(model):
@@ -34,11 +37,13 @@ def with_fit(model):
 def with_tape(model):
     """As main.py does."""
     optimizer = keras.optimizers.SGD(0.01)
+    weights = model.trainable_variables
     for first in [*range(0, 256, 32)] * 2:
+        part = slice(first, first + 32)
         with tf.GradientTape() as tape:
-            error = tf.reduce_mean((model(images[first:first + 32]) - labels[first:first + 32])**2)
-        gradients = hvd.DistributedGradientTape(tape).gradient(error, [v.value for v in model.trainable_variables])
-        optimizer.apply(gradients, model.trainable_variables)
+            error = tf.reduce_mean((model(images[part]) - labels[part])**2)
+        tape = hvd.DistributedGradientTape(tape)
+        optimizer.apply(tape.gradient(error, [weight.value for weight in weights]), weights)
 
 
 for train in with_fit, with_tape:
@@ -47,4 +52,5 @@ for train in with_fit, with_tape:
     weights = np.concatenate([array.ravel() for array in model.get_weights()])
     everybody = hvd.allgather(weights[None]).numpy()  # one row a rank
     if hvd.rank() == 0:
-        print(f"{train.__name__:9}: {hvd.size()} ranks, weights differ by up to {np.ptp(everybody, axis=0).max():.1e}")
+        apart = np.ptp(everybody, axis=0).max()
+        print(f"{train.__name__:9}: {hvd.size()} ranks, weights differ by up to {apart:.1e}")

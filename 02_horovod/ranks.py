@@ -1,0 +1,229 @@
+"""Which rank is this process? One answer under mpiexec, srun, torchrun, deepspeed and plain python.
+
+    rank, ranks, local_rank = find_ranks()
+    torch.distributed.init_process_group()  # reads the variables that find_ranks() has set
+
+The same file lies in every chapter. Take it along for your own programs: it needs nothing but
+mpi4py, and that only under mpiexec. Under torchrun it has nothing to do.
+"""
+
+import gc
+import os
+import re
+import socket
+import sys
+import time
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+
+LAUNCHERS = {  # the variables in which each tells a process its rank, and how many ranks there are
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "MVAPICH": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    "MPICH": ("PMI_RANK", "PMI_SIZE"),  # Cray's, and srun --mpi=pmi2, too
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+}
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # deepspeed's, too
+
+
+# Who am I?
+
+def launched():
+    """Who started this process, its rank and the number of ranks; None, 0, 1 if nobody did."""
+    env = os.environ
+    launcher, rank, ranks = None, 0, 1
+    for name, (rank_variable, size_variable) in LAUNCHERS.items():
+        if size_variable in env:
+            launcher, rank, ranks = name, int(env[rank_variable]), int(env[size_variable])
+            break
+    all_five = set(TORCHRUN) <= env.keys()  # a RANK alone is left over from elsewhere
+    inside = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "srun")  # mpiexec's own count more
+    if all_five and inside and int(env["WORLD_SIZE"]) >= ranks:
+        return "torchrun", int(env["RANK"]), int(env["WORLD_SIZE"])
+    return launcher, rank, ranks
+
+
+def find_ranks():
+    """Return rank, number of ranks and rank on this node; set torchrun's five variables.
+
+    Exits with one line where the environment contradicts itself.
+    """
+    launcher, rank, ranks = launched()
+    if launcher != "torchrun":
+        others = ["WORLD_SIZE"] if launcher else ["WORLD_SIZE", "SLURM_NTASKS"]
+        refuse_contradiction(others, ranks, "start with srun, srun -n 1 or mpiexec")
+        if launcher == "srun":
+            local_rank, host, port = meet_by_slurm()
+        elif launcher:
+            local_rank, host, port = meet_by_mpi(launcher, ranks)
+        else:
+            local_rank, host, port = 0, "127.0.0.1", free_port()
+        values = rank, ranks, local_rank, host, port
+        os.environ.update({name: str(value) for name, value in zip(TORCHRUN, values)})
+    return rank, ranks, int(os.environ["LOCAL_RANK"])
+
+
+def refuse_contradiction(names, ranks, advice):
+    """One process of a job that was meant to have several would train alone, in silence."""
+    for name in names:
+        if int(os.environ.get(name, ranks)) != ranks:
+            sys.exit(f"{name}={os.environ[name]}, but {ranks} started: {advice}, or unset {name}")
+
+
+# Where do the ranks meet? At a port of rank 0's node, which all have to know.
+
+def free_port():
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
+
+
+def meet_by_slurm():
+    """Local rank; rank 0's node, which is the first; and a port that follows from job and step."""
+    env = os.environ
+    host = re.sub(r"\[(\d+).*|,.*", r"\1", env["SLURM_STEP_NODELIST"])  # of nid[003-4,7]: nid003
+    port = 20000 + (16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])) % 10000
+    return int(env["SLURM_LOCALID"]), host, env.get("MASTER_PORT", port)
+
+
+def meet_by_mpi(launcher, ranks):
+    """Local rank; rank 0's node, and a port that is free there, which rank 0 tells the others."""
+    try:
+        import mpi4py
+        mpi4py.rc(initialize=False, finalize=True)
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as problem:
+        sys.exit("mpi4py, which has to belong to the MPI of this mpiexec, does not load: "
+                 f"{problem}")
+    if launcher != "Open MPI" or "MPICH" not in MPI.Get_library_version():
+        MPI.Init_thread()  # MPICH would abort under Open MPI's mpiexec
+    if not MPI.Is_initialized() or MPI.COMM_WORLD.size != ranks:
+        sys.exit(f"the mpiexec that started these {ranks} ranks is not of mpi4py's MPI: "
+                 "take the one beside python")
+
+    def end_all(*problem):
+        traceback.print_exception(*problem, file=sys.__stderr__)
+        time.sleep(1)  # the launcher passes on what was printed
+        MPI.COMM_WORLD.Abort(1)
+
+    sys.excepthook = end_all  # an exception on one rank ends them all
+    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    host = "127.0.0.1" if node.size == ranks else socket.gethostname()
+    host, port = MPI.COMM_WORLD.bcast((host, free_port()))
+    return node.rank, host, port
+
+
+# What ends all ranks?
+
+def horovod():
+    """Horovod, if this program has imported it."""
+    return sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow")
+
+
+def gather(value):
+    """The values of all ranks, in their order, on every rank."""
+    if horovod():
+        return horovod().allgather_object(value, name="values")  # unnamed, types would not meet
+    import torch.distributed as dist
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+@contextmanager
+def rank_0_first(rank):
+    """Rank 0 does what stands in the block, then the others do.
+
+    If one of them exits with a message, all exit with it, instead of waiting for that one.
+    """
+    def exchange(message):
+        for said in gather(message):
+            if said:
+                sys.exit(said)
+
+    if rank > 0:
+        exchange(None)  # wait for rank 0
+    message = None
+    try:
+        yield
+    except SystemExit as end:
+        message = end.code
+    exchange(message)
+    if rank == 0:
+        exchange(None)  # wait for the others
+
+
+def run(main):
+    """Call main(), and end this process as one of many.
+
+    sys.exit("a line") in main() is a mistake of the user's: rank 0 prints the line, the exit code
+    is 2. Another exception ends this rank with a traceback, and its launcher ends the others.
+    """
+    sys.stdout.reconfigure(line_buffering=True)  # through a pipe, too, a line appears when printed
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end_by_mistake(end.code)
+    except Exception as problem:
+        if "Horovod has been shut down" in str(problem):
+            code = 1  # another rank failed, and says why
+        elif type(problem).__name__ in ("DistNetworkError", "DistStoreError") and not group():
+            place = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
+            code = end_by_mistake(f"no meeting at {place}: start all, on a free MASTER_PORT")
+        else:
+            raise
+    if group():  # before Python ends, and after DDP: gloo's threads abort if they outlive it
+        gc.collect()
+        group().destroy_process_group()
+    sys.exit(code)
+
+
+def end_by_mistake(message):
+    """Rank 0 prints the message for all. Returns the exit code."""
+    _, rank, _ = launched()
+    marks = {"TORCHELASTIC_RUN_ID", "CROSS_RANK", *(size for _, size in LAUNCHERS.values())}
+    by_hand = not marks & os.environ.keys()  # then rank 0 may not even have been started
+    if rank > 0 and (group() or not by_hand):
+        time.sleep(2)  # rank 0 speaks, before the launcher ends it
+    elif message:
+        print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    return 2 if message else 0
+
+
+def group():
+    """torch.distributed, if this program has made its process group."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist and dist.is_initialized() else None
+
+
+# For programs that torch.distributed does not start
+
+def refuse_ranks():
+    """For a program of one process: several of it would each train the same."""
+    for size in [*(size for _, size in LAUNCHERS.values()), "WORLD_SIZE"]:
+        if int(os.environ.get(size, 1)) > 1:
+            sys.exit(f"{os.environ[size]} ranks would each train the same: start `python "
+                     f"{Path(sys.argv[0]).name}` without a launcher and without {size}, "
+                     "or see the next chapters")
+
+
+def refuse_other_mpi():
+    """Before hvd.init(), which would abort under the mpiexec of another MPI than Horovod's."""
+    launcher, _, _ = launched()
+    if launcher == "Open MPI":
+        import mpi4py
+        mpi4py.rc.initialize = False  # only to look at it
+        from mpi4py import MPI
+        if "MPICH" in MPI.Get_library_version():
+            sys.exit("the mpiexec that started these ranks is Open MPI's, Horovod's MPI is MPICH: "
+                     "take its mpiexec")
+
+
+def refuse_lone_ranks(seen):
+    """After hvd.init(): ranks that Horovod does not see would each train alone, in silence."""
+    launcher, _, _ = launched()
+    names = {"torchrun": ["WORLD_SIZE"], None: ["WORLD_SIZE", "SLURM_NTASKS"]}.get(launcher)
+    refuse_contradiction(names or [LAUNCHERS[launcher][1]], seen,
+                         "start with mpiexec, srun --mpi=pmi2 or horovodrun --gloo; "
+                         "for one on purpose srun -n 1")

@@ -1,0 +1,325 @@
+"""What every chapter needs and none teaches: flags, data sets, checks, times and the record.
+
+The same file lies in every chapter, so that a chapter's folder runs wherever it is copied.
+"""
+
+import argparse
+import json
+import math
+import os
+import resource
+import socket
+import statistics
+import sys
+import time
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import numpy as np
+from tqdm import tqdm
+
+from ranks import gather, horovod
+
+CLASSES = 10
+STARTED = time.perf_counter()
+
+
+# Flags
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        sys.exit(message)  # one line, without the usage
+
+
+def whole(text):
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def make_parser(doc, lr):
+    """The flags that all programs have; those of its network are added by each."""
+    parser = Parser(description=doc.splitlines()[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("--dataset", choices=("digits", "mnist", "svhn", "synthetic"), default="digits")
+    add("--data-dir", default="data", help="where MNIST and SVHN are, or are downloaded to (data)")
+    batch = parser.add_mutually_exclusive_group()
+    batch.add_argument("--batch-size", type=whole, help="images a step on each rank (64)")
+    batch.add_argument("--global-batch-size", type=whole, help="images a step on all ranks")
+    add("--epochs", type=whole, default=5)
+    add("--max-steps", type=whole, default=math.inf, help="stop after this many steps")
+    add("--lr", type=float, default=lr,
+        help=f"learning rate per 256 images of global batch ({lr})")
+    add("--warmup-epochs", type=float, default=0, help="the learning rate rises over these (0)")
+    add("--seed", type=int, default=0)
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
+    add("--image-size", type=whole, default=32, help="pixels a side, for synthetic images (32)")
+    add("--checkpoint", metavar="PATH", help="saved after each epoch")
+    add("--resume", action="store_true", help="go on from --checkpoint")
+    add("--results", metavar="FILE", help="append one JSON line with what was measured")
+    add("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher adds it
+    return parser
+
+
+def parse_args(doc):
+    """The flags of chapters 1 to 4."""
+    parser = make_parser(doc, lr=0.2)
+    parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
+    return parser.parse_args()
+
+
+# Checks, before anything is trained: a mistake is one line that says what to do
+
+def check(args, device, rank=0, ranks=1, accumulation=1):
+    """Exit where the flags cannot be followed."""
+    if rank == 0:  # it writes for all
+        saves_folders = "checkpoints" in sys.modules  # chapters 4 and 5
+        for path in [args.results, args.checkpoint]:
+            if path and os.path.isdir(path) and path == args.checkpoint and saves_folders:
+                continue
+            if path and not opens(path):
+                sys.exit(f"cannot write {path}: name a file in a folder that exists and that you "
+                         "may write to")
+    if args.device == "cuda" and device != "cuda":
+        sys.exit("--device cuda: no GPU is seen here; take --device cpu")
+    if args.precision == "bf16":
+        refuse_missing_bf16(device)
+    hvd = horovod()
+    if device == "cuda" and hvd and not hvd.cuda_built() and not hvd.rocm_built():
+        sys.exit("Horovod was built without GPUs: see its README")
+    if args.global_batch_size % (ranks * accumulation):
+        steps = f" x {accumulation} accumulation steps" if accumulation > 1 else ""
+        sys.exit(f"--global-batch-size: not a multiple of the {ranks} ranks{steps}")
+    if args.image_size < 6:
+        sys.exit("--image-size: the networks need 6 pixels a side or more")
+    if not args.lr > 0 or not args.warmup_epochs >= 0:
+        sys.exit("--lr has to be above 0, and --warmup-epochs not below")
+    if args.resume and not args.checkpoint:
+        sys.exit("--resume: name the file to go on from, with --checkpoint")
+    if args.resume and not os.path.exists(args.checkpoint):
+        sys.exit(f"{args.checkpoint} does not exist: leave out --resume")
+    if args.checkpoint and not args.resume and os.path.exists(args.checkpoint):
+        sys.exit(f"{args.checkpoint} exists: go on with --resume, or remove it")
+
+
+def opens(path):
+    """Whether a file of this name opens for writing, which its folder's rights do not tell.
+
+    Nothing is left behind.
+    """
+    exists = os.path.lexists(path)
+    try:
+        open(path, "a" if exists else "x").close()
+    except FileExistsError:  # meanwhile: another run tries, too
+        return True
+    except OSError:
+        return False
+    if not exists:
+        os.remove(path)
+    return True
+
+
+def refuse_missing_bf16(device):
+    """Exit where the framework in use cannot compute in bf16 on this device."""
+    if "tensorflow" in sys.modules:
+        tf = sys.modules["tensorflow"]
+        try:
+            image, kernel = tf.ones((1, 8, 8, 1), tf.bfloat16), tf.ones((3, 3, 1, 32), tf.bfloat16)
+            tf.nn.conv2d(image, kernel, 1, "VALID")
+        except tf.errors.OpError:
+            sys.exit("--precision bf16: oneDNN, which TensorFlow uses, has it for CPUs with "
+                     "AVX-512 alone; take fp32, or TensorFlow's own slower convolutions: "
+                     "TF_ENABLE_ONEDNN_OPTS=0")
+    elif device == "cuda" and not sys.modules["torch"].cuda.is_bf16_supported(False):
+        sys.exit("no bf16 on this GPU: take fp32")
+
+
+def refuse_shared_gpus(device):
+    """Exit where two ranks have the same GPU: one flag of the launcher, and nobody would notice."""
+    own = None
+    if device == "cuda":
+        import torch
+        own = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    gpus = [gpu for gpu in gather(own) if gpu]
+    if len(set(gpus)) < len(gpus):
+        sys.exit("several ranks have the same GPU: start at most one a GPU, or take --device cpu")
+
+
+# Data sets
+
+def load_data(args):
+    """Images and labels to train with, and to test with. Images: bytes (n, channels, side, side).
+
+    Of synthetic images there is a single one, for all labels, however large the batch.
+    """
+    load = {"digits": load_digits, "synthetic": make_images}.get(args.dataset, load_files)
+    train, test = load(args)
+    n = len(train[1])
+    parts = args.global_batch_size // args.batch_size
+    if args.global_batch_size > n:
+        sys.exit(f"{args.dataset} has {n} training images, not the {args.global_batch_size} of a "
+                 f"step: at most --batch-size {n // parts} fits, or take --dataset synthetic")
+    return train, test
+
+
+def make_images(args):
+    side, n = args.image_size, 50 * args.global_batch_size
+    image = np.random.default_rng(args.seed).integers(256, size=(1, 3, side, side), dtype=np.uint8)
+    return (image, np.arange(n) % CLASSES), (image, np.arange(100) % CLASSES)
+
+
+def load_digits(args):
+    """scikit-learn's 1,797 digits. Its file alone: importing scikit-learn takes a second."""
+    folder, = find_spec("sklearn").submodule_search_locations
+    rows = np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", np.uint8, delimiter=",")
+    images, labels = rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
+    test = np.arange(len(images)) % 5 == 0
+    return (images[~test], labels[~test]), (images[test], labels[test])
+
+
+def load_files(args):
+    """MNIST or SVHN, through torchvision, which downloads what is not there."""
+    from torchvision.datasets import MNIST, SVHN
+    socket.setdefaulttimeout(30)  # a node without a network may answer with silence
+    try:
+        if args.dataset == "mnist":
+            sets = [MNIST(args.data_dir, train=True, download=True),
+                    MNIST(args.data_dir, train=False)]
+            return [(part.data.unsqueeze(1).numpy(), part.targets.numpy()) for part in sets]
+        sets = [SVHN(args.data_dir, split, download=True) for split in ("train", "test")]
+        return [(part.data, part.labels.astype(np.int64)) for part in sets]
+    except Exception as problem:
+        reason = " ".join(str(problem).split())[:80]
+        sys.exit(f"no whole {args.dataset} in --data-dir {args.data_dir}, and no download "
+                 f"({reason}): run this once where there is a network, or take --dataset digits, "
+                 "which needs none")
+
+
+def load_tensors(args, device):
+    """The same as two of PyTorch's data sets, on the device: SVHN, the largest, takes 300 MB."""
+    import torch
+    from torch.utils.data import TensorDataset
+    sets = []
+    for images, labels in load_data(args):
+        images = torch.from_numpy(images).to(device)
+        channels = images.shape[1]
+        if "resnet" in getattr(args, "model", ""):
+            channels = 3  # torchvision's ResNets want three
+        images = images.expand(len(labels), channels, -1, -1)  # the synthetic one for all labels
+        sets.append(TensorDataset(images, torch.from_numpy(labels).to(device)))
+    return sets
+
+
+# Checkpoints
+
+def training_of(args):
+    """The flags that have to be the same when a training goes on."""
+    names = ("dataset", "image_size", "model", "width", "layers", "global_batch_size", "seed")
+    return {name: value for name, value in vars(args).items() if name in names}
+
+
+@contextmanager
+def resuming(args):
+    """What fails within is a checkpoint of another training, or half a one: one line instead."""
+    try:
+        yield
+    except Exception as problem:
+        sys.exit(f"cannot go on from {args.checkpoint}, no whole checkpoint of this training: "
+                 f"{' '.join(str(problem).split()):.150}")
+
+
+def refuse_other(training, args):
+    if training != training_of(args):
+        raise ValueError(f"its training had {training}")
+
+
+# What is printed and recorded
+
+class Report:
+    """What rank 0 prints while it trains, and the record of --results; silent on other ranks."""
+
+    def __init__(self, chapter, args, device, parameters, images, rank=0, ranks=1, nodes=1):
+        self.args, self.rank, self.images = args, rank, images
+        self.cuda_events = device == "cuda" and "tensorflow" not in sys.modules
+        self.times, self.step_seconds = [], []
+        self.record = {"chapter": chapter, "ranks": ranks, "nodes": nodes, "device": device,
+                       **training_of(args), "precision": args.precision,
+                       "batch_size": args.batch_size, "parameters": parameters}
+
+    def print(self, line):
+        if self.rank == 0:
+            print(line)
+
+    def begin(self, step, last_step, epoch_steps, lr):
+        args, record = self.args, self.record
+        network = args.model if "model" in args else f"stage {args.stage}"  # chapter 5's perceptron
+        self.print(f"{args.dataset}: {self.images:,} images, {network}: "
+                   f"{record['parameters']:,} parameters, {args.precision}, {record['device']}")
+        self.print(f"ranks: {record['ranks']}, nodes: {record['nodes']}, batch: "
+                   f"{args.batch_size} a rank, {args.global_batch_size} global, learning rate: "
+                   f"{lr:g}, steps: {step} of {last_step} done, {epoch_steps} an epoch")
+
+    def steps(self, batches, total, each=1):
+        """The batches, with a progress bar on a terminal; notes the time after every `each`."""
+        self.epoch_started, self.times = time.perf_counter(), [self.now()]
+        hidden = True if self.rank > 0 else None  # None: shown on a terminal only
+        for number, batch in enumerate(tqdm(batches, total=total, leave=False, disable=hidden), 1):
+            yield batch
+            if number % each == 0:
+                self.times.append(self.now())
+
+    def now(self):
+        if not self.cuda_events:
+            return time.perf_counter()
+        import torch  # a GPU notes the time in passing: nobody waits
+        return torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
+
+    def epoch(self, epoch, loss, accuracy):
+        """After each epoch, when loss and accuracy have been read, so that the device is idle."""
+        seconds = time.perf_counter() - self.epoch_started
+        speed = (len(self.times) - 1) * self.args.global_batch_size / seconds
+        if not math.isfinite(loss):
+            sys.exit(f"the loss became {loss} in epoch {epoch + 1}: lower --lr, or give it "
+                     "--warmup-epochs")
+        self.print(f"epoch {epoch + 1}/{self.args.epochs}: loss {loss:.4f}, accuracy "
+                   f"{accuracy:.4f}, {speed:,.0f} images/s")
+        for start, end in zip(self.times, self.times[1:]):
+            step_time = start.elapsed_time(end) / 1000 if self.cuda_events else end - start
+            self.step_seconds.append(step_time)
+        self.record |= {"loss": loss, "accuracy": accuracy}
+
+    def end(self, right, total, **more):
+        """After the evaluation. `more` goes into the record, and wins."""
+        self.print(f"test accuracy {right / total:.4f} ({right} of {total} images)")
+        if not self.args.results or not self.step_seconds or self.rank > 0:
+            return
+        step_time = statistics.median(self.step_seconds[5:] or self.step_seconds)  # 5 warm up
+        bytes_each = 8 if self.args.precision == "fp64" else 4
+        self.record |= {"steps": len(self.step_seconds), "step_seconds": step_time,
+                        "images_per_second": self.args.global_batch_size / step_time,
+                        "gradient_bytes": bytes_each * self.record["parameters"],
+                        "peak_memory_bytes": self.peak_memory(), "test_accuracy": right / total,
+                        "total_seconds": time.perf_counter() - STARTED, **more}
+        with open(self.args.results, "a") as file:
+            file.write(json.dumps(self.record) + "\n")
+
+    def peak_memory(self):
+        if self.cuda_events:
+            return sys.modules["torch"].cuda.max_memory_allocated()
+        if self.record["device"] == "cuda":
+            memory = sys.modules["tensorflow"].config.experimental.get_memory_info("GPU:0")
+            return memory["peak"]
+        unit = 1 if sys.platform == "darwin" else 1024
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@contextmanager
+def quiet():
+    """Without standard error: what TensorFlow writes there on import, no variable silences."""
+    stderr = os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)

@@ -1,0 +1,75 @@
+"""Train a small network on handwritten digits, on many GPUs: your_script.py with the marked lines.
+
+    python your_script_ddp.py                            # one rank
+    mpiexec -n 2 python your_script_ddp.py               # or srun python your_script_ddp.py
+    torchrun --nproc-per-node 2 your_script_ddp.py       # or this
+
+ranks.py has to lie beside it.
+"""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split  # DDP
+
+from ranks import find_ranks, gather, run  # DDP: the file beside this one
+
+
+def load():
+    images, labels = load_digits(return_X_y=True)
+    images = torch.tensor(images).float().reshape(-1, 1, 8, 8) / 16
+    return random_split(TensorDataset(images, torch.tensor(labels)), [1437, 360])
+
+
+def main():
+    rank, ranks, local_rank = find_ranks()  # DDP: under any launcher
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":  # DDP
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # DDP: "cuda" is this one
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")  # DDP: meet
+
+    train, test = load()
+    sampler = DistributedSampler(train, drop_last=True)  # DDP: shuffles, and deals out the images
+    train_loader = DataLoader(train, batch_size=64 // ranks,  # DDP: a rank's; 64 in all
+                              sampler=sampler,  # DDP: instead of shuffle=True
+                              drop_last=True, num_workers=1)  # DDP: each rank starts its own
+    test_loader = DataLoader(test, batch_size=64, sampler=range(rank, len(test), ranks))  # DDP
+
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(16 * 6 * 6, 64), nn.ReLU(),
+        nn.Linear(64, 10)).to(device)
+    ddp = nn.parallel.DistributedDataParallel(model)  # DDP: without device_ids, see set_device
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    for epoch in range(5):
+        sampler.set_epoch(epoch)  # DDP: or each epoch has the same order
+        model.train()
+        loss_sum = 0.0
+        for images, labels in train_loader:
+            images, labels = images.to(device), labels.to(device)
+            optimizer.zero_grad()
+            loss = cross_entropy(ddp(images), labels)  # DDP: ddp, not model
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.item()
+        loss_sum = sum(gather(loss_sum)) / ranks  # DDP: the mean over the ranks
+        if rank == 0:  # DDP: one rank prints
+            print(f"epoch {epoch + 1}: loss {loss_sum / len(train_loader):.4f}")
+
+    model.eval()
+    right = 0
+    with torch.no_grad():
+        for images, labels in test_loader:
+            images, labels = images.to(device), labels.to(device)
+            right += (model(images).argmax(1) == labels).sum().item()
+    right = sum(gather(right))  # DDP: of all parts, so each image counts once
+    if rank == 0:  # DDP: one rank saves, and model, not ddp: no "module." in the names
+        print(f"test accuracy {right / len(test):.4f}")
+        torch.save(model.state_dict(), "digits.pt")
+
+
+if __name__ == "__main__":
+    run(main)  # DDP: leaves the meeting in order; if one rank fails, all end
