@@ -81,7 +81,7 @@ class Cluster:
 
 
 def all_reduce_seconds(size, cluster, constants=CENTRAL):
-    """An all-reduce as one pipeline: a link passes 2 (n-1)/n of the bytes, the slower sets the pace.
+    """An all-reduce as one pipeline: links pass 2 (n-1)/n of the bytes, the slower sets the pace.
 
     Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117, for the bytes. Latency: 2 (N-1)
     hops of a ring of N ranks; one level within the node and log2(nodes) between nodes for a tree.

@@ -7,7 +7,6 @@ of a process is never less than that of the process which started it.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import shutil
@@ -51,11 +50,13 @@ def stop(*_):
     os._exit(0)
 
 del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])  # as for python main.py
 spec = importlib.util.spec_from_file_location("chapter", sys.argv[0])
 chapter = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(chapter)
 mark("imports")
-chapter.prepare = marked(chapter.prepare, "ranks", "data")
+import workshop
+workshop.load_tensors = marked(workshop.load_tensors, "ranks", "data")
 chapter.build_model = marked(chapter.build_model, None, "model")
 from torch.optim.optimizer import register_optimizer_step_post_hook
 register_optimizer_step_post_hook(stop)
@@ -93,15 +94,17 @@ def spread(values, form):
 
 def bare_loop(flags):
     """Print images/s of chapter 1's training with these flags, without all but forward, loss, backward and step."""
+    sys.path.insert(0, str(ROOT / "01_single_node"))
+    import main as chapter
     import torch
 
-    spec = importlib.util.spec_from_file_location("chapter", ROOT / "01_single_node" / "main.py")
-    chapter = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(chapter)
+    import workshop
+
     sys.argv = ["main.py", *flags]
-    args = chapter.parse_args()
+    args = workshop.parse_args(chapter.__doc__)
     torch.manual_seed(args.seed)
-    _, train, _ = chapter.prepare(args)
+    args.global_batch_size = args.batch_size
+    train, _ = workshop.load_tensors(args, "cpu")
     std, mean = torch.std_mean(train.tensors[0][:256].float())
     images, labels = train[list(range(args.batch_size))]
     images = (images.float() - mean) / std

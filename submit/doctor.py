@@ -24,10 +24,14 @@ from pathlib import Path
 if __name__ == "__main__":  # before torch is imported; whoever imports this file keeps its own environment
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings would stand between the lines
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # watch() ends what hangs: a line, no backtrace
-MAIN = Path(__file__).resolve().parent.parent / "03_ddp" / "main.py"
-NAMES = {"HOROVOD_RANK": "horovodrun", "OMPI_COMM_WORLD_RANK": "mpiexec of Open MPI",
-         "MV2_COMM_WORLD_RANK": "mpiexec of MVAPICH2", "PMI_RANK": "mpiexec of MPICH or Cray PALS, or srun --mpi=pmi2",
-         "RANK": "torchrun, or who set its five variables", "SLURM_PROCID": "srun without MPI"}
+RANKS = Path(__file__).resolve().parent.parent / "03_ddp" / "ranks.py"  # what finds the ranks in every chapter
+spec = importlib.util.spec_from_file_location("chapter", RANKS)
+chapter = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(chapter)
+NAMES = {"horovodrun": "horovodrun", "Open MPI": "mpiexec of Open MPI", "MVAPICH": "mpiexec of MVAPICH2",
+         "MPICH": "mpiexec of MPICH or Cray PALS, or srun --mpi=pmi2",
+         "torchrun": "torchrun, or who set its five variables", "srun": "srun without MPI"}
+VARIABLES = [(chapter.LAUNCHERS | {"torchrun": chapter.TORCHRUN[:2]})[name] for name in NAMES]  # rank's, and size's
 FAULTS = {  # key: (symptom, cause, cure)
     "import": ("a package does not load", "this is not the Python of the workshop's environment, or modules are "
                "not loaded", "load the site's modules, activate the environment"),
@@ -83,10 +87,8 @@ try:
     mended = Path(sys.prefix, ".torchvision-mended")  # which file set-up mended, where torch is a CPU build
     if mended.exists() and "the workshop's set-up" not in Path(mended.read_text()).read_text():
         import torchvision  # noqa: F401  it may load without
-
-    spec = importlib.util.spec_from_file_location("chapter", MAIN)
-    chapter = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(chapter)
+    for package in "numpy", "tqdm":  # every chapter imports them
+        importlib.import_module(package)
     absent = None
 except (ImportError, OSError, RuntimeError) as problem:
     absent = f"{problem}, in {sys.executable}"
@@ -104,7 +106,7 @@ def table(found=None):
 
 def silent():
     """Whether this is not rank 0, as far as the launcher's variables tell: rank 0 speaks for all."""
-    return next((os.environ[name] for name in NAMES if name in os.environ), "0") != "0"
+    return next((os.environ[rank] for rank, _ in VARIABLES if rank in os.environ), "0") != "0"
 
 
 def fail(key, detail):
@@ -135,18 +137,18 @@ def watch(seconds):
 
 def recognise():
     """Let the chapter find the rank. Returns the launcher's name in NAMES (None: nobody) and its variables as text."""
-    before, names = dict(os.environ), [*chapter.LAUNCHERS, *chapter.LAUNCHERS.values(), "SLURM_NTASKS"]
+    names = [*(name for pair in VARIABLES for name in pair), "SLURM_NTASKS"]
     variables = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "none"
-    launcher = next((name for name, size in chapter.LAUNCHERS.items() if size in os.environ and name != "RANK"), None)
     try:
+        launcher, _, _ = chapter.launched()
         chapter.find_ranks()
-        [int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")]
+        if not os.environ["MASTER_PORT"].isdecimal():
+            raise ValueError(f"MASTER_PORT={os.environ['MASTER_PORT']}")
     except SystemExit as end:
         fail("mpi" if "mpi4py" in str(end) else "contradiction", f"{end} (variables: {variables})")
     except (LookupError, ValueError) as problem:
         fail("contradiction", f"{type(problem).__name__} {problem} (variables: {variables})")
-    five = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # left as they were, they are believed
-    return "RANK" if all(before.get(name) == os.environ[name] for name in five) else launcher, variables
+    return launcher, variables
 
 
 def others():

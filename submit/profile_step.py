@@ -98,6 +98,7 @@ def main():
 def run(path, folder):
     """Run a main.py and watch it. Returns this rank's record, with times in microseconds since 1970."""
     sys.argv = [str(path), *FLAGS, "--results", str(folder / "record.jsonl")]
+    sys.path[0] = str(path.resolve().parent)  # as for python main.py: it imports what lies beside it
     with profile(activities=[ProfilerActivity.CPU]) as watched:
         try:
             runpy.run_path(str(path), run_name="__main__")

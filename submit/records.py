@@ -60,15 +60,18 @@ def refusal(path):
 
 
 def opens(path):
-    """Whether a file of this name opens for writing, which its folder's rights do not tell; nothing is left behind."""
-    mode = "a" if os.path.lexists(path) else "x"
+    """Whether a file of this name opens for writing, which its folder's rights do not tell.
+
+    Nothing is left behind.
+    """
+    exists = os.path.lexists(path)
     try:
-        open(path, mode).close()
+        open(path, "a" if exists else "x").close()
     except FileExistsError:  # meanwhile: another run tries, too
         return True
     except OSError:
         return False
-    if mode == "x":
+    if not exists:
         os.remove(path)
     return True
 
