@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import forked
 import pytest
 import torch
-from conftest import BIN, ROOT, copy_of, environment, execute, side_by_side
-from test_launchers import step
+from conftest import BIN, ROOT, copy_of, environment, execute
 from tolerances import FP64, apart, close
 
 BEFORE, AFTER = "your_script.py", "your_script_ddp.py"
@@ -35,6 +34,15 @@ def trained(script, out):
     return SimpleNamespace(weights=torch.load(script.parent / "digits.pt"), lines=out.splitlines())
 
 
+def quickly_trained(name, folder, ranks, *changes):
+    """The same of a changed copy that needs no launcher; and no workers, each of which a forked rank starts slowly."""
+    workers = {BEFORE: "num_workers=2", AFTER: "num_workers=1"}[name]
+    script = copy(name, folder, (workers, "num_workers=0"), *changes)
+    done = forked.run([script], ranks, environment(), timeout=120)
+    assert done.code == 0, done.err
+    return trained(script, done.out)
+
+
 def difference(one, other):
     """Of two trainings' parameters: the largest. They have to have the same names."""
     assert one.weights.keys() == other.weights.keys()
@@ -51,67 +59,48 @@ def code(name):
 def ordinary(tmp_path_factory):
     """The ordinary script, where only the order of the images is that of DistributedSampler."""
     folder = tmp_path_factory.mktemp("ordinary")
-    script = copy(BEFORE, folder, ("shuffle=True", "sampler=Order(train, 1, 0)"),
-                  ("import torch\n", "import torch\nfrom order import Order\n"))
     (folder / "order.py").write_text(ORDER)
-    done = forked.run([script], 1, environment())
-    assert done.code == 0, done.err
-    return trained(script, done.out)
+    return quickly_trained(BEFORE, folder, 1, ("shuffle=True", "sampler=Order(train, 1, 0)"),
+                           ("import torch\n", "import torch\nfrom order import Order\n"))
 
 
-@pytest.mark.parametrize("launcher", ["python", "mpiexec", "torchrun", "srun"])
+@pytest.mark.parametrize("launcher", ["python", "mpiexec", "torchrun"])
 def test_the_conversion_trains_as_the_ordinary_script(launcher, ordinary, tmp_path):
+    words = {"python": [sys.executable], "mpiexec": [BIN / "mpiexec", "-n", 2, sys.executable],
+             "torchrun": [BIN / "torchrun", "--nproc-per-node", 2]}[launcher]
     script = copy(AFTER, tmp_path)
-    if launcher == "srun":
-        port = {"MASTER_PORT": str(forked.free_port())}
-        ranks = side_by_side(*(([sys.executable, script], step(rank, 2) | port) for rank in range(2)))
-        assert [code for code, _ in ranks] == [0, 0] and ranks[1][1] == "", ranks
-        printed = ranks[0][1]
-    else:
-        words = {"python": [sys.executable], "mpiexec": [BIN / "mpiexec", "-n", 2, sys.executable],
-                 "torchrun": [BIN / "torchrun", "--nproc-per-node", 2]}[launcher]
-        done = execute([*words, script], timeout=120)
-        assert done.code == 0, done.err
-        printed = done.out
-    found = trained(script, printed)
+    done = execute([*words, script], timeout=120)
+    assert done.code == 0, done.err
+    found = trained(script, done.out)
     close("parameters, fp64", difference(found, ordinary), FP64)
     assert found.lines == ordinary.lines  # once, and not once a rank
 
 
 @pytest.mark.parametrize(("old", "new"), [
-    (WRAPPER, "model"), (SAMPLER, "shuffle=True,"), ("sampler.set_epoch(epoch)", "pass"), ("64 // ranks", "64")],
-    ids=["no wrapper", "no sampler", "no set_epoch", "64 images a rank"])
+    (WRAPPER, "model"), (SAMPLER, "shuffle=True,"), ("sampler.set_epoch(epoch)", "pass")],
+    ids=["no wrapper", "no sampler", "no set_epoch"])
 def test_a_broken_conversion_trains_otherwise(old, new, ordinary, tmp_path):
-    script = copy(AFTER, tmp_path, (old, new))
-    done = forked.run([script], 2, environment())
-    assert done.code == 0, done.err
-    apart("parameters, fp64", difference(trained(script, done.out), ordinary), FP64)
+    apart("parameters, fp64", difference(quickly_trained(AFTER, tmp_path, 2, (old, new)), ordinary), FP64)
 
 
 def test_what_is_not_gathered_is_printed_otherwise(ordinary, tmp_path):
     """The loss of rank 0 alone; and every image tested on every rank; and the names that the wrapper gives."""
-    script = copy(AFTER, tmp_path, ("sum(gather(loss_sum)) / ranks", "loss_sum"),
-                  ("range(rank, len(test), ranks)", "range(len(test))"), ("model.state_dict()", "ddp.state_dict()"))
-    done = forked.run([script], 2, environment())
-    assert done.code == 0, done.err
-    found = trained(script, done.out)
+    found = quickly_trained(
+        AFTER, tmp_path, 2, ("sum(gather(loss_sum)) / ranks", "loss_sum"),
+        ("range(rank, len(test), ranks)", "range(len(test))"), ("model.state_dict()", "ddp.state_dict()"))
     assert len(found.lines) == len(ordinary.lines)
     assert all(one != other for one, other in zip(found.lines, ordinary.lines))
     assert {name.removeprefix("module.") for name in found.weights} == set(ordinary.weights)
     assert not found.weights.keys() & ordinary.weights.keys()
 
 
-def test_the_scripts_learn_as_they_are(tmp_path):
-    """Not a character changed: in fp32, with shuffle=True and all epochs; the weights lie where one works."""
-    commands = {BEFORE: [sys.executable], AFTER: [BIN / "mpiexec", "-n", 2, sys.executable]}
-    for name, words in commands.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        done = execute([*words, ROOT / "03_ddp" / name], cwd=folder, timeout=120)
-        assert done.code == 0, done.err
-        *losses, accuracy = [float(line.split()[-1]) for line in done.out.splitlines()]
-        assert len(losses) == 5 and losses == sorted(losses, reverse=True) and accuracy > 0.9, done.out
-        assert {"0.weight", "0.bias"} < torch.load(folder / "digits.pt").keys()
+def test_the_ordinary_script_learns_as_it_is(tmp_path):
+    """Not a character changed: in fp32, with shuffle=True and all epochs."""
+    done = execute([sys.executable, ROOT / "03_ddp" / BEFORE], cwd=tmp_path, timeout=120)
+    assert done.code == 0, done.err
+    *losses, accuracy = [float(line.split()[-1]) for line in done.out.splitlines()]
+    assert len(losses) == 5 and losses == sorted(losses, reverse=True) and accuracy > 0.9, done.out
+    assert {"0.weight", "0.bias"} < torch.load(tmp_path / "digits.pt").keys()
 
 
 def test_every_added_line_is_marked_and_no_other():
