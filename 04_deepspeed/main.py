@@ -77,8 +77,6 @@ def main():
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     engine, optimizer = initialize(deepspeed, model=model, optimizer=optimizer, config=config)
-    for buffer in filter(torch.is_floating_point, model.buffers()):
-        buffer.data = buffer.to(compute)  # BatchNorm's statistics go with the parameters
 
     # Resume: go on where a checkpoint was saved. Every rank reads it.
     step = 0

@@ -29,8 +29,9 @@ def read_config(args, device, zero=None):
         if type(accumulation) is not int or accumulation < 1:
             raise ValueError(f"gradient_accumulation_steps: {accumulation!r} is not a whole number "
                              "above 0")
-        if not isinstance(config.get("gradient_clipping", 0.0), int | float):
-            raise ValueError("gradient_clipping is not a number")
+        clipping = config.get("gradient_clipping", 0.0)
+        if type(clipping) not in (int, float):
+            raise ValueError(f"gradient_clipping: {clipping!r} is not a number")
         if args.precision == "bf16":
             config["bf16"] = config.get("bf16", {}) | {"enabled": True}
         half = [name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled")]
@@ -65,11 +66,15 @@ def import_deepspeed(device):
     return deepspeed
 
 
-def initialize(deepspeed, **options):
+def initialize(deepspeed, model, **options):
     """Return DeepSpeed's engine and optimizer, or exit with a line on what it does not take."""
     try:
-        engine, optimizer, _, _ = deepspeed.initialize(**options)
+        engine, optimizer, _, _ = deepspeed.initialize(model=model, **options)
     except (AssertionError, ValueError, deepspeed.DeepSpeedConfigError) as problem:
         reason = " ".join(str(problem).split())[:150]
         sys.exit(f"DeepSpeed does not take ds_config.json: {reason}")
+    dtype = next(model.parameters()).dtype  # DeepSpeed has cast them
+    for buffer in model.buffers():
+        if buffer.is_floating_point():  # BatchNorm's statistics go with the parameters
+            buffer.data = buffer.to(dtype)
     return engine, optimizer

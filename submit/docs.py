@@ -144,7 +144,7 @@ def render(text, run=output):
 
 
 def readmes():
-    return [ROOT / "README.md", *sorted(ROOT.glob("submit/*.md")), *sorted(ROOT.glob("[0-9][0-9]_*/**/README.md"))]
+    return [ROOT / "README.md", *sorted(ROOT.glob("submit/*.md")), *sorted(ROOT.glob("[0-9][0-9]_*/**/*.md"))]
 
 
 def copies():

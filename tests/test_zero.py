@@ -336,3 +336,12 @@ def test_help_lists_every_flag():
     flags = [set(re.findall(r"--[a-z-]+", execute(command(chapter, 1, "--help")).out))
              for chapter in (FIVE, FSDP, "04_deepspeed")]
     assert flags[0] == flags[1] == flags[2] - {"--model"} | {"--stage", "--width", "--layers", "--offload"}
+
+
+@pytest.mark.parametrize("chapter", [FIVE, FSDP])
+def test_ranks_with_more_test_images_than_others_do_not_wait_for_ever(chapter, tmp_path):
+    """360 images on 7 ranks, at stage 3, where the ranks gather layers together."""
+    flags = "--stage", 3, "--batch-size", 17, "--max-steps", 2, "--width", 32, "--layers", 1
+    words = command(chapter, 7, *flags)
+    done = forked.run([OBSERVED, tmp_path, *words[words.index(sys.executable) + 1:]], 7, environment(), timeout=100)
+    assert done.code == 0 and "of 360 images" in done.out, done.err

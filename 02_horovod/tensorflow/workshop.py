@@ -215,7 +215,8 @@ def load_tensors(args, device):
 
 def training_of(args):
     """The flags that have to be the same when a training goes on."""
-    names = ("dataset", "image_size", "model", "width", "layers", "global_batch_size", "seed")
+    names = ("dataset", "image_size", "model", "stage", "width", "layers", "global_batch_size",
+             "seed")
     return {name: value for name, value in vars(args).items() if name in names}
 
 
@@ -225,8 +226,9 @@ def resuming(args):
     try:
         yield
     except Exception as problem:
+        reason = " ".join(str(problem).split())[:150] or type(problem).__name__
         sys.exit(f"cannot go on from {args.checkpoint}, no whole checkpoint of this training: "
-                 f"{' '.join(str(problem).split()):.150}")
+                 f"{reason}")
 
 
 def refuse_other(training, args):
