@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import find_ranks, gather, launched, rank_0_first, run
-from workshop import Parser, opens, whole
+from workshop import Parser, refuse_unwritable, whole
 
 SIZES = [4096 * 4**k for k in range(8)]  # bytes: 4 kB to 64 MB
 REPEATS, WARM_UP = 15, 2
@@ -208,9 +208,7 @@ def check(args, ranks):
         if ranks * tensors * size > memory:
             sys.exit(f"--sizes {size}: does not fit {ranks} times into the {memory / 1e9:.0f} GB "
                      "of this node")
-    if args.results and not opens(args.results):
-        sys.exit(f"cannot write {args.results}: name a file in a folder that exists and that you "
-                 "may write to")
+    refuse_unwritable(args.results)
 
 
 def main():

@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ranks import find_ranks, gather, run
-from workshop import Parser, opens, whole
+from workshop import Parser, refuse_unwritable, whole
 
 LAYERS, IMAGES, PIXELS, CLASSES = 4, 1797, 64, 10
 LEARNING_RATE, TOLERANCE = 1.5, 1e-12  # the rate per 256 images of batch: the linear rule
@@ -300,9 +300,7 @@ def check(args, ranks):
     if args.micro_batches < ranks or args.batch_size % args.micro_batches:
         sys.exit(f"--micro-batches: at least {ranks}, one for each stage, and a divisor of "
                  "--batch-size")
-    if args.results and not opens(args.results):
-        sys.exit(f"cannot write {args.results}: name a file in a folder that exists and that you "
-                 "may write to")
+    refuse_unwritable(args.results)
     if ranks not in (2, 4):
         sys.exit(f"it takes 2 or 4 ranks, not {ranks}: mpiexec -n 2 python three_ways.py "
                  f"(they share out the width and the {LAYERS} layers evenly)")

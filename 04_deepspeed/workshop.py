@@ -74,13 +74,10 @@ def parse_args(doc):
 def check(args, device, rank=0, ranks=1, accumulation=1):
     """Exit where the flags cannot be followed."""
     if rank == 0:  # it writes for all
+        refuse_unwritable(args.results)
         saves_folders = "checkpoints" in sys.modules  # chapters 4 and 5
-        for path in [args.results, args.checkpoint]:
-            if path and os.path.isdir(path) and path == args.checkpoint and saves_folders:
-                continue
-            if path and not opens(path):
-                sys.exit(f"cannot write {path}: name a file in a folder that exists and that you "
-                         "may write to")
+        if not (saves_folders and args.checkpoint and os.path.isdir(args.checkpoint)):
+            refuse_unwritable(args.checkpoint)
     if args.device == "cuda" and device != "cuda":
         sys.exit("--device cuda: no GPU is seen here; take --device cpu")
     if args.precision == "bf16":
@@ -101,6 +98,12 @@ def check(args, device, rank=0, ranks=1, accumulation=1):
         sys.exit(f"{args.checkpoint} does not exist: leave out --resume")
     if args.checkpoint and not args.resume and os.path.exists(args.checkpoint):
         sys.exit(f"{args.checkpoint} exists: go on with --resume, or remove it")
+
+
+def refuse_unwritable(path):
+    if path and not opens(path):
+        sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may "
+                 "write to")
 
 
 def opens(path):

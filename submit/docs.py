@@ -36,8 +36,8 @@ from launch import ROOT, command, environment
 from records import published, published_text
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
-FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|changes): (.+?) -->\n(?:```\w*\n.*?^```\n)?",
-                   re.M | re.S)
+FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|changes): (.+?) -->\n"
+                   r"(?:```\w*\n.*?^```\n)?", re.M | re.S)
 FAULTS = re.compile(r"<!-- faults -->\n(?:\|.*\n)*")
 COPIES = {  # file: the folders that have its copy, so that a chapter's folder runs wherever it is copied
     "01_single_node/ranks.py": ("02_horovod", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed",
