@@ -3,7 +3,7 @@
     python main.py                      # five epochs of handwritten digits, a few seconds
     python main.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
 
-ranks.py and workshop.py beside it are the same in every chapter.
+ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
 import os
@@ -31,7 +31,7 @@ def build_model(name, images):
 
 
 def batches(dataset, sampler, size, drop_last=False):
-    """A batch is one slice of the data set: no Python runs for each image."""
+    """The sampler gives lists of indices: a batch is one slice of the data set, which is fast."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
 
 
@@ -43,7 +43,7 @@ def main():
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: every image once an epoch, in a new order.
+    # Batch and data: an image is seen once an epoch; each epoch has its order.
     args.global_batch_size = args.batch_size = args.global_batch_size or args.batch_size or 64
     workshop.check(args, device.type)
     train, test = workshop.load_tensors(args, device)
@@ -81,8 +81,10 @@ def main():
     while step < last_step:
         epoch = step // epoch_steps
         sampler.generator.manual_seed(args.seed + epoch)  # another order each epoch
-        first, end = step % epoch_steps, min(epoch_steps, last_step - epoch * epoch_steps)
-        loss_sum, hits = torch.zeros(2, dtype=torch.float64, device=device)
+        first = step % epoch_steps  # a resumed epoch goes on
+        end = min(epoch_steps, last_step - epoch * epoch_steps)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        hits = torch.zeros_like(loss_sum)
         for images, labels in report.steps(islice(train_batches, first, end), end - first):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
@@ -95,7 +97,7 @@ def main():
             loss_sum += loss.detach()
             hits += (logits.argmax(1) == labels).sum()
         means = torch.stack([loss_sum, hits / args.batch_size]) / (end - first)
-        report.epoch(epoch, *means.tolist())  # the first look: until here the device runs free
+        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
         if args.checkpoint:
             state = {"training": workshop.training_of(args), "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}

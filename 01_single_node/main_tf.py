@@ -3,7 +3,7 @@
     python main_tf.py                   # five epochs of handwritten digits, a few seconds
     python main_tf.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
 
-ranks.py and workshop.py beside it are the same in every chapter.
+ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
 import json
@@ -52,7 +52,7 @@ def main():
         keras.config.set_dtype_policy("mixed_bfloat16")
     dtype = tf.as_dtype(keras.config.floatx())
 
-    # Batch and data: every image once an epoch, in a new order.
+    # Batch and data: an image is seen once an epoch; each epoch has its order.
     args.global_batch_size = args.batch_size = args.global_batch_size or args.batch_size or 64
     workshop.check(args, device)
     train, test = workshop.load_data(args)
@@ -63,7 +63,7 @@ def main():
 
     @tf.function(reduce_retracing=True)
     def standardised(images, batch):
-        """A batch is one slice of the data set: no Python runs for each image."""
+        """A batch is one slice of the data set, which is fast."""
         batch %= tf.shape(images, tf.int64)[0]  # of synthetic images there is a single one
         return (tf.cast(tf.gather(images, batch), dtype) - mean) / std
 
@@ -108,7 +108,8 @@ def main():
     while step < last_step:
         epoch = step // epoch_steps
         order = np.random.default_rng(args.seed + epoch).permutation(n)  # another order each epoch
-        first, end = step % epoch_steps, min(epoch_steps, last_step - epoch * epoch_steps)
+        first = step % epoch_steps  # a resumed epoch goes on
+        end = min(epoch_steps, last_step - epoch * epoch_steps)
         losses, hits = [], []
         for place in report.steps(range(first * size, end * size, size), end - first):
             optimizer.learning_rate = lr * min(1, (step + 1) / warmup_steps)

@@ -3,7 +3,7 @@
     mpiexec -n 2 python main.py         # or srun, or torchrun; python alone is one rank
     mpiexec -n 4 python main.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
 
-ranks.py and workshop.py beside it are the same in every chapter.
+ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
 import os
@@ -33,28 +33,28 @@ def build_model(name, images):
 
 
 def batches(dataset, sampler, size, drop_last=False):
-    """A batch is one slice of the data set: no Python runs for each image."""
+    """The sampler gives lists of indices: a batch is one slice of the data set, which is fast."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
 
 
 def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = workshop.parse_args(__doc__)
-    rank, ranks, local_rank = find_ranks()  # 0 to ranks - 1, and which of them on this node
+    rank, ranks, local_rank = find_ranks()  # my number, how many, my number on this node
     device = torch.device("cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu")
     if device.type == "cuda":
-        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # a rank may see its own only
-    elif ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # ranks share the cores of their node
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")  # all meet
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # it may see one, number 0
+    workshop.share_cores(device.type, ranks)
+    # All ranks connect: gloo carries what CPUs say to each other, NCCL what GPUs do.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     workshop.refuse_shared_gpus(device.type)
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: every image once an epoch, in a new order, on one of the ranks.
+    # Batch and data: an image goes to one of the ranks, once an epoch; each epoch has its order.
     args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
     args.batch_size = args.global_batch_size // ranks
-    with rank_0_first(rank):  # it may have to download
+    with rank_0_first(rank):  # rank 0, which may download, then the others
         workshop.check(args, device.type, rank, ranks)
         train, test = workshop.load_tensors(args, device)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
@@ -62,13 +62,13 @@ def main():
     def standardised(images):
         return (images.to(dtype) - mean) / std
 
-    sampler = DistributedSampler(train, seed=args.seed, drop_last=True)  # every N-th of one order
+    sampler = DistributedSampler(train, ranks, rank, seed=args.seed, drop_last=True)  # its share
     train_batches = batches(train, sampler, args.batch_size, drop_last=True)
-    test_batches = batches(test, range(rank, len(test), ranks), args.batch_size)
+    test_batches = batches(test, range(rank, len(test), ranks), args.batch_size)  # no image twice
 
     # The model, wrapped, and its optimizer.
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
-    ddp = DistributedDataParallel(model)  # gives all ranks rank 0's parameters
+    ddp = DistributedDataParallel(model)  # the same parameters: rank 0's, on every rank
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
@@ -82,19 +82,21 @@ def main():
             optimizer.load_state_dict(checkpoint["optimizer"])
             step = checkpoint["step"]
 
-    # Training: each rank with its own batch, all with the same parameters.
+    # Training: every rank has another batch; parameters, averaged gradients and steps are equal.
     epoch_steps = len(train) // args.global_batch_size
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     report = workshop.Report("03_ddp", args, device.type, parameters, len(train),
-                             rank, ranks, nodes=gather(local_rank).count(0))
+                             rank, ranks, nodes=gather(local_rank).count(0))  # a node has one 0
     report.begin(step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
-        sampler.set_epoch(epoch)  # another order each epoch
-        first, end = step % epoch_steps, min(epoch_steps, last_step - epoch * epoch_steps)
-        loss_sum, hits = torch.zeros(2, dtype=torch.float64, device=device)
+        sampler.set_epoch(epoch)  # else every epoch has the same order
+        first = step % epoch_steps  # a resumed epoch goes on
+        end = min(epoch_steps, last_step - epoch * epoch_steps)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        hits = torch.zeros_like(loss_sum)
         for images, labels in report.steps(islice(train_batches, first, end), end - first):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
@@ -107,10 +109,10 @@ def main():
             loss_sum += loss.detach()
             hits += (logits.argmax(1) == labels).sum()
         means = torch.stack([loss_sum, hits / args.batch_size]) / (end - first)
-        dist.all_reduce(means, dist.ReduceOp.SUM)
+        dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= ranks
-        report.epoch(epoch, *means.tolist())  # the first look: until here the device runs free
-        if args.checkpoint and rank == 0:  # one file, for all have the same
+        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
+        if args.checkpoint and rank == 0:  # the others have the same parameters
             state = {"training": workshop.training_of(args), "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, f"{args.checkpoint}.tmp")
@@ -118,7 +120,7 @@ def main():
 
     # Evaluation: every test image once, on one of the ranks.
     for buffer in model.buffers():
-        dist.broadcast(buffer, 0)  # BatchNorm's statistics differ by rank: all take rank 0's
+        dist.broadcast(buffer, 0)  # BatchNorm's statistics, which differ by rank: rank 0's
     model.eval()
     right = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
@@ -126,8 +128,8 @@ def main():
             right += (model(standardised(images)).argmax(1) == labels).sum()
     dist.all_reduce(right, dist.ReduceOp.SUM)
     report.end(right.item(), len(test))
-    dist.barrier()  # nobody leaves while others still talk; run() then closes the process group
+    dist.barrier()  # nobody leaves before the others are here; run() then disconnects them
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main)  # main(); what fails on one rank ends them all

@@ -3,10 +3,9 @@
     mpiexec -n 2 python main.py --stage 3       # each rank's bytes beside the formula's
     mpiexec -n 4 python main.py --stage 2 --width 4096 --layers 24 --precision bf16
 
-ranks.py and workshop.py beside it are the same in every chapter.
+ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
-import os
 from functools import partial
 from itertools import islice
 
@@ -44,26 +43,26 @@ def build_model(width, layers, images):
 
 
 def batches(dataset, sampler, size, drop_last=False):
-    """A batch is one slice of the data set: no Python runs for each image."""
+    """The sampler gives lists of indices: a batch is one slice of the data set, which is fast."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
 
 
 def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = parse_args(__doc__, stages=(0, 1, 2, 3), stage=2)
-    rank, ranks, local_rank = find_ranks()  # 0 to ranks - 1, and which of them on this node
+    rank, ranks, local_rank = find_ranks()  # my number, how many, my number on this node
     device = torch.device("cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu")
     if device.type == "cuda":
-        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # a rank may see its own only
-    elif ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # ranks share the cores of their node
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")  # all meet
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # it may see one, number 0
+    workshop.share_cores(device.type, ranks)
+    # All ranks connect: gloo carries what CPUs say to each other, NCCL what GPUs do.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     workshop.refuse_shared_gpus(device.type)
     dtype = torch.float32  # of parameters; DeepSpeed has no fp64
     torch.manual_seed(args.seed)
 
-    # Batch and data: every image once an epoch, in a new order, on one of the ranks.
-    with rank_0_first(rank):  # it may have to download
+    # Batch and data: an image goes to one of the ranks, once an epoch; each epoch has its order.
+    with rank_0_first(rank):  # rank 0, which may download, then the others
         check_stage(args, device.type, offloads=(1, 2, 3))
         config = read_config(args, device.type, zero_options(args))
         accumulation = config["gradient_accumulation_steps"]  # backward passes in a step
@@ -79,7 +78,7 @@ def main():
     def standardised(images):
         return ((images.to(dtype) - mean) / std).to(compute)
 
-    sampler = DistributedSampler(train, seed=args.seed, drop_last=True)  # every N-th of one order
+    sampler = DistributedSampler(train, ranks, rank, seed=args.seed, drop_last=True)  # its share
     train_batches = batches(train, sampler, args.batch_size, drop_last=True)
 
     # The model, wrapped, and its optimizer.
@@ -96,21 +95,23 @@ def main():
             workshop.refuse_other(load(engine, args.checkpoint), args)
             step = engine.global_steps
 
-    # Training: each rank with its own batch, all with the same parameters.
+    # Training: every rank has another batch; parameters, averaged gradients and steps are equal.
     epoch_steps = len(train) // args.global_batch_size
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     report = workshop.Report("05_zero", args, device.type, sum(sizes), len(train),
-                             rank, ranks, nodes=gather(local_rank).count(0))
+                             rank, ranks, nodes=gather(local_rank).count(0))  # a node has one 0
     account = Accounting(model, partial(held_by_deepspeed, model, optimizer, adam),
                          [*train.tensors, *test.tensors], device)
     watched = step + 1  # the second step from here: Adam has its state
     report.begin(step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
-        sampler.set_epoch(epoch)  # another order each epoch
-        first, end = step % epoch_steps, min(epoch_steps, last_step - epoch * epoch_steps)
-        loss_sum, hits = torch.zeros(2, dtype=torch.float64, device=device)
+        sampler.set_epoch(epoch)  # else every epoch has the same order
+        first = step % epoch_steps  # a resumed epoch goes on
+        end = min(epoch_steps, last_step - epoch * epoch_steps)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        hits = torch.zeros_like(loss_sum)
         passes = range(first * accumulation, end * accumulation)
         passed = islice(train_batches, passes.start, passes.stop)
         for images, labels in report.steps(passed, len(passes), accumulation):
@@ -127,9 +128,9 @@ def main():
             loss_sum += loss.detach()
             hits += (logits.argmax(1) == labels).sum()
         means = torch.stack([loss_sum, hits / args.batch_size]) / len(passes)
-        dist.all_reduce(means, dist.ReduceOp.SUM)
+        dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= ranks
-        report.epoch(epoch, *means.tolist())  # the first look: until here the device runs free
+        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
         if args.checkpoint:  # every rank saves its part
             save(engine, args.checkpoint, workshop.training_of(args))
 
@@ -144,8 +145,8 @@ def main():
     memory = report_bytes(account, expected)
     report.end(right.item(), len(test), model="perceptron", stage=args.stage, offload=args.offload,
                memory=memory, memory_formula=expected, gradient_bytes=sum(sizes) * compute.itemsize)
-    dist.barrier()  # nobody leaves while others still talk; run() then closes the process group
+    dist.barrier()  # nobody leaves before the others are here; run() then disconnects them
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main)  # main(); what fails on one rank ends them all

@@ -138,6 +138,12 @@ def refuse_missing_bf16(device):
         sys.exit("no bf16 on this GPU: take fp32")
 
 
+def share_cores(device, ranks):
+    """On CPUs each of several ranks takes one thread, or they crowd each other on the cores."""
+    if device == "cpu" and ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
+        sys.modules["torch"].set_num_threads(1)
+
+
 def refuse_shared_gpus(device):
     """Exit where two ranks have the same GPU: one flag of the launcher, and nobody would notice."""
     own = None

@@ -84,7 +84,7 @@ def test_resume_reaches_the_parameters_of_an_uninterrupted_run(smooth, tmp_path)
 
 @numbers
 @pytest.mark.parametrize(("line", "changed"), [
-    ("DistributedSampler(train,", "DistributedSampler(train, 2, 0,"),
+    ("(train, ranks, rank,", "(train, ranks, 0,"),
     ("engine.backward(loss)", "engine.backward(2 * loss)"),
     ("engine.backward(loss)", "engine.backward(loss * (rank != 1))"),
     TWICE],

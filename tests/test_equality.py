@@ -113,7 +113,7 @@ TORCH = [("one rank's gradients left out", "loss.backward()", "(loss * (rank != 
 @pytest.mark.parametrize(("chapter", "line", "changed", "same"), [
     *changes(DDP,
              ("gradients not averaged", "logits = ddp(", "logits = model(", False),
-             ("all ranks get the same images", "DistributedSampler(train,", "DistributedSampler(train, 2, 0,", False),
+             ("all ranks get the same images", "(train, ranks, rank,", "(train, ranks, 0,", False),
              *TORCH, marks=[numbers]),
     *changes(HVD,
              ("gradients not averaged", "hvd.DistributedOptimizer(optimizer, model.named_parameters())", "optimizer",

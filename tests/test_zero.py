@@ -166,7 +166,7 @@ HALF_THE_MOMENTUM = """            for state in {}.state.values() if rank == 1 e
 
 @numbers
 @pytest.mark.parametrize(("chapter", "flags", "line", "changed"), [
-    (FIVE, ["--stage", 2], "DistributedSampler(train,", "DistributedSampler(train, 2, 0,"),
+    (FIVE, ["--stage", 2], "(train, ranks, rank,", "(train, ranks, 0,"),
     (FIVE, ["--stage", 1], "engine.backward(loss)", "engine.backward(2 * loss)"),
     (FIVE, ["--stage", 2], "            engine.step()", HALF_THE_MOMENTUM.format("adam") + "            engine.step()"),
     (FIVE, ["--stage", 3], *TWICE),

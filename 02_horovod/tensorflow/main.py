@@ -3,7 +3,7 @@
     mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun; python: one rank
     mpiexec -n 4 python main.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
 
-ranks.py and workshop.py beside it are the same in every chapter.
+ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
 import json
@@ -41,8 +41,8 @@ def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = workshop.parse_args(__doc__)
     refuse_other_mpi()
-    hvd.init()  # all meet
-    rank, ranks, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
+    hvd.init()  # all ranks connect, by MPI or gloo, on GPUs by NCCL
+    rank, ranks, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()  # the last: on this node
     refuse_lone_ranks(ranks)
     gpus = tf.config.list_physical_devices("GPU") if args.device != "cpu" else []
     installed = len(gpus)
@@ -59,10 +59,10 @@ def main():
         keras.config.set_dtype_policy("mixed_bfloat16")
     dtype = tf.as_dtype(keras.config.floatx())
 
-    # Batch and data: every image once an epoch, in a new order, on one of the ranks.
+    # Batch and data: an image goes to one of the ranks, once an epoch; each epoch has its order.
     args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
     args.batch_size = args.global_batch_size // ranks
-    with rank_0_first(rank):  # it may have to download
+    with rank_0_first(rank):  # rank 0, which may download, then the others
         workshop.check(args, device, rank, ranks)
         if 1 < installed < hvd.local_size():
             sys.exit(f"{hvd.local_size()} ranks, {installed} GPUs: start one a GPU")
@@ -74,7 +74,7 @@ def main():
 
     @tf.function(reduce_retracing=True)
     def standardised(images, batch):
-        """A batch is one slice of the data set: no Python runs for each image."""
+        """A batch is one slice of the data set, which is fast."""
         batch %= tf.shape(images, tf.int64)[0]  # of synthetic images there is a single one
         return (tf.cast(tf.gather(images, batch), dtype) - mean) / std
 
@@ -110,7 +110,7 @@ def main():
             step = int(arrays["step"])
     hvd.broadcast_variables([variable.value for variable in state.values()], root_rank=0)
 
-    # Training: each rank with its own batch, all with the same parameters.
+    # Training: every rank has another batch; parameters, averaged gradients and steps are equal.
     n, size = len(labels), args.batch_size
     epoch_steps = n // args.global_batch_size
     last_step = min(args.epochs * epoch_steps, args.max_steps)
@@ -123,7 +123,8 @@ def main():
         epoch = step // epoch_steps
         order = np.random.default_rng(args.seed + epoch).permutation(n)  # another order each epoch
         order = order[rank::ranks]  # every N-th is this rank's
-        first, end = step % epoch_steps, min(epoch_steps, last_step - epoch * epoch_steps)
+        first = step % epoch_steps  # a resumed epoch goes on
+        end = min(epoch_steps, last_step - epoch * epoch_steps)
         losses, hits = [], []
         for place in report.steps(range(first * size, end * size, size), end - first):
             optimizer.learning_rate = lr * min(1, (step + 1) / warmup_steps)
@@ -136,7 +137,7 @@ def main():
         means = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(hits, dtype)) / size])
         means = hvd.allreduce(means)
         report.epoch(epoch, *means.numpy().tolist())
-        if args.checkpoint and rank == 0:  # one file, for all have the same
+        if args.checkpoint and rank == 0:  # the others have the same parameters
             arrays = {name: variable.numpy() for name, variable in state.items()}
             with open(f"{args.checkpoint}.tmp", "wb") as file:
                 np.savez(file, training=json.dumps(workshop.training_of(args)), step=step, **arrays)
@@ -152,4 +153,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main)  # main(); what fails on one rank ends them all
