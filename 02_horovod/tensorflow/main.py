@@ -55,8 +55,8 @@ def main():
     device = "cuda" if gpus else "cpu"
     keras.utils.set_random_seed(args.seed)
     keras.config.set_floatx("float64" if args.precision == "fp64" else "float32")
-    if args.precision == "bf16":
-        keras.config.set_dtype_policy("mixed_bfloat16")
+    policy = "mixed_bfloat16" if args.precision == "bf16" else keras.config.floatx()
+    keras.config.set_dtype_policy(policy)
     dtype = tf.as_dtype(keras.config.floatx())
 
     # Batch and data: an image goes to one of the ranks, once an epoch; each epoch has its order.
