@@ -45,7 +45,7 @@ def main():
     if device.type == "cuda":
         torch.cuda.set_device(local_rank % torch.cuda.device_count())  # it may see one, number 0
     workshop.share_cores(device.type, ranks)
-    # All ranks connect: gloo carries what CPUs say to each other, NCCL what GPUs do.
+    # All ranks meet: gloo carries what CPUs say to each other, NCCL what GPUs do.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     workshop.refuse_shared_gpus(device.type)
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
@@ -66,7 +66,7 @@ def main():
     train_batches = batches(train, sampler, args.batch_size, drop_last=True)
     test_batches = batches(test, range(rank, len(test), ranks), args.batch_size)  # no image twice
 
-    # The model, wrapped, and its optimizer.
+    # The model and its optimizer.
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
     ddp = DistributedDataParallel(model)  # the same parameters: rank 0's, on every rank
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate

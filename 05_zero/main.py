@@ -55,7 +55,7 @@ def main():
     if device.type == "cuda":
         torch.cuda.set_device(local_rank % torch.cuda.device_count())  # it may see one, number 0
     workshop.share_cores(device.type, ranks)
-    # All ranks connect: gloo carries what CPUs say to each other, NCCL what GPUs do.
+    # All ranks meet: gloo carries what CPUs say to each other, NCCL what GPUs do.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     workshop.refuse_shared_gpus(device.type)
     dtype = torch.float32  # of parameters; DeepSpeed has no fp64
@@ -81,7 +81,7 @@ def main():
     sampler = DistributedSampler(train, ranks, rank, seed=args.seed, drop_last=True)  # its share
     train_batches = batches(train, sampler, args.batch_size, drop_last=True)
 
-    # The model, wrapped, and its optimizer.
+    # The model and its optimizer.
     model = build_model(args.width, args.layers, train.tensors[0]).to(device, dtype)
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     adam = torch.optim.Adam(model.parameters(), lr=lr)

@@ -52,7 +52,8 @@ def find_ranks():
     launcher, rank, ranks = launched()
     if launcher != "torchrun":
         others = ["WORLD_SIZE"] if launcher else ["WORLD_SIZE", "SLURM_NTASKS"]
-        refuse_contradiction(others, ranks, "start with srun, srun -n 1 or mpiexec")
+        advice = f"{ranks} started: start with srun, srun -n 1 or mpiexec"
+        refuse_contradiction(others, ranks, advice)
         if launcher == "srun":
             local_rank, host, port = meet_by_slurm()
         elif launcher:
@@ -68,7 +69,7 @@ def refuse_contradiction(names, ranks, advice):
     """One process of a job that was meant to have several would train alone, in silence."""
     for name in names:
         if int(os.environ.get(name, ranks)) != ranks:
-            sys.exit(f"{name}={os.environ[name]}, but {ranks} started: {advice}, or unset {name}")
+            sys.exit(f"{name}={os.environ[name]}, but {advice}, or unset {name}")
 
 
 # Where do the ranks meet? At a port of rank 0's node, which all have to know.
@@ -225,5 +226,5 @@ def refuse_lone_ranks(seen):
     launcher, _, _ = launched()
     names = {"torchrun": ["WORLD_SIZE"], None: ["WORLD_SIZE", "SLURM_NTASKS"]}.get(launcher)
     refuse_contradiction(names or [LAUNCHERS[launcher][1]], seen,
-                         "start with mpiexec, srun --mpi=pmi2 or horovodrun --gloo; "
-                         "for one on purpose srun -n 1")
+                         f"Horovod sees {seen}: start with mpiexec, srun --mpi=pmi2 or horovodrun "
+                         "--gloo; for one on purpose srun -n 1")

@@ -40,7 +40,7 @@ def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = workshop.parse_args(__doc__)
     refuse_other_mpi()
-    hvd.init()  # all ranks connect, by MPI or gloo, on GPUs by NCCL
+    hvd.init()  # all ranks meet, by MPI or gloo, on GPUs by NCCL
     rank, ranks, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()  # the last: on this node
     refuse_lone_ranks(ranks)
     device = torch.device("cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu")
@@ -66,7 +66,7 @@ def main():
     train_batches = batches(train, sampler, args.batch_size, drop_last=True)
     test_batches = batches(test, range(rank, len(test), ranks), args.batch_size)  # no image twice
 
-    # The model and its optimizer, wrapped.
+    # The model and its optimizer.
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)

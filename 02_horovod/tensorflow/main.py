@@ -41,7 +41,7 @@ def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = workshop.parse_args(__doc__)
     refuse_other_mpi()
-    hvd.init()  # all ranks connect, by MPI or gloo, on GPUs by NCCL
+    hvd.init()  # all ranks meet, by MPI or gloo, on GPUs by NCCL
     rank, ranks, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()  # the last: on this node
     refuse_lone_ranks(ranks)
     gpus = tf.config.list_physical_devices("GPU") if args.device != "cpu" else []
