@@ -189,6 +189,31 @@ def test_links_and_pictures_of_the_readmes_exist():
     assert found > 10
 
 
+LATER = ("What it costs", "What the older material got wrong", "Rounding under Adam", "Large batches", "Tried on")
+
+
+def test_a_chapter_s_page_is_short():
+    """At most 200 lines, without those that `make docs` cuts from files and runs, and the tables of measurements."""
+    for path in [path for path in docs.readmes() if path.name == "README.md" and path.parent.name != "submit"]:
+        text = docs.FENCE.sub("", path.read_text())
+        sections = re.split(r"^(?=## )", text, flags=re.M)
+        own = [one for one in sections if not one.removeprefix("## ").startswith(LATER)]
+        assert sum(len(one.splitlines()) for one in own) <= 200, path
+
+
+def test_every_anchor_of_the_readmes_is_a_heading():
+    def anchors(path):
+        headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S), re.M)
+        return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+    found = 0
+    for path in docs.readmes():
+        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", path.read_text()):
+            assert anchor in anchors((path.parent / target) if target else path), (path, target, anchor)
+            found += 1
+    assert found > 20
+
+
 def test_every_command_of_make_is_in_its_help():
     done = execute(["make", "help"], cwd=ROOT)
     assert re.findall(r"^make (\S+)", done.out, re.M) == ["help", "setup", "demo", "test", "test-cpus", "bench", "docs",
