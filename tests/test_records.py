@@ -48,9 +48,9 @@ def test_the_page_says_how_each_is_made():
 
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of the programs and of a chapter, with a history of one commit."""
+    """A copy of the programs and the chapters, with a history of one commit."""
     folder = tmp_path / "workshop"
-    for name in "submit", "03_ddp":
+    for name in ["submit", *(path.name for path in ROOT.glob("[0-9][0-9]_*"))]:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in "README.md", "notebook.ipynb", "assets/zero.jsonl":
         (folder / name).parent.mkdir(exist_ok=True)
