@@ -97,8 +97,7 @@ def main():
         sampler.set_epoch(epoch)  # else every epoch has the same order
         first = step % epoch_steps  # a resumed epoch goes on
         end = min(epoch_steps, last_step - epoch * epoch_steps)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        hits = torch.zeros_like(loss_sum)
+        losses, hits = [], []
         passes = range(first * accumulation, end * accumulation)
         passed = islice(train_batches, passes.start, passes.stop)
         for images, labels in report.steps(passed, len(passes), accumulation):
@@ -108,9 +107,9 @@ def main():
             engine.backward(loss)  # the last of the accumulated ones averages over the ranks
             engine.step()  # changes parameters after that one; zeroes the gradients
             step = engine.global_steps
-            loss_sum += loss.detach()
-            hits += (logits.argmax(1) == labels).sum()
-        means = torch.stack([loss_sum, hits / args.batch_size]) / len(passes)
+            losses.append(loss.detach())
+            hits.append(logits.argmax(1) == labels)
+        means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= ranks
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch

@@ -97,8 +97,7 @@ def main():
         sampler.set_epoch(epoch)  # else every epoch has the same order
         first = step % epoch_steps  # a resumed epoch goes on
         end = min(epoch_steps, last_step - epoch * epoch_steps)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        hits = torch.zeros_like(loss_sum)
+        losses, hits = [], []
         for images, labels in report.steps(islice(train_batches, first, end), end - first):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
@@ -108,9 +107,9 @@ def main():
             loss.backward()  # meanwhile Horovod averages the gradients over the ranks
             optimizer.step()  # when all of them are averaged
             step += 1
-            loss_sum += loss.detach()
-            hits += (logits.argmax(1) == labels).sum()
-        means = torch.stack([loss_sum, hits / args.batch_size]) / (end - first)
+            losses.append(loss.detach())
+            hits.append(logits.argmax(1) == labels)
+        means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         means = hvd.allreduce(means)
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
         if args.checkpoint and rank == 0:  # the others have the same parameters
