@@ -23,7 +23,7 @@ def build_model(name, images):
         from torchvision.models import get_model
         return get_model(name, num_classes=10)
     channels, side = images.shape[1], (images.shape[-1] - 4) // 2
-    return nn.Sequential(  # no BatchNorm, no dropout: a batch's gradient is the mean of its parts'
+    return nn.Sequential(  # no BatchNorm, no dropout: any number of ranks trains the same
         nn.Conv2d(channels, 32, 3), nn.ReLU(),
         nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(64 * side * side, 128), nn.ReLU(),
@@ -31,7 +31,7 @@ def build_model(name, images):
 
 
 def batches(dataset, sampler, size, drop_last=False):
-    """The sampler gives lists of indices: a batch is one slice of the data set, which is fast."""
+    """A batch is dataset[its indices], fast with tensors; other data sets want batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
 
 
@@ -43,7 +43,7 @@ def main():
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: an image is seen once an epoch; each epoch has its order.
+    # Batch and data: each epoch takes the images, none twice, in another order.
     args.global_batch_size = args.batch_size = args.global_batch_size or args.batch_size or 64
     workshop.check(args, device.type)
     train, test = workshop.load_tensors(args, device)

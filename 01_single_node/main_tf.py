@@ -28,8 +28,8 @@ def build_model(name, images):
     if name != "cnn":
         from resnet import resnet
         return resnet(name, inputs, workshop.CLASSES)
-    x = layers.Conv2D(32, 3, activation="relu")(inputs)  # no BatchNorm, no dropout: a batch's
-    x = layers.Conv2D(64, 3, activation="relu")(x)       # gradient is the mean of its parts'
+    x = layers.Conv2D(32, 3, activation="relu")(inputs)  # no BatchNorm, no dropout: any
+    x = layers.Conv2D(64, 3, activation="relu")(x)       # number of ranks trains the same
     x = layers.Flatten()(layers.MaxPooling2D(2)(x))
     x = layers.Dense(128, activation="relu")(x)
     return keras.Model(inputs, layers.Dense(10)(x))
@@ -52,7 +52,7 @@ def main():
     keras.config.set_dtype_policy(policy)
     dtype = tf.as_dtype(keras.config.floatx())
 
-    # Batch and data: an image is seen once an epoch; each epoch has its order.
+    # Batch and data: each epoch takes the images, none twice, in another order.
     args.global_batch_size = args.batch_size = args.global_batch_size or args.batch_size or 64
     workshop.check(args, device)
     train, test = workshop.load_data(args)

@@ -1,6 +1,6 @@
 """Train an image classifier on many devices with PyTorch's DistributedDataParallel (DDP).
 
-    mpiexec -n 2 python main.py         # or srun, or torchrun; python alone is one rank
+    mpiexec -n 2 python main.py    # or torchrun --nproc-per-node 2 main.py, or srun, or python
     mpiexec -n 4 python main.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
 
 ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
@@ -25,7 +25,7 @@ def build_model(name, images):
         from torchvision.models import get_model
         return get_model(name, num_classes=10)
     channels, side = images.shape[1], (images.shape[-1] - 4) // 2
-    return nn.Sequential(  # no BatchNorm, no dropout: a batch's gradient is the mean of its parts'
+    return nn.Sequential(  # no BatchNorm, no dropout: any number of ranks trains the same
         nn.Conv2d(channels, 32, 3), nn.ReLU(),
         nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(64 * side * side, 128), nn.ReLU(),
@@ -33,7 +33,7 @@ def build_model(name, images):
 
 
 def batches(dataset, sampler, size, drop_last=False):
-    """The sampler gives lists of indices: a batch is one slice of the data set, which is fast."""
+    """A batch is dataset[its indices], fast with tensors; other data sets want batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
 
 
@@ -43,18 +43,18 @@ def main():
     rank, ranks, local_rank = find_ranks()  # my number, how many, my number on this node
     device = torch.device("cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu")
     if device.type == "cuda":
-        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # it may see one, number 0
-    workshop.share_cores(device.type, ranks)
-    # All ranks meet: gloo carries what CPUs say to each other, NCCL what GPUs do.
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # 0 if it sees one GPU alone
+    workshop.share_cores(device.type, ranks)  # on CPUs one thread a rank
+    # All ranks meet, where find_ranks() has said; gloo connects CPUs, NCCL connects GPUs.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    workshop.refuse_shared_gpus(device.type)
+    workshop.refuse_shared_gpus(device.type)  # two ranks on one: nobody would notice
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: an image goes to one of the ranks, once an epoch; each epoch has its order.
+    # Batch and data: each epoch deals the images out to the ranks, none twice, in another order.
     args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
-    args.batch_size = args.global_batch_size // ranks
-    with rank_0_first(rank):  # rank 0, which may download, then the others
+    args.batch_size = args.global_batch_size // ranks  # a rank's; check() wants no remainder
+    with rank_0_first(rank):  # rank 0, which may download, then all others
         workshop.check(args, device.type, rank, ranks)
         train, test = workshop.load_tensors(args, device)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
@@ -68,7 +68,7 @@ def main():
 
     # The model and its optimizer.
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
-    ddp = DistributedDataParallel(model)  # the same parameters: rank 0's, on every rank
+    ddp = DistributedDataParallel(model)  # starts all with rank 0's parameters; train through it
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
@@ -88,7 +88,7 @@ def main():
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     report = workshop.Report("03_ddp", args, device.type, parameters, len(train),
-                             rank, ranks, nodes=gather(local_rank).count(0))  # a node has one 0
+                             rank, ranks, nodes=gather(local_rank).count(0))  # one 0 a node
     report.begin(step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
@@ -127,8 +127,8 @@ def main():
             right += (model(standardised(images)).argmax(1) == labels).sum()
     dist.all_reduce(right, dist.ReduceOp.SUM)
     report.end(right.item(), len(test))
-    dist.barrier()  # nobody leaves before the others are here; run() then disconnects them
+    dist.barrier()  # rank 0, at whose port they met, leaves after all others have come here
 
 
 if __name__ == "__main__":
-    run(main)  # main(); what fails on one rank ends them all
+    run(main)  # calls main(); what fails on one rank ends all: README, "If a rank fails"

@@ -1,8 +1,9 @@
 """Train a small network on handwritten digits, on many GPUs: your_script.py with the marked lines.
 
     python your_script_ddp.py                            # one rank
-    mpiexec -n 2 python your_script_ddp.py               # or srun python your_script_ddp.py
-    torchrun --nproc-per-node 2 your_script_ddp.py       # or this
+    mpiexec -n 2 python your_script_ddp.py               # or
+    torchrun --nproc-per-node 2 your_script_ddp.py       # or
+    srun -n 2 --kill-on-bad-exit=1 python your_script_ddp.py
 
 ranks.py has to lie beside it.
 """

@@ -43,7 +43,7 @@ def build_model(width, layers, images):
 
 
 def batches(dataset, sampler, size, drop_last=False):
-    """The sampler gives lists of indices: a batch is one slice of the data set, which is fast."""
+    """A batch is dataset[its indices], fast with tensors; other data sets want batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
 
 
@@ -53,16 +53,16 @@ def main():
     rank, ranks, local_rank = find_ranks()  # my number, how many, my number on this node
     device = torch.device("cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu")
     if device.type == "cuda":
-        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # it may see one, number 0
-    workshop.share_cores(device.type, ranks)
-    # All ranks meet: gloo carries what CPUs say to each other, NCCL what GPUs do.
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # 0 if it sees one GPU alone
+    workshop.share_cores(device.type, ranks)  # on CPUs one thread a rank
+    # All ranks meet, where find_ranks() has said; gloo connects CPUs, NCCL connects GPUs.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    workshop.refuse_shared_gpus(device.type)
+    workshop.refuse_shared_gpus(device.type)  # two ranks on one: nobody would notice
     dtype = torch.float32  # of parameters; DeepSpeed has no fp64
     torch.manual_seed(args.seed)
 
-    # Batch and data: an image goes to one of the ranks, once an epoch; each epoch has its order.
-    with rank_0_first(rank):  # rank 0, which may download, then the others
+    # Batch and data: each epoch deals the images out to the ranks, none twice, in another order.
+    with rank_0_first(rank):  # rank 0, which may download, then all others
         check_stage(args, device.type, offloads=(1, 2, 3))
         config = read_config(args, device.type, zero_options(args))
         accumulation = config["gradient_accumulation_steps"]  # backward passes in a step
@@ -100,7 +100,7 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     report = workshop.Report("05_zero", args, device.type, sum(sizes), len(train),
-                             rank, ranks, nodes=gather(local_rank).count(0))  # a node has one 0
+                             rank, ranks, nodes=gather(local_rank).count(0))  # one 0 a node
     account = Accounting(model, partial(held_by_deepspeed, model, optimizer, adam),
                          [*train.tensors, *test.tensors], device)
     watched = step + 1  # the second step from here: Adam has its state
@@ -144,8 +144,8 @@ def main():
     memory = report_bytes(account, expected)
     report.end(right.item(), len(test), model="perceptron", stage=args.stage, offload=args.offload,
                memory=memory, memory_formula=expected, gradient_bytes=sum(sizes) * compute.itemsize)
-    dist.barrier()  # nobody leaves before the others are here; run() then disconnects them
+    dist.barrier()  # rank 0, at whose port they met, leaves after all others have come here
 
 
 if __name__ == "__main__":
-    run(main)  # main(); what fails on one rank ends them all
+    run(main)  # calls main(); what fails on one rank ends all: README, "If a rank fails"

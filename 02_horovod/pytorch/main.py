@@ -24,7 +24,7 @@ def build_model(name, images):
         from torchvision.models import get_model
         return get_model(name, num_classes=10)
     channels, side = images.shape[1], (images.shape[-1] - 4) // 2
-    return nn.Sequential(  # no BatchNorm, no dropout: a batch's gradient is the mean of its parts'
+    return nn.Sequential(  # no BatchNorm, no dropout: any number of ranks trains the same
         nn.Conv2d(channels, 32, 3), nn.ReLU(),
         nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(64 * side * side, 128), nn.ReLU(),
@@ -32,7 +32,7 @@ def build_model(name, images):
 
 
 def batches(dataset, sampler, size, drop_last=False):
-    """The sampler gives lists of indices: a batch is one slice of the data set, which is fast."""
+    """A batch is dataset[its indices], fast with tensors; other data sets want batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
 
 
@@ -45,16 +45,16 @@ def main():
     refuse_lone_ranks(ranks)
     device = torch.device("cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu")
     if device.type == "cuda":
-        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # it may see one, number 0
-    workshop.share_cores(device.type, ranks)
-    workshop.refuse_shared_gpus(device.type)
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # 0 if it sees one GPU alone
+    workshop.share_cores(device.type, ranks)  # on CPUs one thread a rank
+    workshop.refuse_shared_gpus(device.type)  # two ranks on one: nobody would notice
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: an image goes to one of the ranks, once an epoch; each epoch has its order.
+    # Batch and data: each epoch deals the images out to the ranks, none twice, in another order.
     args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
-    args.batch_size = args.global_batch_size // ranks
-    with rank_0_first(rank):  # rank 0, which may download, then the others
+    args.batch_size = args.global_batch_size // ranks  # a rank's; check() wants no remainder
+    with rank_0_first(rank):  # rank 0, which may download, then all others
         workshop.check(args, device.type, rank, ranks)
         train, test = workshop.load_tensors(args, device)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
@@ -130,4 +130,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)  # main(); what fails on one rank ends them all
+    run(main)  # calls main(); what fails on one rank ends all: README, "If a rank fails"

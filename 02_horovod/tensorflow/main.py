@@ -30,8 +30,8 @@ def build_model(name, images):
     if name != "cnn":
         from resnet import resnet
         return resnet(name, inputs, workshop.CLASSES)
-    x = layers.Conv2D(32, 3, activation="relu")(inputs)  # no BatchNorm, no dropout: a batch's
-    x = layers.Conv2D(64, 3, activation="relu")(x)       # gradient is the mean of its parts'
+    x = layers.Conv2D(32, 3, activation="relu")(inputs)  # no BatchNorm, no dropout: any
+    x = layers.Conv2D(64, 3, activation="relu")(x)       # number of ranks trains the same
     x = layers.Flatten()(layers.MaxPooling2D(2)(x))
     x = layers.Dense(128, activation="relu")(x)
     return keras.Model(inputs, layers.Dense(10)(x))
@@ -59,10 +59,10 @@ def main():
     keras.config.set_dtype_policy(policy)
     dtype = tf.as_dtype(keras.config.floatx())
 
-    # Batch and data: an image goes to one of the ranks, once an epoch; each epoch has its order.
+    # Batch and data: each epoch deals the images out to the ranks, none twice, in another order.
     args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
-    args.batch_size = args.global_batch_size // ranks
-    with rank_0_first(rank):  # rank 0, which may download, then the others
+    args.batch_size = args.global_batch_size // ranks  # a rank's; check() wants no remainder
+    with rank_0_first(rank):  # rank 0, which may download, then all others
         workshop.check(args, device, rank, ranks)
         if 1 < installed < hvd.local_size():
             sys.exit(f"{hvd.local_size()} ranks, {installed} GPUs: start one a GPU")
@@ -153,4 +153,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)  # main(); what fails on one rank ends them all
+    run(main)  # calls main(); what fails on one rank ends all: README, "If a rank fails"
