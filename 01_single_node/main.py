@@ -43,7 +43,7 @@ def main():
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: each epoch takes the images, none twice, in another order.
+    # Batch and data: every epoch is shuffled anew; a remainder that fills no batch stays out.
     args.global_batch_size = args.batch_size = args.global_batch_size or args.batch_size or 64
     workshop.check(args, device.type)
     train, test = workshop.load_tensors(args, device)

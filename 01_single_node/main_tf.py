@@ -52,7 +52,7 @@ def main():
     keras.config.set_dtype_policy(policy)
     dtype = tf.as_dtype(keras.config.floatx())
 
-    # Batch and data: each epoch takes the images, none twice, in another order.
+    # Batch and data: every epoch is shuffled anew; a remainder that fills no batch stays out.
     args.global_batch_size = args.batch_size = args.global_batch_size or args.batch_size or 64
     workshop.check(args, device)
     train, test = workshop.load_data(args)

@@ -45,13 +45,13 @@ def main():
     if device.type == "cuda":
         torch.cuda.set_device(local_rank % torch.cuda.device_count())  # 0 if it sees one GPU alone
     workshop.share_cores(device.type, ranks)  # on CPUs one thread a rank
-    # All ranks meet, where find_ranks() has said; gloo connects CPUs, NCCL connects GPUs.
+    # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    workshop.refuse_shared_gpus(device.type)  # two ranks on one: nobody would notice
+    workshop.refuse_shared_gpus(device.type)  # stops where two ranks have one GPU
     dtype = torch.float32  # of parameters; DeepSpeed has no fp64
     torch.manual_seed(args.seed)
 
-    # Batch and data: each epoch deals the images out to the ranks, none twice, in another order.
+    # Batch and data: every epoch is shuffled anew and dealt out to the ranks; a rest stays out.
     with rank_0_first(rank):  # rank 0, which may download, then all others
         config = read_config(args, device.type)
         accumulation = config["gradient_accumulation_steps"]  # backward passes in a step
@@ -77,14 +77,14 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     engine, optimizer = initialize(deepspeed, model=model, optimizer=optimizer, config=config)
 
-    # Resume: go on where a checkpoint was saved. Every rank reads it.
+    # Resume: go on where a checkpoint was saved. Every rank reads it, so all nodes have to see it.
     step = 0
     if args.resume:
         with workshop.resuming(args):
             workshop.refuse_other(load(engine, args.checkpoint), args)
             step = engine.global_steps
 
-    # Training: every rank has another batch; parameters, averaged gradients and steps are equal.
+    # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
     epoch_steps = len(train) // args.global_batch_size
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
@@ -116,7 +116,7 @@ def main():
         if args.checkpoint:  # every rank saves its part
             save(engine, args.checkpoint, workshop.training_of(args))
 
-    # Evaluation: every test image once, on one of the ranks.
+    # Evaluation: every test image once, on one of the ranks, by model: it waits for nobody.
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)  # BatchNorm's statistics, which differ by rank: rank 0's
     model.eval()

@@ -47,11 +47,11 @@ def main():
     if device.type == "cuda":
         torch.cuda.set_device(local_rank % torch.cuda.device_count())  # 0 if it sees one GPU alone
     workshop.share_cores(device.type, ranks)  # on CPUs one thread a rank
-    workshop.refuse_shared_gpus(device.type)  # two ranks on one: nobody would notice
+    workshop.refuse_shared_gpus(device.type)  # stops where two ranks have one GPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: each epoch deals the images out to the ranks, none twice, in another order.
+    # Batch and data: every epoch is shuffled anew and dealt out to the ranks; a rest stays out.
     args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
     args.batch_size = args.global_batch_size // ranks  # a rank's; check() wants no remainder
     with rank_0_first(rank):  # rank 0, which may download, then all others
@@ -84,7 +84,7 @@ def main():
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    # Training: every rank has another batch; parameters, averaged gradients and steps are equal.
+    # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
     epoch_steps = len(train) // args.global_batch_size
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)

@@ -59,7 +59,7 @@ def main():
     keras.config.set_dtype_policy(policy)
     dtype = tf.as_dtype(keras.config.floatx())
 
-    # Batch and data: each epoch deals the images out to the ranks, none twice, in another order.
+    # Batch and data: every epoch is shuffled anew and dealt out to the ranks; a rest stays out.
     args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
     args.batch_size = args.global_batch_size // ranks  # a rank's; check() wants no remainder
     with rank_0_first(rank):  # rank 0, which may download, then all others
@@ -110,7 +110,7 @@ def main():
             step = int(arrays["step"])
     hvd.broadcast_variables([variable.value for variable in state.values()], root_rank=0)
 
-    # Training: every rank has another batch; parameters, averaged gradients and steps are equal.
+    # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
     n, size = len(labels), args.batch_size
     epoch_steps = n // args.global_batch_size
     last_step = min(args.epochs * epoch_steps, args.max_steps)
