@@ -12,23 +12,23 @@ setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11, S
 	@if [ -n "$(SITE)" ]; then \
 	    [ -f "submit/sites/$(SITE).sh" ] || { echo "SITE=$(SITE): there is no submit/sites/$(SITE).sh" >&2; exit 2; }; \
 	    . "./submit/sites/$(SITE).sh" || { echo "SITE=$(SITE): its modules do not load here" >&2; exit 2; }; \
-	fi; $(PYTHON) submit/setup.py --venv "$(VENV)"
+	fi; $(PYTHON) tools/environment/setup.py --venv "$(VENV)"
 
 demo: setup ## train every chapter on 1 and 2 ranks; a table and a picture of what each costs
-	@"$(VENV)/bin/python" submit/demo.py
+	@"$(VENV)/bin/python" -m tools.measuring.demo
 
 test: setup ## prove it: every test, with real ranks
 	@"$(VENV)/bin/ruff" check .
 	@"$(VENV)/bin/python" -m pytest -n 3 --dist worksteal
 
 test-cpus: setup ## the numeric core of the tests as on several CPUs: other instructions, one and two threads
-	@"$(VENV)/bin/python" submit/cpus.py
+	@"$(VENV)/bin/python" -m tools.measuring.cpus
 
 bench: setup ## measure what loading, metrics and synchronisation cost
-	@"$(VENV)/bin/python" submit/bench.py
+	@"$(VENV)/bin/python" -m tools.measuring.bench
 
 docs: setup ## write the diffs into the READMEs again and draw their figures
-	@"$(VENV)/bin/python" submit/docs.py
+	@"$(VENV)/bin/python" -m tools.pages.docs
 
 notebooks: setup ## run the notebooks from top to bottom and store what they show
-	@"$(VENV)/bin/python" submit/notebooks.py
+	@"$(VENV)/bin/python" -m tools.pages.notebooks

@@ -98,4 +98,4 @@ def check(where, mark):
     """Raise Unpublished where the mark of a record is not that of a commit."""
     if not clean(mark):
         raise Unpublished(f"{where}: made by {mark or 'an unnamed commit'}: make it again from a clean commit "
-                          "(submit/README.md, What is published)")
+                          "(CONTRIBUTING.md, What is published)")

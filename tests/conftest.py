@@ -16,8 +16,9 @@ os.environ["OMP_NUM_THREADS"] = THREADS  # before anything here imports PyTorch
 import forked
 import launch
 import pytest
-from demo import parameters  # noqa: F401  the tests import it from here
 from launch import ROOT, command, missing
+
+from tools.measuring.demo import parameters  # noqa: F401  the tests import it from here
 
 BIN = Path(sys.executable).parent
 OBSERVED = Path(__file__).with_name("observed.py")

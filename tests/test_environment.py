@@ -20,7 +20,7 @@ import pytest
 from conftest import BIN, ROOT, chapters, execute, load_module
 from launch import missing
 
-SETUP = ROOT / "submit" / "setup.py"
+SETUP = ROOT / "tools" / "environment" / "setup.py"
 BASE = os.path.realpath(sys.executable)  # what the environment was made from
 # A python3 that says of itself that it is 3.9; handing over to the environment's own Python ends that.
 OLD_PYTHON = """#!/bin/sh
@@ -195,11 +195,11 @@ def shared():
         place = Path(folder)
         place.chmod(0o755)
         checkout = place / "checkout"
-        for name in "submit", "03_ddp":
+        for name in "submit", "tools", "03_ddp":
             shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
         for name in "Makefile", "requirements.txt":
             shutil.copy(ROOT / name, checkout)
-        demo = checkout / "submit" / "demo.py"
+        demo = checkout / "tools" / "measuring" / "demo.py"
         text = re.sub(r"^RUNS = .*?\]\s*#.*?\n", 'RUNS = [("03_ddp", 2)]\n', demo.read_text(),
                       flags=re.M | re.S)
         demo.write_text(text)

@@ -3,11 +3,7 @@
 import gc
 import re
 
-import docs
-import drawings
-import figures
 import pytest
-import read_data
 import torch
 import torch.distributed as dist
 from conftest import ROOT
@@ -15,6 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import get_model
+
+from tools.measuring import reading
+from tools.pages import docs, drawings, figures
 
 PICTURES = sorted((ROOT / "assets").glob("*.png"))
 
@@ -26,7 +25,8 @@ def shown():
 
 
 def test_every_picture_is_drawn_by_code_and_shown():
-    elsewhere = {read_data.FIGURE.name, *re.findall(r'"(\w+\.png)"', (ROOT / "submit" / "demo.py").read_text())}
+    drawn_by_demo = re.findall(r'"(\w+\.png)"', (ROOT / "tools" / "measuring" / "demo.py").read_text())
+    elsewhere = {reading.FIGURE.name, *drawn_by_demo}
     assert {path.name for path in PICTURES} == figures.FIGURES.keys() | elsewhere
     assert {(path.parent / address).resolve() for path, _, address in shown()} == set(PICTURES)
 

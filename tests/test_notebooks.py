@@ -12,12 +12,12 @@ import time
 import tokenize
 
 import nbformat
-import notebooks
 import pytest
-import ready
 from conftest import BIN, ROOT, execute
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
+
+from tools.pages import notebooks, ready
 
 PATHS = notebooks.notebooks()
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -143,7 +143,7 @@ def test_numbers_in_its_prose_come_from_its_cells(path):
 
 def test_what_is_missing_is_one_line_and_the_end():
     notebook = new_notebook(cells=[
-        new_code_cell('import sys\nsys.path.append("submit")\nimport ready\nready.needs("assets/no.jsonl")'),
+        new_code_cell('from tools.pages import ready\nready.needs("assets/no.jsonl")'),
         new_code_cell("print('went on')")])
     client = notebooks.NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}})
     with pytest.raises(CellExecutionError):
@@ -156,7 +156,7 @@ def test_what_is_missing_is_one_line_and_the_end():
 def test_another_python_is_told_which_to_take():
     done = subprocess.run([os.path.realpath(sys.executable), "-I", "-c",
                            f"import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p] + "
-                           f"['{ROOT}/submit']; import ready; ready.needs()"], capture_output=True, text=True)
+                           f"['{ROOT}']; from tools.pages import ready; ready.needs()"], capture_output=True, text=True)
     assert done.returncode == 1
     assert re.search(r"NotReady: matplotlib is missing.*make setup && ", done.stderr), done.stderr
 
@@ -238,7 +238,7 @@ def test_an_instructor_runs_a_notebook_in_jupyterlab(lab, tmp_path):
 def test_the_runner_names_the_cell_that_fails(tmp_path):
     path = tmp_path / "broken.ipynb"
     nbformat.write(new_notebook(cells=[new_code_cell("1 / 0")]), path)
-    done = execute([sys.executable, "submit/notebooks.py", path], cwd=ROOT)
+    done = execute([sys.executable, "-m", "tools.pages.notebooks", path], cwd=ROOT)
     assert done.code == 1 and "ZeroDivisionError" in done.err and "Traceback" not in done.err.partition("1 / 0")[0]
-    done = execute([sys.executable, "submit/notebooks.py", tmp_path / "none.ipynb"], cwd=ROOT)
+    done = execute([sys.executable, "-m", "tools.pages.notebooks", tmp_path / "none.ipynb"], cwd=ROOT)
     assert (done.code, done.err) == (1, f"{tmp_path}/none.ipynb: there is no such notebook\n")

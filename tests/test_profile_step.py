@@ -3,15 +3,16 @@
 import json
 import sys
 
-import profile_step
 import pytest
 from conftest import BIN, ROOT, case, execute, lines
+
+from tools.measuring import profile_step
 
 
 @pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod/pytorch")])
 def test_every_rank_records_its_steps(chapter, tmp_path):
-    done = execute([BIN / "mpiexec", "-n", 2, sys.executable, "submit/profile_step.py", f"{chapter}/main.py",
-                    "--results", tmp_path / "step.jsonl"], cwd=ROOT)
+    done = execute([BIN / "mpiexec", "-n", 2, sys.executable, "-m", "tools.measuring.profile_step",
+                    f"{chapter}/main.py", "--results", tmp_path / "step.jsonl"], cwd=ROOT)
     assert done.code == 0, done.err
     records = sorted(lines(tmp_path / "step.jsonl"), key=lambda record: record["rank"])
     assert [(record["chapter"], record["rank"]) for record in records] == [(chapter, 0), (chapter, 1)]
@@ -45,5 +46,6 @@ def test_horovod_s_timeline_gives_each_fused_all_reduce_once(tmp_path):
 def test_a_mistake_is_one_line_from_one_rank(tmp_path):
     bad = tmp_path / "no" / "x"
     for words in ["nowhere.py", "--results", tmp_path / "x"], ["03_ddp/main.py", "--results", bad], []:
-        done = execute([BIN / "mpiexec", "-n", 2, sys.executable, "submit/profile_step.py", *words], cwd=ROOT)
+        profiler = "-m", "tools.measuring.profile_step"
+        done = execute([BIN / "mpiexec", "-n", 2, sys.executable, *profiler, *words], cwd=ROOT)
         assert done.code == 2 and len(done.err.splitlines()) == 1, done.err

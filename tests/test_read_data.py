@@ -2,17 +2,17 @@
 
 import json
 import re
-import shutil
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pandas
 import pytest
-import read_data
-from conftest import BIN, ROOT, execute, lines
+from conftest import BIN, ROOT, execute, lines, load_module
 
-SOURCE = ROOT / "submit" / "read_data.py"
+from tools.measuring import reading
+
+SOURCE = ROOT / "reading_data" / "read_data.py"
 SIZE, IMAGES = 3072, 512
 
 # Runs read_data.py in the same ranks again and again, each time with one piece of it replaced and with other flags;
@@ -59,14 +59,14 @@ def flags(folder, way, images=IMAGES):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_way_delivers_the_same_bytes_and_each_image_once(ranks, tmp_path):
-    done = in_turn(ranks, tmp_path, [("", "", flags(tmp_path, way)) for way in read_data.WAYS])
+    done = in_turn(ranks, tmp_path, [("", "", flags(tmp_path, way)) for way in reading.WAYS])
     whole = np.fromfile(tmp_path / "images" / "images.bin", np.uint8).reshape(IMAGES, SIZE)
     for read in done.read:
         assert np.array_equal(read, done.read[0])
         assert sorted(image.tobytes() for image in read.reshape(-1, SIZE)) == sorted(map(bytes, whole))
     assert not np.array_equal(done.read[0].reshape(-1, SIZE), whole)  # shuffled
     records = lines(tmp_path / "results")
-    assert [found["way"] for found in records] == list(read_data.WAYS)
+    assert [found["way"] for found in records] == list(reading.WAYS)
     assert len({found["checksum"] for found in records}) == 1
     for found in records:
         assert (found["ranks"], found["nodes"], found["images"]) == (ranks, 1, IMAGES)
@@ -118,7 +118,7 @@ def test_mistakes_are_one_line(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "images.bin").write_bytes(b"another program's")
     cases = {"--way tape": "--way.*tape", "--way files --images 64": "--images.*multiple of 128",
-             "--way files --images many": "--images.*many", "": "--way: name one",
+             "--way files --images many": "--images.*many", "": "required: --way",
              "--way files --results /none/results": "cannot write /none/results",
              f"--way files --folder {tmp_path / 'file' / 'in'}": "cannot write the images into --folder.*/file/in",
              f"--way mpi-io --folder {tmp_path / 'images'}": "images.bin has 17 bytes"}
@@ -129,33 +129,40 @@ def test_mistakes_are_one_line(tmp_path):
     assert (tmp_path / "images" / "images.bin").read_bytes() == b"another program's"
 
 
-@pytest.mark.parametrize("start", [command(2, SOURCE, "--way", "files"), [sys.executable, SOURCE]])
-def test_a_mistake_s_code_is_2_for_the_launcher_and_for_the_study(start, tmp_path):
+def test_a_mistake_s_code_is_2_for_the_launcher(tmp_path):
     (tmp_path / "file").touch()
-    done = execute([*start, "--folder", tmp_path / "file" / "in"], timeout=60)
+    done = execute(command(2, SOURCE, "--way", "files", "--folder", tmp_path / "file" / "in"), timeout=60)
     assert done.code == 2 and re.fullmatch("read_data.py: cannot write.*\n", done.err), done.err
 
 
 def test_when_one_rank_fails_all_end(tmp_path):
-    for name in "read_data.py", "launch.py", "records.py":
-        shutil.copy(SOURCE.with_name(name), tmp_path)
     main = tmp_path / "read_data.py"
-    text = main.read_text()
+    text = SOURCE.read_text()
     line = "    images, places = np.fromfile(path"
     assert text.count(line) == 1
     main.write_text(text.replace(line, f"    world.rank and os.remove(path)\n{line}"))
     done = execute(command(2, main, *flags(tmp_path, "preloaded")), timeout=60)
-    assert done.code != 0 and "FileNotFoundError" in done.err and not (tmp_path / "results").exists()
+    assert done.code != 0 and "FileNotFoundError" in done.err and not (tmp_path / "results").read_text()
+
+
+def test_the_study_names_every_way_and_ends_with_a_run_that_fails(tmp_path, monkeypatch, capsys):
+    assert load_module(SOURCE).WAYS.keys() == set(reading.WAYS)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(reading, "refusal", lambda path: None)
+    monkeypatch.setattr(sys, "argv", ["reading.py", "--folder", str(tmp_path / "file" / "in")])
+    with pytest.raises(SystemExit) as end:
+        reading.main()
+    assert end.value.code == 2 and re.search("^read_data.py: cannot write.*", capsys.readouterr().err, re.M)
 
 
 def test_the_committed_study_is_whole_and_drawn():
-    records = pandas.read_json(read_data.RECORDS, lines=True, dtype={"checksum": str})
+    records = pandas.read_json(reading.RECORDS, lines=True, dtype={"checksum": str})
     runs = records.groupby(["way", "ranks"]).size()
-    assert set(runs) == {read_data.REPEATS} and len(runs) == len(read_data.WAYS) * len(read_data.RANKS)
+    assert set(runs) == {reading.REPEATS} and len(runs) == len(reading.WAYS) * len(reading.RANKS)
     assert set(records.groupby("ranks")["checksum"].nunique()) == {1}
     assert records["host"].nunique() == 1
-    found = {tuple(line.split()[:2]) for line in read_data.table(records).splitlines()[4:]}
-    assert found == {(way, str(ranks)) for way in read_data.WAYS for ranks in read_data.RANKS}
-    axes = read_data.draw(records).axes
-    assert [label.get_text() for label in axes[0].get_yticklabels()] == list(read_data.WAYS)
+    found = {tuple(line.split()[:2]) for line in reading.table(records).splitlines()[4:]}
+    assert found == {(way, str(ranks)) for way in reading.WAYS for ranks in reading.RANKS}
+    axes = reading.draw(records).axes
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == list(reading.WAYS)
     assert [axis.get_title() for axis in axes] == ["1 rank", "2 ranks", "4 ranks"]

@@ -8,13 +8,12 @@ import shutil
 import subprocess
 import sys
 
-import allreduce
-import docs
-import figures
 import pytest
-import ready
 import records
 from conftest import BIN, ROOT, execute
+
+from tools.measuring import allreduce
+from tools.pages import docs, figures, ready
 
 MEASURED = sorted([*records.ASSETS.glob("*.jsonl"), *records.ASSETS.glob("bench*.txt")])
 IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -42,7 +41,7 @@ def test_what_is_published_is_of_a_commit_of_this_history(path):
 
 
 def test_the_page_says_how_each_is_made():
-    section = (ROOT / "submit" / "README.md").read_text().partition("## What is published")[2].partition("\n## ")[0]
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## What is published")[2].partition("\n## ")[0]
     assert MEASURED and not [path.name for path in MEASURED if f"`{path.name}`" not in section]
 
 
@@ -50,7 +49,7 @@ def test_the_page_says_how_each_is_made():
 def tree(tmp_path):
     """A copy of the programs and the chapters, with a history of one commit."""
     folder = tmp_path / "workshop"
-    for name in ["submit", *(path.name for path in ROOT.glob("[0-9][0-9]_*"))]:
+    for name in ["submit", "tools", *(path.name for path in ROOT.glob("[0-9][0-9]_*"))]:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in "README.md", "notebook.ipynb", "assets/zero.jsonl":
         (folder / name).parent.mkdir(exist_ok=True)
@@ -99,7 +98,7 @@ def test_without_a_history_the_mark_says_so(tree, monkeypatch, tmp_path):
     assert mark(ROOT, monkeypatch) == "no-commit"
 
 
-PROGRAMS = {"zero.py": [], "rounding.py": [], "allreduce.py": [], "read_data.py": [], "demo.py": ["assets"],
+PROGRAMS = {"zero.py": [], "rounding.py": [], "allreduce.py": [], "reading.py": [], "demo.py": ["assets"],
             "sweep.py": ["weak", "--results", "assets/weak.jsonl"],
             "profile_step.py": ["03_ddp/main.py", "--results", "assets/step.jsonl"]}
 
@@ -110,10 +109,12 @@ def test_nothing_is_published_from_a_dirty_tree_or_without_a_history(program, tr
     (tree / "submit" / "check.py").write_text("")
     before = {path: path.read_bytes() for path in (tree / "assets").iterdir()}
     for said in "-dirty: commit or stash your changes first", "has no history: measure in a clone":
-        done = execute([sys.executable, f"submit/{program}", *PROGRAMS[program]], cwd=tree, timeout=60)
+        name = program.removesuffix(".py")
+        words = [f"submit/{program}"] if program == "sweep.py" else ["-m", f"tools.measuring.{name}"]
+        done = execute([sys.executable, *words, *PROGRAMS[program]], cwd=tree, timeout=60)
         line = done.err.splitlines()[-1]
         assert done.code in (1, 2) and not done.out and said in line and "Traceback" not in done.err, done.err
-        assert line.startswith(program.removesuffix(".py")) and "assets" in line
+        assert line.startswith(name) and "assets" in line
         assert {path: path.read_bytes() for path in (tree / "assets").iterdir()} == before
         shutil.rmtree(tree / ".git", ignore_errors=True)
 
@@ -184,7 +185,7 @@ def test_make_docs_refuses_with_one_line(tree):
     (tree / "submit" / "README.md").write_text("<!-- table: weak -->\n")
     (tree / "README.md").write_text("")
     (tree / "assets" / "weak.jsonl").write_text('{"git": "no-commit"}\n')
-    done = execute([sys.executable, "submit/docs.py"], cwd=tree, timeout=100)
+    done = execute([sys.executable, "-m", "tools.pages.docs"], cwd=tree, timeout=100)
     assert done.code == 1 and len(done.err.splitlines()) == 1, done.err
     assert done.err.startswith("submit/README.md: assets/weak.jsonl, record 1: made by no-commit")
 
@@ -224,8 +225,8 @@ def test_trying_a_file_leaves_everything_as_it_was(tmp_path):
 
 def test_a_run_s_own_records_name_the_commit_too(tmp_path):
     """A study elsewhere, on whatever tree this is."""
-    done = execute([BIN / "mpiexec", "-n", 2, sys.executable, "submit/profile_step.py", "03_ddp/main.py", "--results",
-                    tmp_path / "step.jsonl"], cwd=ROOT)
+    done = execute([BIN / "mpiexec", "-n", 2, sys.executable, "-m", "tools.measuring.profile_step", "03_ddp/main.py",
+                    "--results", tmp_path / "step.jsonl"], cwd=ROOT)
     assert done.code == 0, done.err
     for line in (tmp_path / "step.jsonl").read_text().splitlines():
         assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?|no-commit", json.loads(line)["git"])

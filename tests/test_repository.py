@@ -6,14 +6,15 @@ import subprocess
 import sys
 from itertools import combinations
 
-import demo
-import docs
 import environment
 import pytest
 from conftest import ROOT, chapters, execute, lines, main_files
 from launch import missing
 from test_contract import RECORD, check
 from tolerances import ADAM_FP64, FP64, close
+
+from tools.measuring import demo
+from tools.pages import docs
 
 # Functions that two lessons have under one name and that differ, because the difference is the lesson.
 LESSONS = {"main": "what a framework changes in the training", "build_model": "chapter 5 trains a perceptron",
@@ -123,13 +124,31 @@ def test_chapters_are_readable(path):
     assert not found
 
 
-def test_no_chapter_imports_another():
-    names = {path.name for path in ROOT.glob("[0-9][0-9]_*")} | {path.stem for path in ROOT.glob("submit/*.py")}
-    for path in chapter_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            modules = ([node.module] if isinstance(node, ast.ImportFrom) else
-                       [alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
-            assert not {module.split(".")[0] for module in modules} & names
+def imported(path):
+    """The first words of what a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.split(".")[0]
+
+
+def test_arrows_between_folders_go_one_way():
+    """Chapters use nothing but what lies beside them; submit/ uses chapters; tools/ use both; nobody uses the tests."""
+    rooms = {name: sorted(ROOT.glob(f"{name}/**/*.py")) for name in ("reading_data", "submit", "tools", "tests")}
+    rooms["chapters"] = chapter_files()
+    modules = {name: {path.stem for path in paths} | {name} for name, paths in rooms.items()}
+    uses = {"chapters": {"chapters"}, "reading_data": {"reading_data"}, "submit": {"submit", "chapters"},
+            "tools": {"tools", "submit", "chapters"}}
+    assert all(rooms.values())
+    for name, allowed in uses.items():
+        known = set().union(*(modules[room] for room in allowed))
+        others = set().union(*modules.values()) - known
+        for path in rooms[name]:
+            beside = {other.stem for other in path.parent.glob("*.py")} if name == "chapters" else known
+            for module in imported(path):
+                assert module not in others, f"{path} imports {module}"
+                assert name != "chapters" or module not in modules["chapters"] - beside, f"{path} imports {module}"
 
 
 @pytest.mark.parametrize("path", docs.readmes(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -248,7 +267,7 @@ def test_no_path_or_registry_of_a_machine_is_in_a_file():
 
 
 def test_demo_prints_its_table_and_leaves_records_and_figure(tmp_path):
-    done = execute([sys.executable, "submit/demo.py", tmp_path], cwd=ROOT, timeout=560)
+    done = execute([sys.executable, "-m", "tools.measuring.demo", tmp_path], cwd=ROOT, timeout=560)
     assert done.code == 0, done.err
     rows = [line.split() for line in done.out.splitlines() if line.lstrip().startswith("0")]
     records = lines(tmp_path / "demo.jsonl")

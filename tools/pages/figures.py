@@ -4,10 +4,11 @@ import sys
 
 import pandas
 import sweep
-from drawings import ABSENT, DRAWINGS
 from matplotlib.figure import Figure
 from records import ASSETS, Unpublished, published
-from zero import ROLES, total
+
+from tools.measuring.zero import ROLES, total
+from tools.pages.drawings import ABSENT, DRAWINGS
 
 CHAPTERS = {"01_single_node": ("one process", "#000000"), "02_horovod/pytorch": ("Horovod", "#D55E00"),
             "03_ddp": ("DDP", "#0072B2"), "04_deepspeed": ("DeepSpeed", "#009E73")}
@@ -16,7 +17,7 @@ CHAPTERS = {"01_single_node": ("one process", "#000000"), "02_horovod/pytorch": 
 def zero():
     """What a rank of chapter 5 holds in bf16, bytes a parameter by stage and ranks: counted, and the formula as a line.
 
-    From assets/zero.jsonl, which submit/zero.py writes.
+    From assets/zero.jsonl, which tools/measuring/zero.py writes.
     """
     records = published("zero.jsonl")
     records = [found for found in records if found["precision"] == "bf16" and found["chapter"] == "05_zero"]

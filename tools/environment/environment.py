@@ -18,7 +18,7 @@ from pathlib import Path
 import build_horovod
 import lock
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 REQUIREMENTS = ROOT / "requirements.txt"
 RECIPE = 1  # one more whenever the steps below come to make another environment from the same pins
 
@@ -32,7 +32,7 @@ HOROVOD_MISSING = "can have Horovod now"
 # torchvision's wheel on the package index is built for CUDA. Beside a CPU torch its compiled part does not load, and
 # `import torchvision` fails for want of the names of two operators. Declaring them is enough for models and data sets.
 MEND = """
-if not _has_ops():  # added by the workshop's set-up: see submit/setup.py
+if not _has_ops():  # added by the workshop's set-up: see tools/environment/environment.py
     _names = torch.library.Library("torchvision", "DEF")
     for _name in ("nms", "qnms"):
         _names.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -1,6 +1,6 @@
 """Measure on this machine's CPU what loading, metrics, synchronisation, start and set-up cost; a benchmark, no test.
 
-    python submit/bench.py [--sections N...]
+    python -m tools.measuring.bench [--sections N...]
 
 All raw figures are appended to results/bench.jsonl. This file imports no torch: the peak memory that the system reports
 of a process is never less than that of the process which started it.
@@ -77,7 +77,7 @@ def perceptron(dataset, _, steps):
 
 def output(*words):
     """What `python words` prints, on stdout and stderr; CalledProcessError, with that, where it fails."""
-    return subprocess.run([sys.executable, *words], env=environment(), timeout=600, check=True, text=True,
+    return subprocess.run([sys.executable, *words], cwd=ROOT, env=environment(), timeout=600, check=True, text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
 
 
@@ -127,7 +127,7 @@ def chapter_1(flags):
 
 
 def bare(flags):
-    return [json.loads(output(__file__, "--bare", *flags).splitlines()[-1]) | machine()]
+    return [json.loads(output("-m", "tools.measuring.bench", "--bare", *flags).splitlines()[-1]) | machine()]
 
 
 def on_2(chapter):
@@ -237,8 +237,9 @@ def set_up(bar):
             bar.set_description(f"set-up {name}")
             shutil.rmtree(Path(folder, "venv"), ignore_errors=True)
             started = time.perf_counter()
-            subprocess.run([sys.executable, ROOT / "submit" / "setup.py", "--venv", Path(folder, "venv")], check=True,
-                           env=os.environ | {"XDG_CACHE_HOME": folder, "PIP_CACHE_DIR": folder}, text=True,
+            setup = ROOT / "tools" / "environment" / "setup.py"
+            subprocess.run([sys.executable, setup, "--venv", Path(folder, "venv")], check=True, text=True,
+                           env=os.environ | {"XDG_CACHE_HOME": folder, "PIP_CACHE_DIR": folder},
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             seconds = time.perf_counter() - started
             save("set-up", 0, {"from": name, "seconds": seconds} | machine())
@@ -251,7 +252,7 @@ PAIRS = 2 * len(CASES) * REPEATS
 SECTIONS = {  # number: runs, title, what is run, how
     1: (PAIRS, f"Chapter 1 against a bare loop, {REPEATS} pairs in turn (hoped for: 0.97 or more)",
         f"A: python 01_single_node/main.py {COMMAND}\n"
-        f"B: python submit/bench.py --bare {COMMAND}\n"
+        f"B: python -m tools.measuring.bench --bare {COMMAND}\n"
         "   the same model and optimizer on one batch kept in memory, without loading and metrics",
         lambda bar: compare("bare loop", bar, chapter_1, bare)),
     2: (PAIRS, f"What synchronisation costs, {REPEATS} pairs in turn",

@@ -1,4 +1,6 @@
-"""Make the workshop's environment, where it is not ready: python3 submit/setup.py --venv FOLDER, as `make setup` does.
+"""Make the workshop's environment, where it is not ready, as `make setup` does.
+
+    python3 tools/environment/setup.py --venv FOLDER
 
 It is run with whatever python3 there is, so this file is for any Python 3 and uses the standard library only. Where
 the environment is there, its own Python goes on: which one the caller has makes no difference. environment.py does the

@@ -24,16 +24,14 @@ import sys
 import textwrap
 from pathlib import Path
 
-import demo
 import doctor
-import figures
 import pandas
-import read_data
-import rounding
 import sweep
-import zero
 from launch import ROOT, command, environment
 from records import published, published_text
+
+from tools.measuring import demo, reading, rounding, zero
+from tools.pages import figures
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|changes): (.+?) -->\n"
@@ -47,7 +45,7 @@ COPIES = {  # file: the folders that have its copy, so that a chapter's folder r
     "01_single_node/resnet.py": ("02_horovod/tensorflow",),
     "04_deepspeed/ds_config.py": ("05_zero",),
     "04_deepspeed/checkpoints.py": ("05_zero",)}
-TABLES = {"demo": demo, "zero": zero, "rounding": rounding, "read_data": read_data, "batch": sweep, "weak": sweep,
+TABLES = {"demo": demo, "zero": zero, "rounding": rounding, "read_data": reading, "batch": sweep, "weak": sweep,
           "strong": sweep}
 
 
@@ -144,7 +142,7 @@ def render(text, run=output):
 
 
 def readmes():
-    return [ROOT / "README.md", *sorted(ROOT.glob("submit/*.md")), *sorted(ROOT.glob("[0-9][0-9]_*/**/*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("[0-9rs]*/**/*.md"))]
 
 
 def copies():

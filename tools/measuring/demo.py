@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pandas
 import torch
-import zero
 from launch import ROOT, launch, missing
 from matplotlib.figure import Figure
 from records import refusal
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from tqdm import tqdm
+
+from tools.measuring import zero
 
 RUNS = [("01_single_node", 1), ("01_single_node/main_tf.py", 1), ("02_horovod/pytorch", 1), ("02_horovod/pytorch", 2),
         ("02_horovod/tensorflow", 1), ("02_horovod/tensorflow", 2), ("03_ddp", 1), ("03_ddp", 2),

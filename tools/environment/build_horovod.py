@@ -1,6 +1,6 @@
 """Build Horovod's wheel from its released source, once for each set of versions that it links to.
 
-Nothing of Horovod is changed: its own set-up runs with a compiler wrapper, submit/c++17.sh. The wheel is kept in the
+Nothing of Horovod is changed: its own set-up runs with a compiler wrapper, c++17.sh. The wheel is kept in the
 user's cache, because pip's does not know which PyTorch, TensorFlow and MPI a wheel was built with. Used by
 environment.py; only the standard library is used here.
 

@@ -1,6 +1,6 @@
 """Watch the training steps of a chapter's ranks: when each computes, and when the gradients are all-reduced.
 
-    mpiexec -n 2 python submit/profile_step.py 03_ddp/main.py --results step.jsonl
+    mpiexec -n 2 python -m tools.measuring.profile_step 03_ddp/main.py --results step.jsonl
 
 main.py runs unchanged, under torch.profiler; for chapter 2 the all-reduces come from Horovod's own timeline, which
 rank 0 writes. Each rank appends a line: for each step after the warm-up a list of [what, start, end], in microseconds

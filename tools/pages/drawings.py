@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch.utils.data import DistributedSampler
 from torchvision.models import get_model
-from zero import ROLES, total
+
+from tools.measuring.zero import ROLES, total
 
 RANKS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7")  # Okabe and Ito's: the colour-blind tell them apart, too
 COMMUNICATION = "#404040"

@@ -1,7 +1,7 @@
 """Run the notebooks from top to bottom and store their outputs, and a hash of all that these come from.
 
-    python submit/notebooks.py                                   # all
-    python submit/notebooks.py 03_ddp/scaling.ipynb
+    python -m tools.pages.notebooks                                   # all
+    python -m tools.pages.notebooks 03_ddp/scaling.ipynb
 
 A cell with the tag "live" shows times or figures that another run or machine changes. What any other cell prints
 is the same everywhere: tests/test_notebooks.py compares it.

@@ -1,14 +1,15 @@
 """Read batches of images in four ways, MPI-IO in three, on 1, 2 and 4 ranks, and check every image that arrives.
 
-    python submit/read_data.py                                           # the study: a table and a figure
-    mpiexec -n 2 python submit/read_data.py --way mpi-io --results FILE      # a run of it: one JSON line
+    mpiexec -n 2 python read_data.py --way mpi-io --results FILE      # one JSON line
+
+`python -m tools.measuring.reading`, in the top folder, is the study of all ways.
 
 Image i belongs to rank i % ranks, and each rank shuffles its own images. Ranks that read one file, or through a reader,
 could take any image of the whole in any epoch; those with a file of their own, or a preloaded part, cannot. This order
 suits them all, so every way has to deliver the same bytes to the same ranks.
 
 A run reads the epoch twice: cold (the kernel has been told to forget the file) and warm (it is in the kernel's memory).
-The clock stops before the check. The files stay for the next run; the study's take 100 MB. For Linux.
+The clock stops before the check. The files stay for the next run. For Linux.
 """
 
 import argparse
@@ -21,15 +22,10 @@ import zlib
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from subprocess import CalledProcessError
 
 import numpy as np
-from launch import ROOT, launch
-from records import opens, refusal
 
 SIZE, BATCH = 3 * 32 * 32, 64  # bytes an image, images a step on each rank
-RANKS, REPEATS = (1, 2, 4), 5
-RECORDS, FIGURE = ROOT / "assets" / "read_data.jsonl", ROOT / "assets" / "read_data.png"
 HINTS = {"romio_cb_read": "disable", "romio_ds_read": "disable"}  # read the images, not all that lies between them
 
 
@@ -125,25 +121,28 @@ def split_by_node(world):
     return world.Split_type(MPI.COMM_TYPE_SHARED)
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        sys.exit(message)  # one line, without the usage
+
+
 def parse_args(world):
-    ranks = world.size
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.error, add = sys.exit, parser.add_argument
-    add("--way", choices=WAYS, help="a run of this way; without it, the study of all")
-    add("--folder", type=Path, default=ROOT / "data" / "read_data", help="for the images (data/read_data)")
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("--way", choices=WAYS, required=True)
+    add("--folder", type=Path, default=Path("data"), help="for the images (data)")
     add("--images", type=int, default=8_192, help="how many (8192)")
     add("--seed", type=int, default=0, help="of the images and of their order (0)")
     add("--results", metavar="FILE", help="append one JSON line with what was measured")
     args = parser.parse_args()
-    if not args.way and (ranks > 1 or args.results):
-        sys.exit("--way: name one under a launcher or with --results; the study of all is for python alone")
-    batch = BATCH * (ranks if args.way else max(RANKS))
-    if args.images < 1 or args.images % batch or args.seed < 0:
-        sys.exit(f"--images: take a multiple of {batch}, {BATCH} a step for each rank, and --seed 0 or above")
-    if not args.way and (reason := refusal(RECORDS)):
-        sys.exit(reason)
-    if args.results and world.rank == 0 and not opens(args.results):  # it writes for all
-        sys.exit(f"cannot write {args.results}: name a file in a folder that exists and that you may write to")
+    step = BATCH * world.size
+    if args.images < 1 or args.images % step or args.seed < 0:
+        sys.exit(f"--images: take a multiple of {step}, {BATCH} a step for each rank, and --seed 0 or above")
+    if args.results and world.rank == 0:  # it writes for all
+        try:
+            open(args.results, "a").close()
+        except OSError:
+            sys.exit(f"cannot write {args.results}: name a file in a folder that exists and that you may write to")
     return args
 
 
@@ -254,75 +253,19 @@ def run(world, args):
                 file.write(json.dumps(record) + "\n")
 
 
-def table(records):
-    """Median (least..most) of the runs of every way on every number of ranks, as text; records: a DataFrame."""
-    groups, first = records.groupby(["way", "ranks"], sort=False), records.iloc[0]
-    columns = {f"images/s {cache}": groups[f"{cache}_images_per_second"].agg(
-        lambda runs: f"{runs.median():,.0f} ({runs.min():,.0f}..{runs.max():,.0f})") for cache in ("warm", "cold")}
-    for title, name, unit in (("ready [ms]", "ready_seconds", 1e-3), ("read [MB]", "read_bytes", 1e6),
-                              ("disk [MB]", "disk_bytes", 1e6)):
-        columns[title] = (groups[f"cold_{name}"].median() / unit).map("{:,.0f}".format)
-    rows = groups.size().to_frame().assign(**columns).drop(columns=0).reset_index()
-    return (f"{first['images']:,} images of {first['image_bytes']:,} bytes, {first['batch_size']} a step on each rank; "
-            f"{first['host']}, {first['cpus']} cores\nimages/s of all ranks together, median (least..most) of "
-            f"{groups.size().iloc[0]} runs; ready, read, disk: median, cold\n\n" + rows.to_string(index=False))
-
-
-def draw(records):
-    """A figure of the same: a panel for each number of ranks, two points for each way."""
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    axes = figure.subplots(1, len(RANKS), sharex=True, sharey=True)
-    for axis, (ranks, of_ranks) in zip(axes, records.groupby("ranks")):
-        for cache, color, shift in ("warm", "#E69F00", -0.14), ("cold", "#56B4E9", 0.14):
-            runs = of_ranks.groupby("way", sort=False)[f"{cache}_images_per_second"]
-            middle = runs.median()
-            axis.errorbar(middle, np.arange(len(middle)) + shift, xerr=[middle - runs.min(), runs.max() - middle],
-                          fmt="o", color=color, capsize=3, label=cache)
-        axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xscale="log", xlabel="images/s of all ranks together",
-                 yticks=range(len(middle)), yticklabels=middle.index)
-        axis.grid(axis="x", color="#E6E6E6")
-        axis.spines[["top", "right"]].set_visible(False)
-    axis.invert_yaxis()
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    figure.suptitle(f"Reading images from the disk of one machine with {records['cpus'].iloc[0]} cores: "
-                    f"median, least and most of {REPEATS} runs", fontsize=10)
-    return figure
-
-
-def study(args):
-    """Run every way on every number of ranks in turn, REPEATS times; write the records, draw them, print the table."""
-    import pandas  # here: a rank of a run starts sooner without
-    from tqdm import tqdm
-    records = []
-    with tqdm([(way, ranks) for _ in range(REPEATS) for ranks in RANKS for way in WAYS], disable=None) as bar:
-        for way, ranks in bar:
-            bar.set_description(f"{way} on {ranks}")
-            try:
-                records.append(launch("submit/read_data.py", ranks, "--way", way, "--folder", args.folder,
-                                      "--images", args.images, "--seed", args.seed))
-            except CalledProcessError as problem:
-                bar.close()
-                print(problem.stdout.strip(), file=sys.stderr)
-                sys.exit(problem.returncode)
-    text, records = "".join(json.dumps(record) + "\n" for record in records), pandas.DataFrame(records)
-    if (records.groupby("ranks")["checksum"].nunique() > 1).any():
-        raise RuntimeError(f"the ways did not deliver the same bytes:\n{records[['way', 'ranks', 'checksum']]}")
-    RECORDS.write_text(text)
-    draw(records).savefig(FIGURE, dpi=150)
-    print(f"{table(records)}\n\nOn each number of ranks all ways delivered the same bytes to the same ranks.")
-
-
 def main():
     from mpi4py import MPI
     world = MPI.COMM_WORLD
-    sys.excepthook = lambda *problem: (  # one fails, all end, when the launcher has passed on why
-        traceback.print_exception(*problem), time.sleep(1), world.Abort(1))
+
+    def end_all(*problem):
+        traceback.print_exception(*problem)
+        time.sleep(1)  # the launcher passes on why
+        world.Abort(1)
+
+    sys.excepthook = end_all  # one fails, all end
     args = together(world, parse_args, world)
-    if args and args.way:
+    if args:
         run(world, args)
-    elif args:
-        study(args)
 
 
 if __name__ == "__main__":

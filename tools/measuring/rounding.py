@@ -1,6 +1,6 @@
 """Show what Adam makes of rounding: fsdp.py on 1 and 2 ranks, as on several CPUs; records: assets/rounding.jsonl.
 
-    python submit/rounding.py
+    python -m tools.measuring.rounding
 
 Under some settings of cpus.py the same perceptron is trained for an epoch on one rank and on two, with one global
 batch, in fp32 and in fp64. In exact arithmetic both end with the same parameters.
@@ -13,11 +13,12 @@ import tempfile
 from pathlib import Path
 
 import pandas
-from cpus import SETTINGS
-from demo import FLAGS, PERCEPTRON, parameters
 from launch import ROOT, launch
 from records import refusal
 from tqdm import tqdm
+
+from tools.measuring.cpus import SETTINGS
+from tools.measuring.demo import FLAGS, PERCEPTRON, parameters
 
 NAMES, SEEDS = ("as it is", "AVX2", "SSE4.1"), (0, 1, 2)
 STEP = 0.002 * 64 / 256  # the learning rate for a global batch of 64, and the size of Adam's first step

@@ -1,6 +1,6 @@
 """Run the tests that compare numbers as on several CPUs, with one and with two threads a rank; print one table.
 
-    make test-cpus          # or: python submit/cpus.py --settings SSE4.1 AVX2
+    make test-cpus          # or: python -m tools.measuring.cpus --settings SSE4.1 AVX2
 
 PyTorch, oneDNN, MKL and TensorFlow have switches that leave out instructions of this CPU, so one machine can stand for
 several: another CPU sums in another order, and so rounds otherwise. A switch that asks for more than the CPU has does

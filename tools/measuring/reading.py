@@ -1,0 +1,92 @@
+"""The study of reading_data/: every way to read on 1, 2 and 4 ranks; records and figure go to assets/.
+
+    python -m tools.measuring.reading
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from subprocess import CalledProcessError
+
+import numpy as np
+import pandas
+from launch import ROOT, launch
+from matplotlib.figure import Figure
+from records import refusal
+from tqdm import tqdm
+
+WAYS = ("files", "mpi-io", "mpi-io-default", "mpi-io-alone", "readers", "preloaded")
+RANKS, REPEATS = (1, 2, 4), 5
+RECORDS, FIGURE = ROOT / "assets" / "read_data.jsonl", ROOT / "assets" / "read_data.png"
+
+
+def table(records):
+    """Median (least..most) of the runs of every way on every number of ranks, as text; records: a DataFrame."""
+    groups, first = records.groupby(["way", "ranks"], sort=False), records.iloc[0]
+    columns = {f"images/s {cache}": groups[f"{cache}_images_per_second"].agg(
+        lambda runs: f"{runs.median():,.0f} ({runs.min():,.0f}..{runs.max():,.0f})") for cache in ("warm", "cold")}
+    for title, name, unit in (("ready [ms]", "ready_seconds", 1e-3), ("read [MB]", "read_bytes", 1e6),
+                              ("disk [MB]", "disk_bytes", 1e6)):
+        columns[title] = (groups[f"cold_{name}"].median() / unit).map("{:,.0f}".format)
+    rows = groups.size().to_frame().assign(**columns).drop(columns=0).reset_index()
+    return (f"{first['images']:,} images of {first['image_bytes']:,} bytes, {first['batch_size']} a step on each rank; "
+            f"{first['host']}, {first['cpus']} cores\nimages/s of all ranks together, median (least..most) of "
+            f"{groups.size().iloc[0]} runs; ready, read, disk: median, cold\n\n" + rows.to_string(index=False))
+
+
+def draw(records):
+    """A figure of the same: a panel for each number of ranks, two points for each way."""
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(RANKS), sharex=True, sharey=True)
+    for axis, (ranks, of_ranks) in zip(axes, records.groupby("ranks")):
+        for cache, color, shift in ("warm", "#E69F00", -0.14), ("cold", "#56B4E9", 0.14):
+            runs = of_ranks.groupby("way", sort=False)[f"{cache}_images_per_second"]
+            middle = runs.median()
+            axis.errorbar(middle, np.arange(len(middle)) + shift, xerr=[middle - runs.min(), runs.max() - middle],
+                          fmt="o", color=color, capsize=3, label=cache)
+        axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xscale="log", xlabel="images/s of all ranks together",
+                 yticks=range(len(middle)), yticklabels=middle.index)
+        axis.grid(axis="x", color="#E6E6E6")
+        axis.spines[["top", "right"]].set_visible(False)
+    axis.invert_yaxis()
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.suptitle(f"Reading images from the disk of one machine with {records['cpus'].iloc[0]} cores: "
+                    f"median, least and most of {REPEATS} runs", fontsize=10)
+    return figure
+
+
+def study(folder, images, seed):
+    """Run every way on every number of ranks in turn, REPEATS times; write the records, draw them, print the table."""
+    records = []
+    with tqdm([(way, ranks) for _ in range(REPEATS) for ranks in RANKS for way in WAYS], disable=None) as bar:
+        for way, ranks in bar:
+            bar.set_description(f"{way} on {ranks}")
+            try:
+                records.append(launch("reading_data/read_data.py", ranks, "--way", way, "--folder", folder,
+                                      "--images", images, "--seed", seed))
+            except CalledProcessError as problem:
+                bar.close()
+                print(problem.stdout.strip(), file=sys.stderr)
+                sys.exit(problem.returncode)
+    text, records = "".join(json.dumps(record) + "\n" for record in records), pandas.DataFrame(records)
+    if (records.groupby("ranks")["checksum"].nunique() > 1).any():
+        raise RuntimeError(f"the ways did not deliver the same bytes:\n{records[['way', 'ranks', 'checksum']]}")
+    RECORDS.write_text(text)
+    draw(records).savefig(FIGURE, dpi=150)
+    print(f"{table(records)}\n\nOn each number of ranks all ways delivered the same bytes to the same ranks.")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=ROOT / "reading_data" / "data", help="on the disk to measure")
+    parser.add_argument("--images", type=int, default=8_192)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if reason := refusal(RECORDS):
+        sys.exit(f"reading.py: {reason}")
+    study(args.folder, args.images, args.seed)
+
+
+if __name__ == "__main__":
+    main()
