@@ -182,12 +182,11 @@ def test_the_record_s_number_is_named_and_a_notebook_shows_the_line_alone(assets
 
 
 def test_make_docs_refuses_with_one_line(tree):
-    (tree / "submit" / "README.md").write_text("<!-- table: weak -->\n")
-    (tree / "README.md").write_text("")
+    (tree / "README.md").write_text("<!-- table: weak -->\n")
     (tree / "assets" / "weak.jsonl").write_text('{"git": "no-commit"}\n')
     done = execute([sys.executable, "-m", "tools.pages.docs"], cwd=tree, timeout=100)
     assert done.code == 1 and len(done.err.splitlines()) == 1, done.err
-    assert done.err.startswith("submit/README.md: assets/weak.jsonl, record 1: made by no-commit")
+    assert done.err.startswith("README.md: assets/weak.jsonl, record 1: made by no-commit")
 
 
 def test_the_figures_alone_refuse_with_one_line(assets, monkeypatch):
