@@ -26,6 +26,7 @@ from pathlib import Path
 import pandas
 from launch import ROOT, machine, missing
 from records import opens, refusal
+from runs import append, end_with_the_study, read
 from tqdm import tqdm
 
 STEPS = 35  # 5 of them warm up, 30 are timed
@@ -104,28 +105,6 @@ def measure(run, args):
         else:
             return run | record | machine() | {"launcher": f"{args.script} with sites/{run['site']}.sh"}
         return run | {"failed": reason, "printed": printed.splitlines()[-10:]}
-
-
-def read(path):
-    """The records of a file, as dicts; a line that a killed sweep left unfinished is passed over."""
-    records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue
-    return records
-
-
-def append(path, record):
-    """One whole line, on disk when this returns; a broken last line is closed first."""
-    with open(path, "ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-        start = b"" if not file.tell() or file.read(1) == b"\n" else b"\n"
-        file.write(start + json.dumps(record).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def summary(records):
@@ -243,7 +222,7 @@ def parse_args():
 
 def main():
     args = parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a run ends with its sweep
+    end_with_the_study()
     done = {tuple(record.get(name) for name in KEY) for record in read(args.results) if "failed" not in record}
     runs = [run for run in plan(args) if tuple(run.values()) not in done]
     if args.dry_run:

@@ -2,8 +2,8 @@
 
     python -m tools.measuring.bench [--sections N...]
 
-All raw figures are appended to results/bench.jsonl. This file imports no torch: the peak memory that the system reports
-of a process is never less than that of the process which started it.
+All raw figures go to results/bench-SECTIONS.jsonl; a killed bench goes on where it was. This file imports no torch: the
+peak memory that the system reports of a process is never less than that of the process which started it.
 """
 
 import argparse
@@ -20,13 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launch import ROOT, environment, launch, machine, missing
+from runs import Runs, end_with_the_study, said
 from tqdm import tqdm
 
 REPEATS = 7  # of each comparison: A B A B ...
 STARTS = 3  # of each chapter's start
 CASES = [("digits", "cnn", 155), ("synthetic", "cnn", 105), ("digits", "resnet18", 35)]  # steps: the first 5 warm up
 MNIST = [(60_000, 10_000), (640, 640)]  # training and test images: as many as the real one has, and hardly any
-RESULTS = ROOT / "results" / "bench.jsonl"
 
 STAGES = {"imports": "Python, imports of main.py", "ranks": "arguments, ranks", "data": "loading the data",
           "model": "building the model", "step": "first batch and step"}
@@ -79,12 +79,6 @@ def output(*words):
     """What `python words` prints, on stdout and stderr; CalledProcessError, with that, where it fails."""
     return subprocess.run([sys.executable, *words], cwd=ROOT, env=environment(), timeout=600, check=True, text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
-
-
-def save(measurement, repeat, record):
-    """Append one run's figures to results/bench.jsonl."""
-    with open(RESULTS, "a") as file:
-        file.write(json.dumps({"measurement": measurement, "repeat": repeat} | record) + "\n")
 
 
 def spread(values, form):
@@ -142,7 +136,7 @@ def twice(chapter):
     return run
 
 
-def compare(measurement, bar, a, b, cases=CASES, flags=flags_of):
+def compare(measurement, bar, runs, a, b, cases=CASES, flags=flags_of):
     """Run two things in turn; print a line a case: images/s of A and of B, and the ratio of each pair."""
     bar.write(f"{'dataset, model':18} {'A images/s':>24} {'B images/s':>24}   {'A / B':22}")
     for dataset, model, steps in cases:
@@ -151,9 +145,8 @@ def compare(measurement, bar, a, b, cases=CASES, flags=flags_of):
             pair = []
             for name, run in (("A", a), ("B", b)):
                 bar.set_description(f"{measurement}: {name}, {dataset}, {model}")
-                records = run(flags(dataset, model, steps))
-                for record in records:
-                    save(f"{measurement}: {name}", repeat, record)
+                key = {"measurement": f"{measurement}: {name}", "case": [dataset, model, steps], "repeat": repeat}
+                records = runs.once(key, lambda run=run: run(flags(dataset, model, steps)))  # noqa: B023  called here
                 pair.append(sum(record["images_per_second"] for record in records))
                 bar.update()
             pairs.append(pair)
@@ -165,7 +158,8 @@ def compare(measurement, bar, a, b, cases=CASES, flags=flags_of):
 def start(chapter):
     """Start a chapter once, up to its first step.
 
-    Returns {stage: seconds}, {stage: {package: seconds of it spent on imports}} and the heavy packages it imported.
+    Returns its record: {stage: seconds}, {stage: {package: seconds of it spent on imports}} and the heavy packages
+    that it imported.
     """
     last, seconds, imports = time.time(), {}, {}
     spent = dict.fromkeys(("torch", "numpy", "others"), 0)
@@ -180,26 +174,26 @@ def start(chapter):
             package = name.split(".")[0].strip()
             if not name.startswith("  "):  # what another import imported is in that one's time
                 spent[package if package in spent else "others"] += int(cumulative) / 1e6
-    return seconds, imports, heavy
+    return {"chapter": chapter, "seconds": seconds, "imports": imports, "heavy": heavy} | machine()
 
 
-def starts(chapter, bar):
+def starts(chapter, bar, runs):
     """Print the seconds of each stage of a chapter's start, and which of them were imports."""
-    runs = []
+    found = []
     bar.set_description(f"start: {chapter}")
     for repeat in range(STARTS):
-        seconds, imports, heavy = start(chapter)
-        save("start", repeat, {"chapter": chapter, "seconds": seconds, "imports": imports, "heavy": heavy} | machine())
-        runs.append((seconds, imports))
+        key = {"measurement": "start", "chapter": chapter, "repeat": repeat}
+        found.append(runs.once(key, lambda: start(chapter)))
         bar.update()
     bar.write(f"{chapter + ', 1 rank':28} {'seconds':>20}   of these, imports of: torch    numpy   others")
     for stage, text in STAGES.items():
-        packages = [statistics.median(imports[stage][name] for _, imports in runs)
+        packages = [statistics.median(record["imports"][stage][name] for record in found)
                     for name in ("torch", "numpy", "others")]
-        bar.write(f"{text:28} {spread([seconds[stage] for seconds, _ in runs], '.2f'):>20}   "
+        bar.write(f"{text:28} {spread([record['seconds'][stage] for record in found], '.2f'):>20}   "
                   f"{packages[0]:28.2f} {packages[1]:8.2f} {packages[2]:8.2f}")
-    bar.write(f"{'in all':28} {spread([sum(seconds.values()) for seconds, _ in runs], '.2f'):>20}\n"
-              f"imported by then of torchvision, mpi4py, matplotlib, pandas, sklearn: {', '.join(heavy) or 'none'}\n")
+    heavy = ", ".join(found[-1]["heavy"]) or "none"
+    bar.write(f"{'in all':28} {spread([sum(record['seconds'].values()) for record in found], '.2f'):>20}\n"
+              f"imported by then of torchvision, mpi4py, matplotlib, pandas, sklearn: {heavy}\n")
 
 
 def write_mnist(folder, *counts):
@@ -212,15 +206,15 @@ def write_mnist(folder, *counts):
         Path(raw, f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, n) + labels)
 
 
-def memory(bar):
+def memory(bar, runs):
     """Print chapter 1's peak memory with all of MNIST and with hardly any of it."""
     peaks = []
     for train, test in MNIST:
         bar.set_description(f"memory: {train:,} images")
         with tempfile.TemporaryDirectory() as folder:
             write_mnist(folder, train, test)
-            record = launch("01_single_node", 1, *flags_of("mnist", "cnn", 10), "--data-dir", folder)
-        save("memory", 0, record | {"train_images": train, "test_images": test})
+            record = runs.once({"measurement": "memory", "train_images": train, "test_images": test}, lambda: launch(
+                "01_single_node", 1, *flags_of("mnist", "cnn", 10), "--data-dir", folder))
         peaks.append(record["peak_memory_bytes"])
         bar.write(f"{train:6,} + {test:6,} images of 784 bytes: peak {peaks[-1] / 1e6:,.1f} MB")
         bar.update()
@@ -230,21 +224,24 @@ def memory(bar):
               f"{4 * pixels / 1e6:,.1f} MB as floats, so {difference / pixels:.2f} bytes a pixel")
 
 
-def set_up(bar):
+def set_up(bar, runs):
     """Print the seconds of a set-up into a new environment, with an empty cache for Horovod's wheel and with that."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name in "from nothing", "with Horovod's wheel in the cache":
-            bar.set_description(f"set-up {name}")
-            shutil.rmtree(Path(folder, "venv"), ignore_errors=True)
-            started = time.perf_counter()
-            setup = ROOT / "tools" / "environment" / "setup.py"
-            subprocess.run([sys.executable, setup, "--venv", Path(folder, "venv")], check=True, text=True,
-                           env=os.environ | {"XDG_CACHE_HOME": folder, "PIP_CACHE_DIR": folder},
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            seconds = time.perf_counter() - started
-            save("set-up", 0, {"from": name, "seconds": seconds} | machine())
-            bar.write(f"{name:34} {seconds:6.0f} s")
-            bar.update()
+    def seconds_each():
+        setup, each = ROOT / "tools" / "environment" / "setup.py", {}
+        with tempfile.TemporaryDirectory() as folder:
+            for name in "from nothing", "with Horovod's wheel in the cache":
+                bar.set_description(f"set-up {name}")
+                shutil.rmtree(Path(folder, "venv"), ignore_errors=True)
+                started = time.perf_counter()
+                subprocess.run([sys.executable, setup, "--venv", Path(folder, "venv")], check=True, text=True,
+                               env=os.environ | {"XDG_CACHE_HOME": folder, "PIP_CACHE_DIR": folder},
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                each[name] = time.perf_counter() - started
+                bar.update()
+        return {"seconds": each} | machine()
+
+    for name, seconds in runs.once({"measurement": "set-up"}, seconds_each)["seconds"].items():
+        bar.write(f"{name:34} {seconds:6.0f} s")
 
 
 COMMAND = " ".join(flags_of("DATASET", "MODEL", "STEPS"))
@@ -254,40 +251,40 @@ SECTIONS = {  # number: runs, title, what is run, how
         f"A: python 01_single_node/main.py {COMMAND}\n"
         f"B: python -m tools.measuring.bench --bare {COMMAND}\n"
         "   the same model and optimizer on one batch kept in memory, without loading and metrics",
-        lambda bar: compare("bare loop", bar, chapter_1, bare)),
+        lambda *to: compare("bare loop", *to, chapter_1, bare)),
     2: (PAIRS, f"What synchronisation costs, {REPEATS} pairs in turn",
         f"A: mpiexec -n 2 python 03_ddp/main.py {COMMAND}\n"
         f"B: python 01_single_node/main.py {COMMAND}\n"
         "   twice at the same time, the two speeds added",
-        lambda bar: compare("synchronisation", bar, on_2("03_ddp"), twice("01_single_node"))),
+        lambda *to: compare("synchronisation", *to, on_2("03_ddp"), twice("01_single_node"))),
     3: (2 * STARTS, f"Seconds from `python main.py` to the end of the first step, {STARTS} starts, files in cache",
         f"python -X importtime CHAPTER/main.py {' '.join(flags_of('digits', 'cnn', 1))}",
-        lambda bar: (starts("01_single_node", bar), starts("03_ddp", bar))),
+        lambda *to: (starts("01_single_node", *to), starts("03_ddp", *to))),
     4: (len(MNIST), "Memory, of random images in MNIST's format in FOLDER",
         f"python 01_single_node/main.py {' '.join(flags_of('mnist', 'cnn', 10))} --data-dir FOLDER", memory),
     5: (PAIRS, f"Horovod against DDP, 2 ranks of one thread, {REPEATS} pairs in turn",
         f"A: mpiexec -n 2 python 02_horovod/pytorch/main.py {COMMAND}\n"
         f"B: mpiexec -n 2 python 03_ddp/main.py {COMMAND}",
-        lambda bar: compare("Horovod and DDP", bar, on_2("02_horovod/pytorch"), on_2("03_ddp"))),
+        lambda *to: compare("Horovod and DDP", *to, on_2("02_horovod/pytorch"), on_2("03_ddp"))),
     6: (PAIRS, f"What synchronisation costs with Horovod and TensorFlow, {REPEATS} pairs in turn",
         f"A: mpiexec -n 2 python 02_horovod/tensorflow/main.py {COMMAND}\n"
         f"B: python 01_single_node/main_tf.py {COMMAND}\n"
         "   twice at the same time, the two speeds added",
-        lambda bar: compare("TensorFlow", bar, on_2("02_horovod/tensorflow"), twice("01_single_node/main_tf.py"))),
+        lambda *to: compare("TensorFlow", *to, on_2("02_horovod/tensorflow"), twice("01_single_node/main_tf.py"))),
     7: (2, "Set-up, with what pip was given of packages on this machine",
         "make setup VENV=NEW XDG_CACHE_HOME=EMPTY PIP_CACHE_DIR=EMPTY, and again with another new VENV", set_up),
     8: (PAIRS, f"DeepSpeed's engine against DDP, 2 ranks of one thread, {REPEATS} pairs in turn",
         f"A: mpiexec -n 2 python 04_deepspeed/main.py {COMMAND}\n"
         f"B: mpiexec -n 2 python 03_ddp/main.py {COMMAND}",
-        lambda bar: compare("DeepSpeed and DDP", bar, on_2("04_deepspeed"), on_2("03_ddp"))),
+        lambda *to: compare("DeepSpeed and DDP", *to, on_2("04_deepspeed"), on_2("03_ddp"))),
     9: (2 * REPEATS, f"Stage 3 of DeepSpeed against FSDP2, 2 ranks of one thread, {REPEATS} pairs in turn",
         f"A: mpiexec -n 2 python 05_zero/main.py {' '.join(perceptron('digits', '', 20))}\n"
         f"B: mpiexec -n 2 python 05_zero/fsdp.py {' '.join(perceptron('digits', '', 20))}",
-        lambda bar: compare("stage 3", bar, on_2("05_zero"), on_2("05_zero/fsdp.py"),
+        lambda *to: compare("stage 3", *to, on_2("05_zero"), on_2("05_zero/fsdp.py"),
                             [("digits", "perceptron", 20)], perceptron))}
 
 
-def report(bar, numbers):
+def report(bar, runs, numbers):
     """Make the measurements of these sections and print them one after the other."""
     here = machine()
     bar.write(f"CPU figures of {here['host']}: {here['cpus']} cores, torch {here['torch']}, Python {here['python']}, "
@@ -299,20 +296,22 @@ def report(bar, numbers):
         if number in (5, 6) and missing("02_horovod"):
             bar.write(f"skipped: {missing('02_horovod')}")
         else:
-            measure(bar)
-    bar.write(f"\nraw figures: {RESULTS.relative_to(ROOT)}")
+            measure(bar, runs)
 
 
 def main(numbers):
-    RESULTS.parent.mkdir(exist_ok=True)
+    results = ROOT / "results" / f"bench-{'-'.join(map(str, numbers))}.jsonl"
+    results.parent.mkdir(exist_ok=True)
+    end_with_the_study()
+    runs = Runs(f"{results}.part")
     with tqdm(total=sum(SECTIONS[number][0] for number in numbers), unit="run", disable=None) as bar:
         try:
-            report(bar, numbers)
+            report(bar, runs, numbers)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
             bar.close()
-            how = "took too long" if isinstance(problem, subprocess.TimeoutExpired) else (
-                f"ended with {problem.returncode}:\n" + "\n".join(problem.stdout.splitlines()[-5:]))
-            sys.exit(f"bench: failed in {bar.desc}{how}")
+            sys.exit(f"bench: {bar.desc}{said(problem)}")
+        runs.publish(results)
+        bar.write(f"\nraw figures: {results.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

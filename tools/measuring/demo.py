@@ -1,13 +1,13 @@
 """Train every chapter on 1 and 2 ranks on handwritten digits; print what each costs as a table and draw it."""
 
 import argparse
-import json
 import os
-import subprocess
+import shutil
 import sys
 import tempfile
 import zipfile
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,8 @@ import torch
 from launch import ROOT, launch, missing
 from matplotlib.figure import Figure
 from records import refusal
+from runs import study
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from tqdm import tqdm
 
 from tools.measuring import zero
 
@@ -58,21 +58,27 @@ def parameters_of_folder(folder):
     return torch.cat([tensor.detach().flatten() for tensor in found.values()]).double().numpy()
 
 
-def train(chapter, ranks, folder, *flags):
-    """The record of a run in fp32, and the parameters after one epoch of fp64, which shows whether two are the same.
+def train(chapter, ranks, flags, folder):
+    """The record of a run in fp32, with how far its parameters are, after one epoch of fp64, from the first row's.
 
-    DeepSpeed has no fp64: there they are those of fp32.
+    That shows whether two trainings are the same. DeepSpeed has no fp64: there they are those of fp32. The folder keeps
+    the first row's parameters of each network.
     """
-    checkpoint = Path(folder, f"{len(os.listdir(folder))}.checkpoint")
     precision = "fp32" if chapter in ("04_deepspeed", "05_zero") else "fp64"
-    flags = *FLAGS, *flags, *(PERCEPTRON if chapter.startswith("05") else [])
-    compared = *flags, "--epochs", 1, "--precision", precision, "--checkpoint", checkpoint
-    record = launch(chapter, ranks, *compared)
+    flags = *FLAGS, *flags.split(), *(PERCEPTRON if chapter.startswith("05") else [])
+    with tempfile.TemporaryDirectory() as temporary:
+        checkpoint = Path(temporary, "checkpoint")
+        record = launch(chapter, ranks, *flags, "--epochs", 1, "--precision", precision, "--checkpoint", checkpoint)
+        found = parameters(checkpoint)
     if chapter != "05_zero":  # whose run of one epoch in fp32 is all there is
         record = launch(chapter, ranks, *flags)
     if "memory" in record:
         record["megabytes"] = zero.total(record["memory"][0]) / 1e6
-    return record | {"compared_in": precision}, parameters(checkpoint)
+    framework = "tensorflow" if "tensorflow" in chapter or "_tf" in chapter else "torch"
+    first = folder / f"{record['model']}-{framework}-{precision}.npy"
+    if not first.exists():
+        np.save(first, found)
+    return record | {"compared_in": precision, "difference": float(abs(found - np.load(first)).max())}
 
 
 def label(record):
@@ -123,20 +129,15 @@ def main():
     if reason := refusal(results):
         sys.exit(f"demo: {reason}")
     results.mkdir(exist_ok=True)
+    first_rows = results / "demo.parameters"
+    if not (results / "demo.jsonl.part").exists():  # nothing to go on with
+        shutil.rmtree(first_rows, ignore_errors=True)
+    first_rows.mkdir(exist_ok=True)
     skipped = {chapter: missing(chapter) for chapter, *_ in RUNS if missing(chapter)}
-    runs, records, references = [run for run in RUNS if run[0] not in skipped], [], {}
-    with tempfile.TemporaryDirectory() as folder, tqdm(runs, unit="run", disable=None) as bar:
-        for chapter, ranks, *flags in bar:
-            bar.set_description(f"{chapter} on {ranks}")
-            try:
-                record, vector = train(chapter, ranks, folder, *flags)
-            except subprocess.CalledProcessError as problem:
-                bar.close()
-                sys.exit(f"demo: {chapter} failed on {ranks} rank(s):\n{problem.stdout}")
-            network = record["model"], "tensorflow" in chapter or "_tf" in chapter, record["compared_in"]
-            records.append(record | {"difference": abs(vector - references.setdefault(network, vector)).max()})
-    with open(results / "demo.jsonl", "w") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
+    plan = [{"chapter": chapter, "ranks": ranks, "flags": " ".join(map(str, flags))}
+            for chapter, ranks, *flags in RUNS if chapter not in skipped]
+    records = study(results / "demo.jsonl", plan, partial(train, folder=first_rows))
+    shutil.rmtree(first_rows)
     records = pandas.DataFrame(records)
     draw(records, results / "demo.png")
     print("\n" + table(records))

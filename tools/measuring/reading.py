@@ -4,17 +4,15 @@
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from subprocess import CalledProcessError
 
 import numpy as np
 import pandas
 from launch import ROOT, launch
 from matplotlib.figure import Figure
 from records import refusal
-from tqdm import tqdm
+from runs import study
 
 WAYS = ("files", "mpi-io", "mpi-io-default", "mpi-io-alone", "readers", "preloaded")
 RANKS, REPEATS = (1, 2, 4), 5
@@ -56,27 +54,6 @@ def draw(records):
     return figure
 
 
-def study(folder, images, seed):
-    """Run every way on every number of ranks in turn, REPEATS times; write the records, draw them, print the table."""
-    records = []
-    with tqdm([(way, ranks) for _ in range(REPEATS) for ranks in RANKS for way in WAYS], disable=None) as bar:
-        for way, ranks in bar:
-            bar.set_description(f"{way} on {ranks}")
-            try:
-                records.append(launch("reading_data/read_data.py", ranks, "--way", way, "--folder", folder,
-                                      "--images", images, "--seed", seed))
-            except CalledProcessError as problem:
-                bar.close()
-                print(problem.stdout.strip(), file=sys.stderr)
-                sys.exit(problem.returncode)
-    text, records = "".join(json.dumps(record) + "\n" for record in records), pandas.DataFrame(records)
-    if (records.groupby("ranks")["checksum"].nunique() > 1).any():
-        raise RuntimeError(f"the ways did not deliver the same bytes:\n{records[['way', 'ranks', 'checksum']]}")
-    RECORDS.write_text(text)
-    draw(records).savefig(FIGURE, dpi=150)
-    print(f"{table(records)}\n\nOn each number of ranks all ways delivered the same bytes to the same ranks.")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "reading_data" / "data", help="on the disk to measure")
@@ -85,7 +62,18 @@ def main():
     args = parser.parse_args()
     if reason := refusal(RECORDS):
         sys.exit(f"reading.py: {reason}")
-    study(args.folder, args.images, args.seed)
+
+    def measure(way, ranks, repeat):
+        return launch("reading_data/read_data.py", ranks, "--way", way, "--folder", args.folder,
+                      "--images", args.images, "--seed", args.seed)
+
+    plan = [{"way": way, "ranks": ranks, "repeat": repeat}
+            for repeat in range(REPEATS) for ranks in RANKS for way in WAYS]
+    records = pandas.DataFrame(study(RECORDS, plan, measure))
+    if (records.groupby("ranks")["checksum"].nunique() > 1).any():
+        raise RuntimeError(f"the ways did not deliver the same bytes:\n{records[['way', 'ranks', 'checksum']]}")
+    draw(records).savefig(FIGURE, dpi=150)
+    print(f"{table(records)}\n\nOn each number of ranks all ways delivered the same bytes to the same ranks.")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Under some settings of cpus.py the same perceptron is trained for an epoch on on
 batch, in fp32 and in fp64. In exact arithmetic both end with the same parameters.
 """
 
-import json
 import os
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 import pandas
 from launch import ROOT, launch
 from records import refusal
-from tqdm import tqdm
+from runs import study
 
 from tools.measuring.cpus import SETTINGS
 from tools.measuring.demo import FLAGS, PERCEPTRON, parameters
@@ -37,7 +36,8 @@ def compare(setting, seed, precision):
     for name in SETTINGS[setting]:
         del os.environ[name]
     difference = abs(vectors[0] - vectors[1])
-    return found[1] | {"setting": setting, "largest": difference.max(), "moved": int((difference > STEP / 10).sum()),
+    return found[1] | {"setting": setting, "largest": float(difference.max()),
+                       "moved": int((difference > STEP / 10).sum()),
                        "losses": [record["loss"] for record in found],
                        "accuracies": [record["test_accuracy"] for record in found]}
 
@@ -62,10 +62,9 @@ def table(records):
 def main():
     if reason := refusal(RECORDS):
         sys.exit(f"rounding.py: {reason}")
-    runs = [(setting, seed, precision) for setting in NAMES for seed in SEEDS for precision in ("fp32", "fp64")]
-    records = [compare(*run) for run in tqdm(runs, unit="pair", disable=None)]
-    RECORDS.write_text("".join(json.dumps(record) + "\n" for record in records))
-    print(table(pandas.DataFrame(records)))
+    plan = [{"setting": setting, "seed": seed, "precision": precision}
+            for setting in NAMES for seed in SEEDS for precision in ("fp32", "fp64")]
+    print(table(pandas.DataFrame(study(RECORDS, plan, compare))))
 
 
 if __name__ == "__main__":

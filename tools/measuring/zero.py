@@ -1,12 +1,11 @@
 """Count what each rank of chapter 5 holds, for every stage on 1, 2 and 4 ranks; the records go to assets/zero.jsonl."""
 
-import json
 import sys
 
 import pandas
 from launch import ROOT, launch
 from records import refusal
-from tqdm import tqdm
+from runs import study
 
 ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 STAGES = [("05_zero", stage) for stage in range(4)] + [("05_zero/fsdp.py", stage) for stage in (1, 3)]
@@ -35,15 +34,15 @@ def table(records):
             + pandas.DataFrame(rows).to_string(index=False, float_format="{:.3f}".format))
 
 
+def count(chapter, ranks, stage, precision):
+    return launch(chapter, ranks, *FLAGS, "--stage", stage, "--precision", precision)
+
+
 def main():
     if reason := refusal(RECORDS):
         sys.exit(f"zero.py: {reason}")
-    runs = [(chapter, ranks, stage, precision) for precision in ("fp32", "bf16") for chapter, stage in STAGES
-            for ranks in (1, 2, 4)]
-    records = []
-    for chapter, ranks, stage, precision in tqdm(runs, unit="run", disable=None):
-        records.append(launch(chapter, ranks, *FLAGS, "--stage", stage, "--precision", precision))
-    RECORDS.write_text("".join(json.dumps(record) + "\n" for record in records))
+    study(RECORDS, [{"chapter": chapter, "ranks": ranks, "stage": stage, "precision": precision}
+                    for precision in ("fp32", "bf16") for chapter, stage in STAGES for ranks in (1, 2, 4)], count)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,98 @@
+"""Studies are killed at any moment and started again: each run is done once, and what is published is whole."""
+
+import json
+import sys
+
+import pytest
+import runs
+from conftest import ROOT, execute, lines
+
+PROGRAMS = ("zero", "rounding", "allreduce", "reading", "demo")
+# A study whose runs return what is published, and which is killed in one of them; notes each run that it begins.
+KILLED = """
+import importlib, json, os, signal, sys
+from pathlib import Path
+name, folder, kill_at = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+program = importlib.import_module(f"tools.measuring.{name}")
+published = [json.loads(line) for line in open(f"assets/{dict(reading='read_data').get(name, name)}.jsonl")]
+begun, study = folder / "begun", program.study
+
+def begin(run):
+    with open(begun, "a") as file:
+        file.write(json.dumps(run) + "\\n")
+    if len(begun.read_text().splitlines()) == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def do(plan, run):
+    begin(run)
+    each = len(published) // len(plan)
+    found = published[plan.index(run) * each:][:each]
+    return found if each > 1 else found[0]
+
+program.study = lambda path, plan, _: study(folder / path.name, plan, lambda **run: do(plan, run))
+program.refusal = lambda path: None
+program.FIGURE = folder / "figure.png"
+sys.argv = [name, *([str(folder)] if name == "demo" else [])]
+program.main()
+"""
+BENCH = """
+import sys
+from pathlib import Path
+from tools.measuring import bench
+folder, kill_at = Path(sys.argv[2]), int(sys.argv[3])
+begun = folder / "begun"
+
+def launch(chapter, ranks, *flags):
+    with open(begun, "a") as file:
+        file.write("begun\\n")
+    if len(begun.read_text().splitlines()) == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"images_per_second": 1000 * ranks}
+
+import os, signal
+bench.launch, bench.ROOT = launch, folder
+bench.main([5])
+"""
+
+
+def start(program, folder, kill_at):
+    source = BENCH if program == "bench" else KILLED
+    return execute([sys.executable, "-c", source, program, folder, kill_at], cwd=ROOT, timeout=120)
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, "bench"])
+def test_a_killed_study_goes_on_where_it_was(program, tmp_path):
+    assert start(program, tmp_path, 3).code == -9
+    part, = tmp_path.glob("**/*.part")
+    assert len(lines(part)) == 2  # on disk when they were done
+    part.write_text(part.read_text() + '{"run": {')  # and a third, cut off
+    done = start(program, tmp_path, 0)
+    assert done.code == 0 and "2 runs are in" in done.err, done.err
+    begun = (tmp_path / "begun").read_text().splitlines()
+    whole, = tmp_path.glob("**/*.jsonl")
+    assert not part.exists()
+    if program == "bench":
+        assert len(begun) == 1 + len(lines(whole))
+    else:
+        assert len(begun) == 1 + len(set(begun))  # the one in which it was killed twice, the others once
+        name = {"reading": "read_data"}.get(program, program)
+        assert lines(whole) == lines(ROOT / "assets" / f"{name}.jsonl")
+
+
+def test_what_another_commit_or_machine_has_done_is_not_gone_on_with(tmp_path, capsys):
+    first = runs.Runs(tmp_path / "r.part")
+    assert first.once({"a": 1}, lambda: {"b": 2}) == {"b": 2}
+    assert runs.Runs(tmp_path / "r.part").once({"a": 1}, lambda: 1 / 0) == {"b": 2}
+    text = (tmp_path / "r.part").read_text()
+    (tmp_path / "r.part").write_text(text.replace(json.dumps(first.here["git"]), '"1234567"'))
+    assert runs.Runs(tmp_path / "r.part").once({"a": 1}, lambda: {"b": 3}) == {"b": 3}
+    assert "begun again" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_ends_the_study_with_what_it_printed(tmp_path):
+    source = ("import sys; sys.path.append('submit'); import runs, subprocess; "
+              "runs.study(sys.argv[1], [{'n': 7}], lambda n: "
+              "subprocess.run(['sh', '-c', 'echo no such thing; exit 3'], check=True, text=True, stdout=-1))")
+    done = execute([sys.executable, "-c", source, tmp_path / "r.jsonl"], cwd=ROOT)
+    assert done.code == 1 and done.err.splitlines()[-2:] == ["7: exit code 3", "no such thing"], done.err
+    assert not (tmp_path / "r.jsonl").exists()
