@@ -162,7 +162,7 @@ def worth_asking_for(rows, gain=1.5):
 
 
 def predict(row, constants=CENTRAL, **changes):
-    """Images/s of a row of assets/published.csv (a mapping); changes go to step_seconds.
+    """Images/s of a row of assets/records/published.csv (a mapping); changes go to step_seconds.
 
     What one GPU computes in a step is taken from the row's base run, a single GPU or the GPUs of
     one node.

@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "assets"
+RECORDS, FIGURES = ASSETS / "records", ASSETS / "figures"
 OUTPUTS = [":(exclude)assets", ":(exclude)*.md", ":(exclude)*.ipynb"]
 UNKNOWN = "no-commit"  # a tree without its history, or without git
 
@@ -77,20 +78,20 @@ def opens(path):
 
 
 def published(name):
-    """The records of assets/NAME, one dict a line. Raises Unpublished where one is not of a commit."""
+    """The records of assets/records/NAME, one dict a line. Raises Unpublished where one is not of a commit."""
     records = []
-    for number, line in enumerate((ASSETS / name).read_text().splitlines(), 1):
+    for number, line in enumerate((RECORDS / name).read_text().splitlines(), 1):
         record = json.loads(line)
-        check(f"assets/{name}, record {number}", record.get("git"))
+        check(f"assets/records/{name}, record {number}", record.get("git"))
         records.append(record)
     return records
 
 
 def published_text(name):
-    """The text of assets/NAME, a benchmark's, whose first line names its commit before the time."""
-    text = (ASSETS / name).read_text()
+    """The text of assets/records/NAME, a benchmark's, whose first line names its commit before the time."""
+    text = (RECORDS / name).read_text()
     mark = re.search(r", (\S+), \d{4}-\d\d-\d\dT", text.partition("\n")[0])
-    check(f"assets/{name}, first line", mark and mark[1])
+    check(f"assets/records/{name}, first line", mark and mark[1])
     return text
 
 

@@ -1,9 +1,9 @@
 """The runs of a study: each is recorded as one whole line when it ends, so that a killed study goes on where it was.
 
-    records = study("assets/zero.jsonl", [{"chapter": "05_zero", "ranks": 2}, ...], launch)
+    records = study("assets/records/zero.jsonl", [{"chapter": "05_zero", "ranks": 2}, ...], launch)
 
-Until all are done they are in assets/zero.jsonl.part. What is there of another commit or another machine is not gone on
-with.
+Until all are done they are in that name with .part behind it. What is there of another commit or another machine is not
+gone on with.
 """
 
 import json

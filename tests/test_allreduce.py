@@ -148,7 +148,7 @@ def test_a_mistake_gets_one_line_and_code_2(ranks, flags, says):
 
 
 def test_the_records_are_of_every_size_and_number_of_ranks():
-    records = lines(ROOT / "assets" / "allreduce.jsonl")
+    records = lines(ROOT / "assets" / "records" / "allreduce.jsonl")
     names = "everyone_to_everyone", "reduce_and_broadcast", "ring", "gloo", "mpi"
     for ranks in 2, 3, 4:
         for size in (4096 * 4**k for k in range(8)):

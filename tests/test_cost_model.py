@@ -26,7 +26,7 @@ ROWS = {  # nobody drops a row that does not fit; E leaves its group only with a
 def rows(group):
     """The rows of a group as predict() takes them."""
     found = []
-    with open(ROOT / "assets" / "published.csv") as file:
+    with open(ROOT / "assets" / "records" / "published.csv") as file:
         for row in csv.DictReader(file):
             words = {"group", "name", "network", "library", "algorithm", "source", "note"}
             found.append({name: text if name in words else text == "True" if name == "measured" else float(text)

@@ -12,10 +12,9 @@ from matplotlib.image import imread
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import get_model
 
-from tools.measuring import reading
 from tools.pages import docs, drawings, figures
 
-PICTURES = sorted((ROOT / "assets").glob("*.png"))
+PICTURES = sorted((ROOT / "assets" / "figures").glob("*.png"))
 
 
 def shown():
@@ -25,9 +24,7 @@ def shown():
 
 
 def test_every_picture_is_drawn_by_code_and_shown():
-    drawn_by_demo = re.findall(r'"(\w+\.png)"', (ROOT / "tools" / "measuring" / "demo.py").read_text())
-    elsewhere = {reading.FIGURE.name, *drawn_by_demo}
-    assert {path.name for path in PICTURES} == figures.FIGURES.keys() | elsewhere
+    assert {path.name for path in PICTURES} == figures.FIGURES.keys()
     assert {(path.parent / address).resolve() for path, _, address in shown()} == set(PICTURES)
 
 

@@ -70,14 +70,14 @@ def test_it_was_stored_with_the_code_and_records_that_are_here(path):
 
 
 def test_another_cell_or_another_record_is_noticed(tmp_path, monkeypatch):
-    (tmp_path / "assets").mkdir()
-    (tmp_path / "assets" / "weak.jsonl").write_text("1")
-    notebook = new_notebook(cells=[new_code_cell('ready.needs("assets/weak.jsonl")'), new_code_cell("1 + 1")])
+    (tmp_path / "assets" / "records").mkdir(parents=True)
+    (tmp_path / "assets" / "records" / "weak.jsonl").write_text("1")
+    notebook = new_notebook(cells=[new_code_cell('ready.needs("assets/records/weak.jsonl")'), new_code_cell("1 + 1")])
     monkeypatch.setattr(notebooks, "ROOT", tmp_path)
     before = notebooks.fingerprint(notebook)
-    (tmp_path / "assets" / "weak.jsonl").write_text("2")
+    (tmp_path / "assets" / "records" / "weak.jsonl").write_text("2")
     assert notebooks.fingerprint(notebook) != before
-    (tmp_path / "assets" / "weak.jsonl").write_text("1")
+    (tmp_path / "assets" / "records" / "weak.jsonl").write_text("1")
     assert notebooks.fingerprint(notebook) == before
     notebook.cells[1].metadata.tags = ["live"]
     assert notebooks.fingerprint(notebook) != before
@@ -143,13 +143,13 @@ def test_numbers_in_its_prose_come_from_its_cells(path):
 
 def test_what_is_missing_is_one_line_and_the_end():
     notebook = new_notebook(cells=[
-        new_code_cell('from tools.pages import ready\nready.needs("assets/no.jsonl")'),
+        new_code_cell('from tools.pages import ready\nready.needs("assets/records/no.jsonl")'),
         new_code_cell("print('went on')")])
     client = notebooks.NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}})
     with pytest.raises(CellExecutionError):
         client.execute()
     output, = notebook.cells[0].outputs
-    assert output.traceback == [f"assets/no.jsonl is missing; in {ROOT}: git checkout assets/no.jsonl"]
+    assert output.traceback == [f"assets/records/no.jsonl is missing; in {ROOT}: git checkout assets/records/no.jsonl"]
     assert not notebook.cells[1].outputs
 
 

@@ -15,7 +15,7 @@ from conftest import BIN, ROOT, execute
 from tools.measuring import allreduce
 from tools.pages import docs, figures, ready
 
-MEASURED = sorted([*records.ASSETS.glob("*.jsonl"), *records.ASSETS.glob("bench*.txt")])
+MEASURED = sorted([*records.RECORDS.glob("*.jsonl"), *records.RECORDS.glob("bench*.txt")])
 IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
 
 
@@ -51,8 +51,8 @@ def tree(tmp_path):
     folder = tmp_path / "workshop"
     for name in ["submit", "tools", *(path.name for path in ROOT.glob("[0-9][0-9]_*"))]:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in "README.md", "notebook.ipynb", "assets/zero.jsonl":
-        (folder / name).parent.mkdir(exist_ok=True)
+    for name in "README.md", "notebook.ipynb", "assets/records/zero.jsonl":
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}\n")
     git(folder, "init")
     git(folder, "add", ".")
@@ -68,7 +68,7 @@ def mark(tree, monkeypatch):
 def test_what_makes_a_tree_dirty(tree, monkeypatch):
     head = git(tree, "rev-parse", "--short", "HEAD").stdout.strip()
     assert mark(tree, monkeypatch) == head
-    for name in "README.md", "notebook.ipynb", "assets/zero.jsonl", "submit/README.md", "results.jsonl":
+    for name in "README.md", "notebook.ipynb", "assets/records/zero.jsonl", "submit/README.md", "results.jsonl":
         (tree / name).write_text("measured\n")
         assert mark(tree, monkeypatch) == head, f"{name} is what measuring writes"
     git(tree, "add", ".")
@@ -98,16 +98,16 @@ def test_without_a_history_the_mark_says_so(tree, monkeypatch, tmp_path):
     assert mark(ROOT, monkeypatch) == "no-commit"
 
 
-PROGRAMS = {"zero.py": [], "rounding.py": [], "allreduce.py": [], "reading.py": [], "demo.py": ["assets"],
-            "sweep.py": ["weak", "--results", "assets/weak.jsonl"],
-            "profile_step.py": ["03_ddp/main.py", "--results", "assets/step.jsonl"]}
+PROGRAMS = {"zero.py": [], "rounding.py": [], "allreduce.py": [], "reading.py": [], "demo.py": ["assets/records"],
+            "sweep.py": ["weak", "--results", "assets/records/weak.jsonl"],
+            "profile_step.py": ["03_ddp/main.py", "--results", "assets/records/step.jsonl"]}
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_nothing_is_published_from_a_dirty_tree_or_without_a_history(program, tree):
     """One line, nothing run, nothing written."""
     (tree / "submit" / "check.py").write_text("")
-    before = {path: path.read_bytes() for path in (tree / "assets").iterdir()}
+    before = {path: path.read_bytes() for path in (tree / "assets" / "records").iterdir()}
     for said in "-dirty: commit or stash your changes first", "has no history: measure in a clone":
         name = program.removesuffix(".py")
         words = [f"submit/{program}"] if program == "sweep.py" else ["-m", f"tools.measuring.{name}"]
@@ -115,7 +115,7 @@ def test_nothing_is_published_from_a_dirty_tree_or_without_a_history(program, tr
         line = done.err.splitlines()[-1]
         assert done.code in (1, 2) and not done.out and said in line and "Traceback" not in done.err, done.err
         assert line.startswith(name) and "assets" in line
-        assert {path: path.read_bytes() for path in (tree / "assets").iterdir()} == before
+        assert {path: path.read_bytes() for path in (tree / "assets" / "records").iterdir()} == before
         shutil.rmtree(tree / ".git", ignore_errors=True)
 
 
@@ -123,9 +123,9 @@ def test_elsewhere_a_dirty_tree_may_write(tree, monkeypatch, tmp_path):
     """An attendee edits a main.py and sweeps it: the records say so, that is all."""
     monkeypatch.setattr(records, "ASSETS", tree / "assets")
     assert records.clean(mark(tree, monkeypatch))
-    assert records.refusal(tree / "assets" / "weak.jsonl") is None
+    assert records.refusal(tree / "assets" / "records" / "weak.jsonl") is None
     (tree / "03_ddp" / "main.py").write_text("")
-    assert records.refusal(tree / "assets" / "weak.jsonl") and records.refusal(tree / "assets")
+    assert records.refusal(tree / "assets" / "records" / "weak.jsonl") and records.refusal(tree / "assets")
     assert records.refusal(tree / "weak.jsonl") is None and records.refusal(tmp_path) is None
 
 
@@ -138,18 +138,22 @@ def assets(tmp_path, monkeypatch):
             found = [json.loads(line) | {"git": "1234567"} for line in text.splitlines()]
             text = "".join(json.dumps(record) + "\n" for record in found)
         (tmp_path / path.name).write_text(text)
-    monkeypatch.setattr(records, "ASSETS", tmp_path)
+    monkeypatch.setattr(records, "RECORDS", tmp_path)
     return tmp_path
 
 
-SHOWN = {"weak.jsonl": [lambda: docs.table("weak"), figures.scaling, lambda: ready.needs("assets/weak.jsonl")],
-         "strong.jsonl": [lambda: docs.table("strong"), figures.scaling, lambda: ready.needs("assets/strong.jsonl")],
-         "batch.jsonl": [lambda: docs.table("batch"), figures.batch_size, lambda: ready.needs("assets/batch.jsonl")],
-         "zero.jsonl": [lambda: docs.table("zero", "bf16"), figures.zero, lambda: ready.needs("assets/zero.jsonl")],
+def needs(name):
+    ready.needs(f"assets/records/{name}")
+
+
+SHOWN = {"weak.jsonl": [lambda: docs.table("weak"), figures.scaling, lambda: needs("weak.jsonl")],
+         "strong.jsonl": [lambda: docs.table("strong"), figures.scaling, lambda: needs("strong.jsonl")],
+         "batch.jsonl": [lambda: docs.table("batch"), figures.batch_size, lambda: needs("batch.jsonl")],
+         "zero.jsonl": [lambda: docs.table("zero", "bf16"), figures.zero, lambda: needs("zero.jsonl")],
          "rounding.jsonl": [lambda: docs.table("rounding")],
          "demo.jsonl": [lambda: docs.table("demo")], "read_data.jsonl": [lambda: docs.table("read_data")],
-         "allreduce.jsonl": [lambda: ready.needs("assets/allreduce.jsonl")],
-         "step.jsonl": [lambda: ready.needs("assets/step.jsonl")],
+         "allreduce.jsonl": [lambda: needs("allreduce.jsonl")],
+         "step.jsonl": [lambda: needs("step.jsonl")],
          "bench.txt": [lambda: docs.bench(1)], "bench_horovod.txt": [lambda: docs.bench(5)],
          "bench_start.txt": [lambda: docs.bench(3)], "bench_deepspeed.txt": [lambda: docs.bench(8)]}
 
@@ -167,7 +171,8 @@ def test_what_is_not_of_a_commit_is_neither_drawn_nor_told(name, assets):
         head, _, rest = text.rpartition("1234567")  # of the last record
         (assets / name).write_text(f"{head}{bad}{rest}")
         for show in SHOWN[name]:
-            with pytest.raises(records.Unpublished, match=rf"^assets/{name}, (record \d+|first line): made by.*clean"):
+            said = rf"^assets/records/{name}, (record \d+|first line): made by.*clean"
+            with pytest.raises(records.Unpublished, match=said):
                 show()
 
 
@@ -176,23 +181,23 @@ def test_the_record_s_number_is_named_and_a_notebook_shows_the_line_alone(assets
     lines[2] = lines[2].replace("1234567", "1234567-dirty")
     (assets / "weak.jsonl").write_text("\n".join(lines))
     with pytest.raises(records.Unpublished) as problem:
-        ready.needs("assets/weak.jsonl")
+        needs("weak.jsonl")
     said, = problem.value._render_traceback_()
-    assert said.startswith("assets/weak.jsonl, record 3: made by 1234567-dirty")
+    assert said.startswith("assets/records/weak.jsonl, record 3: made by 1234567-dirty")
 
 
 def test_make_docs_refuses_with_one_line(tree):
     (tree / "README.md").write_text("<!-- table: weak -->\n")
-    (tree / "assets" / "weak.jsonl").write_text('{"git": "no-commit"}\n')
+    (tree / "assets" / "records" / "weak.jsonl").write_text('{"git": "no-commit"}\n')
     done = execute([sys.executable, "-m", "tools.pages.docs"], cwd=tree, timeout=100)
     assert done.code == 1 and len(done.err.splitlines()) == 1, done.err
-    assert done.err.startswith("README.md: assets/weak.jsonl, record 1: made by no-commit")
+    assert done.err.startswith("README.md: assets/records/weak.jsonl, record 1: made by no-commit")
 
 
 def test_the_figures_alone_refuse_with_one_line(assets, monkeypatch):
     (assets / "weak.jsonl").write_text('{"git": "no-commit"}\n')
     monkeypatch.setattr(figures, "FIGURES", {"scaling.png": figures.scaling})
-    with pytest.raises(SystemExit, match=r"^scaling.png: assets/weak.jsonl, record 1: made by no-commit"):
+    with pytest.raises(SystemExit, match=r"^scaling.png: assets/records/weak.jsonl, record 1: made by no-commit"):
         figures.main()
 
 

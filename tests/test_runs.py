@@ -14,7 +14,7 @@ import importlib, json, os, signal, sys
 from pathlib import Path
 name, folder, kill_at = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 program = importlib.import_module(f"tools.measuring.{name}")
-published = [json.loads(line) for line in open(f"assets/{dict(reading='read_data').get(name, name)}.jsonl")]
+published = [json.loads(line) for line in open(f"assets/records/{dict(reading='read_data').get(name, name)}.jsonl")]
 begun, study = folder / "begun", program.study
 
 def begin(run):
@@ -31,7 +31,6 @@ def do(plan, run):
 
 program.study = lambda path, plan, _: study(folder / path.name, plan, lambda **run: do(plan, run))
 program.refusal = lambda path: None
-program.FIGURE = folder / "figure.png"
 sys.argv = [name, *([str(folder)] if name == "demo" else [])]
 program.main()
 """
@@ -76,7 +75,7 @@ def test_a_killed_study_goes_on_where_it_was(program, tmp_path):
     else:
         assert len(begun) == 1 + len(set(begun))  # the one in which it was killed twice, the others once
         name = {"reading": "read_data"}.get(program, program)
-        assert lines(whole) == lines(ROOT / "assets" / f"{name}.jsonl")
+        assert lines(whole) == lines(ROOT / "assets" / "records" / f"{name}.jsonl")
 
 
 def test_what_another_commit_or_machine_has_done_is_not_gone_on_with(tmp_path, capsys):

@@ -152,7 +152,7 @@ def test_what_is_remarkable_is_flagged():
 @pytest.mark.parametrize("study", ["batch", "weak", "strong"])
 def test_the_command_under_a_figure_makes_its_records(study, monkeypatch):
     """Runs of the same settings as are recorded, each in three repeats or more, 30 timed steps each."""
-    path = f"assets/{study}.jsonl"
+    path = f"assets/records/{study}.jsonl"
     records = lines(ROOT / path)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", shlex.split(sweep.command_line(path).replace("\\\n", " "))[1:])

@@ -1,4 +1,4 @@
-"""Time the all-reduces of chapter 2 on 2, 3 and 4 ranks, in turn; the records go to assets/allreduce.jsonl."""
+"""Time the all-reduces of chapter 2 on 2, 3 and 4 ranks, in turn; the records go to assets/records/allreduce.jsonl."""
 
 import sys
 
@@ -8,7 +8,7 @@ from runs import study
 
 RANKS, RUNS = (2, 3, 4), 3
 REPEATS = 15  # of each size and algorithm within a run
-RECORDS = ROOT / "assets" / "allreduce.jsonl"
+RECORDS = ROOT / "assets" / "records" / "allreduce.jsonl"
 
 
 def measure(run, ranks):

@@ -15,7 +15,7 @@ import pandas
 import torch
 from launch import ROOT, launch, missing
 from matplotlib.figure import Figure
-from records import refusal
+from records import FIGURES, RECORDS, refusal
 from runs import study
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -103,7 +103,7 @@ def table(records):
                 index=False, na_rep="", formatters=dict(zip(columns.values(), formats))))
 
 
-def draw(records, path):
+def draw(records):
     """Throughput and test accuracy of each run, side by side."""
     labels = [f"{label(row)}, {row['ranks']} rank{'s' * (row['ranks'] > 1)}" for _, row in records.iterrows()]
     figure = Figure(figsize=(9, 1.2 + 0.32 * len(records)), layout="constrained")
@@ -119,7 +119,7 @@ def draw(records, path):
     figure.suptitle(f"Handwritten digits on the CPU of this machine ({records['cpus'].iloc[0]} cores, "
                     f"global batch {records['global_batch_size'].iloc[0]}, one thread a rank)\n"
                     "cnn, five epochs; chapter 5: a perceptron, one epoch", fontsize=10)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def main():
@@ -139,11 +139,12 @@ def main():
     records = study(results / "demo.jsonl", plan, partial(train, folder=first_rows))
     shutil.rmtree(first_rows)
     records = pandas.DataFrame(records)
-    draw(records, results / "demo.png")
+    figure = (FIGURES if results.resolve() == RECORDS else results) / "demo.png"
+    draw(records).savefig(figure, dpi=150)
     print("\n" + table(records))
     for chapter, reason in skipped.items():
         print(f"skipped: {chapter}: {reason}")
-    print(f"\nrecords: {os.path.relpath(results / 'demo.jsonl')}   figure: {os.path.relpath(results / 'demo.png')}")
+    print(f"\nrecords: {os.path.relpath(results / 'demo.jsonl')}   figure: {os.path.relpath(figure)}")
 
 
 if __name__ == "__main__":

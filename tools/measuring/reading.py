@@ -1,4 +1,4 @@
-"""The study of reading_data/: every way to read on 1, 2 and 4 ranks; records and figure go to assets/.
+"""The study of reading_data/: every way to read on 1, 2 and 4 ranks; the records go to assets/records/read_data.jsonl.
 
     python -m tools.measuring.reading
 """
@@ -16,7 +16,7 @@ from runs import study
 
 WAYS = ("files", "mpi-io", "mpi-io-default", "mpi-io-alone", "readers", "preloaded")
 RANKS, REPEATS = (1, 2, 4), 5
-RECORDS, FIGURE = ROOT / "assets" / "read_data.jsonl", ROOT / "assets" / "read_data.png"
+RECORDS = ROOT / "assets" / "records" / "read_data.jsonl"
 
 
 def table(records):
@@ -72,7 +72,6 @@ def main():
     records = pandas.DataFrame(study(RECORDS, plan, measure))
     if (records.groupby("ranks")["checksum"].nunique() > 1).any():
         raise RuntimeError(f"the ways did not deliver the same bytes:\n{records[['way', 'ranks', 'checksum']]}")
-    draw(records).savefig(FIGURE, dpi=150)
     print(f"{table(records)}\n\nOn each number of ranks all ways delivered the same bytes to the same ranks.")
 
 

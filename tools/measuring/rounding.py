@@ -1,4 +1,4 @@
-"""Show what Adam makes of rounding: fsdp.py on 1 and 2 ranks, as on several CPUs; records: assets/rounding.jsonl.
+"""Show what Adam makes of rounding: fsdp.py on 1 and 2 ranks, as on several CPUs. Records: rounding.jsonl.
 
     python -m tools.measuring.rounding
 
@@ -21,7 +21,7 @@ from tools.measuring.demo import FLAGS, PERCEPTRON, parameters
 
 NAMES, SEEDS = ("as it is", "AVX2", "SSE4.1"), (0, 1, 2)
 STEP = 0.002 * 64 / 256  # the learning rate for a global batch of 64, and the size of Adam's first step
-RECORDS = ROOT / "assets" / "rounding.jsonl"
+RECORDS = ROOT / "assets" / "records" / "rounding.jsonl"
 
 
 def compare(setting, seed, precision):

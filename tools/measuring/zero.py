@@ -1,4 +1,4 @@
-"""Count what each rank of chapter 5 holds, for every stage on 1, 2 and 4 ranks; the records go to assets/zero.jsonl."""
+"""Count what each rank of chapter 5 holds, for every stage on 1, 2 and 4 ranks. Records: assets/records/zero.jsonl."""
 
 import sys
 
@@ -9,7 +9,7 @@ from runs import study
 
 ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 STAGES = [("05_zero", stage) for stage in range(4)] + [("05_zero/fsdp.py", stage) for stage in (1, 3)]
-RECORDS = ROOT / "assets" / "zero.jsonl"
+RECORDS = ROOT / "assets" / "records" / "zero.jsonl"
 FLAGS = ("--device", "cpu", "--global-batch-size", 64, "--max-steps", 2)
 
 

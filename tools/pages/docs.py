@@ -6,13 +6,13 @@ A comment says what belongs into the fence behind it, which this program writes:
     <!-- hunk: WORDS | WORDS -->       hunks of the README's diff, each by words that stand in it and in no other
     <!-- output: CHAPTER RANKS FLAG... -->      what the chapter's main.py prints on so many ranks
     <!-- sample: PROGRAM RANKS FLAG... -->      the same for what no test compares, because it names the machine
-    <!-- table: NAME -->               the table of the records in assets/NAME.jsonl, by the program that wrote them
+    <!-- table: NAME -->               the table of assets/records/NAME.jsonl, by the program that wrote it
     <!-- table: zero PRECISION -->     of those with this precision
-    <!-- command: NAME -->             the command of submit/sweep.py that makes the records of assets/NAME.jsonl
+    <!-- command: NAME -->             the command of submit/sweep.py that makes assets/records/NAME.jsonl
     <!-- file: PATH -->                a file as it is
     <!-- faults -->                    (no fence) the table of the faults that submit/doctor.py names
     <!-- changes: OLD NEW | OLD NEW -->     how many lines were added and removed between files
-    <!-- bench: N -->                  section N of `make bench`, from assets/bench*.txt
+    <!-- bench: N -->                  section N of `make bench`, from assets/records/bench*.txt
 
 A chapter's README names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
 """
@@ -28,7 +28,7 @@ import doctor
 import pandas
 import sweep
 from launch import ROOT, command, environment
-from records import published, published_text
+from records import RECORDS, published, published_text
 
 from tools.measuring import demo, reading, rounding, zero
 from tools.pages import figures
@@ -86,19 +86,19 @@ def output(chapter, ranks, *flags):
 
 
 def table(name, precision=None):
-    """The table of the records in assets/NAME.jsonl, or of those with this precision."""
+    """The table of the records in assets/records/NAME.jsonl, or of those with this precision."""
     records = pandas.DataFrame(published(f"{name}.jsonl"))
     return TABLES[name].table(records if precision is None else records[records["precision"] == precision])
 
 
 def bench(number):
     """The machine's line and one section of the benchmark's output, from that of the files which has it."""
-    for path in (ROOT / "assets").glob("bench*.txt"):
+    for path in RECORDS.glob("bench*.txt"):
         head, *sections = published_text(path.name).strip().split("\n\n")
         for section in sections:
             if section.startswith(f"{number}. "):
                 return f"{head}\n\n{section}"
-    raise ValueError(f"no file of assets/ has section {number} of the benchmark")
+    raise ValueError(f"no file of assets/records/ has section {number} of the benchmark")
 
 
 def render(text, run=output):
@@ -126,7 +126,7 @@ def render(text, run=output):
             "hunk": lambda: ("diff", "\n".join(map(show, words.split(" | ")))),
             "output": lambda: ("", run(*words.split())),
             "sample": lambda: ("", run(*words.split())),
-            "command": lambda: ("", sweep.command_line(f"assets/{words}.jsonl")),
+            "command": lambda: ("", sweep.command_line(f"assets/records/{words}.jsonl")),
             "file": lambda: ("bash", (ROOT / words).read_text()),
             "table": lambda: ("", table(*words.split())),
             "bench": lambda: ("", bench(words)),

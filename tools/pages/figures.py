@@ -1,12 +1,14 @@
-"""Draw the figures of the READMEs into assets/: those of drawings.py, and the measured ones from the records there."""
+"""Draw the figures of the READMEs into assets/figures/: those of drawings.py, and those of the records."""
 
 import sys
 
 import pandas
 import sweep
 from matplotlib.figure import Figure
-from records import ASSETS, Unpublished, published
+from records import FIGURES as FOLDER
+from records import Unpublished, published
 
+from tools.measuring import demo, reading
 from tools.measuring.zero import ROLES, total
 from tools.pages.drawings import ABSENT, DRAWINGS
 
@@ -17,7 +19,7 @@ CHAPTERS = {"01_single_node": ("one process", "#000000"), "02_horovod/pytorch": 
 def zero():
     """What a rank of chapter 5 holds in bf16, bytes a parameter by stage and ranks: counted, and the formula as a line.
 
-    From assets/zero.jsonl, which tools/measuring/zero.py writes.
+    From assets/records/zero.jsonl, which tools/measuring/zero.py writes.
     """
     records = published("zero.jsonl")
     records = [found for found in records if found["precision"] == "bf16" and found["chapter"] == "05_zero"]
@@ -44,7 +46,7 @@ def zero():
 
 
 def measured(name):
-    """The records of assets/NAME.jsonl, their summary by sweep.py, and where they are from, as a line."""
+    """The records of assets/records/NAME.jsonl, their summary by sweep.py, and where they are from, as a line."""
     records = pandas.DataFrame(published(f"{name}.jsonl"))
     first, runs = records.iloc[0], records.groupby(["chapter", "ranks", "batch"]).size()
     return records, sweep.summary(records), (
@@ -60,7 +62,7 @@ def points(axis, rows, column, **style):
 
 
 def batch_size():
-    """Throughput of one rank by batch size. From assets/batch.jsonl, which submit/sweep.py writes."""
+    """Throughput of one rank by batch size. From assets/records/batch.jsonl, which submit/sweep.py writes."""
     _, found, where = measured("batch")
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axis = figure.subplots()
@@ -75,7 +77,7 @@ def batch_size():
 
 
 def scaling():
-    """Weak and strong scaling of DDP, Horovod and DeepSpeed. From assets/weak.jsonl and strong.jsonl, of sweep.py."""
+    """Weak and strong scaling of DDP, Horovod and DeepSpeed. From weak.jsonl and strong.jsonl, of sweep.py."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     for axis, (name, title) in zip(figure.subplots(1, 2), (("weak", "Weak scaling: {} images a rank"),
                                                            ("strong", "Strong scaling: {} images on all ranks"))):
@@ -98,15 +100,24 @@ def scaling():
     return figure
 
 
+def of_demo():
+    return demo.draw(pandas.DataFrame(published("demo.jsonl")))
+
+
+def of_reading():
+    return reading.draw(pandas.DataFrame(published("read_data.jsonl")))
+
+
 FIGURES = {f"{draw.__name__}.png": draw for draw in (*DRAWINGS, zero, batch_size, scaling)}
+FIGURES |= {"demo.png": of_demo, "read_data.png": of_reading}
 
 
 def main():
-    """Save every figure into assets/."""
-    ASSETS.mkdir(exist_ok=True)
+    """Save every figure into assets/figures/."""
+    FOLDER.mkdir(exist_ok=True)
     for name, draw in FIGURES.items():
         try:
-            draw().savefig(ASSETS / name, dpi=150)
+            draw().savefig(FOLDER / name, dpi=150)
         except Unpublished as problem:
             sys.exit(f"{name}: {problem}")
 

@@ -38,6 +38,6 @@ def needs(*files):
     for file in files:
         if not (ROOT / file).exists():
             raise NotReady(f"{file} is missing; in {ROOT}: git checkout {file}")
-        if file.startswith("assets/") and file.endswith(".jsonl"):
+        if file.startswith("assets/records/") and file.endswith(".jsonl"):
             published(Path(file).name)
     print("ready")
