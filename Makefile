@@ -3,7 +3,7 @@ SHELL := bash
 VENV ?= .venv
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cpus bench docs notebooks
+.PHONY: help setup demo test test-cpus mutants bench docs notebooks
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ test: setup ## prove it: every test, with real ranks
 
 test-cpus: setup ## the numeric core of the tests as on several CPUs: other instructions, one and two threads
 	@"$(VENV)/bin/python" -m tools.measuring.cpus
+
+mutants: setup ## some forty mistakes, one after the other: the tests have to notice each
+	@"$(VENV)/bin/python" tests/mutants.py
 
 bench: setup ## measure what loading, metrics and synchronisation cost
 	@"$(VENV)/bin/python" -m tools.measuring.bench

@@ -1,0 +1,173 @@
+"""Does the proof notice? Each mutant is this tree with one mistake in it; the tests named beside it have to fail.
+
+    make mutants                                    # all: some twenty minutes on two cores
+    python tests/mutants.py 03_ddp sweep            # those whose file or mistake has one of the words
+
+Every kind of mistake is here that the workshop warns of. A mutant that lives is a hole in the tests.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT = 600  # seconds: none of them hangs for ever
+
+
+class Mutant(NamedTuple):
+    mistake: str
+    file: str  # in a chapter: copies of it in other chapters get the same mistake
+    old: str  # stands there once
+    new: str
+    tests: str  # what pytest runs: a file and an expression for -k, which do not read the file's text
+
+
+MUTANTS = [
+    # Chapters: what is averaged, dealt out, counted
+    Mutant("gradients are not averaged", "03_ddp/main.py", "logits = ddp(", "logits = model(",
+           "test_equality.py fp64_after_every_epoch and 03_ddp-2"),
+    Mutant("gradients are summed", "03_ddp/main.py", "loss.backward()", "(loss * ranks).backward()",
+           "test_equality.py fp64_after_every_epoch and 03_ddp-2"),
+    Mutant("every epoch has one order", "03_ddp/main.py", "sampler.set_epoch(epoch)", "sampler.set_epoch(0)",
+           "test_equality.py fp64_after_every_epoch and 03_ddp-2"),
+    Mutant("all ranks get the same images", "03_ddp/main.py", "(train, ranks, rank,", "(train, ranks, 0,",
+           "test_data.py deals_out and 03_ddp"),
+    Mutant("every rank tests all images", "03_ddp/main.py", "range(rank, len(test), ranks)", "range(len(test))",
+           "test_equality.py evaluation_counts"),
+    Mutant("the loss is summed over ranks", "03_ddp/main.py", "        means /= ranks\n", "",
+           "test_launchers.py test_launcher and mpiexec"),
+    Mutant("rank 1 saves", "03_ddp/main.py", "args.checkpoint and rank == 0", "args.checkpoint and rank == 1",
+           "test_equality.py resume_reaches and 03_ddp"),
+    Mutant("a resumed epoch begins at its beginning", "03_ddp/main.py", "first = step % epoch_steps", "first = 0",
+           "test_equality.py resume_reaches and 03_ddp"),
+    Mutant("momentum is lost on resume", "03_ddp/main.py",
+           '            optimizer.load_state_dict(checkpoint["optimizer"])\n', "",
+           "test_equality.py resume_reaches and 03_ddp"),
+    Mutant("the learning rate does not follow the batch", "01_single_node/main.py", "args.global_batch_size / 256",
+           "64 / 256", "test_contract.py learning_rate and 01_single_node"),
+    Mutant("the warm-up begins at nothing", "01_single_node/main.py", "(step + 1) / warmup_steps",
+           "step / warmup_steps", "test_contract.py learning_rate and 01_single_node"),
+    Mutant("the seed is not heeded", "01_single_node/main.py", "manual_seed(args.seed + epoch)", "manual_seed(epoch)",
+           "test_contract.py seed_decides"),
+    Mutant("inputs are not standardised", "01_single_node/main.py", "(images.to(dtype) - mean) / std",
+           "images.to(dtype) / 255", "test_contract.py plain_pytorch or standardised"),
+    Mutant("Horovod wraps nothing", "02_horovod/pytorch/main.py",
+           "hvd.DistributedOptimizer(optimizer, model.named_parameters())", "optimizer",
+           "test_equality.py fp64_after_every_epoch and horovod/pytorch-2"),
+    Mutant("the tape is not wrapped", "02_horovod/tensorflow/main.py", "hvd.DistributedGradientTape(tape)", "tape",
+           "test_equality.py fp64_after_every_epoch and horovod/tensorflow-2"),
+    Mutant("TensorFlow's ranks share no images out", "02_horovod/tensorflow/main.py", "[rank::ranks]", "[::ranks]",
+           "test_data.py deals_out and tensorflow"),
+    Mutant("the ring adds one chunk too few", "02_horovod/ring_allreduce.py", "range(ranks - 1):  # reduce",
+           "range(ranks - 2):  # reduce",
+           "test_allreduce.py what_is_counted and 3"),
+    Mutant("DeepSpeed clips gradients", "04_deepspeed/ds_config.json", '"gradient_clipping": 0.0',
+           '"gradient_clipping": 0.1', "test_equality.py fp32_differs and 04_deepspeed-2"),
+    Mutant("accumulation is not heeded", "04_deepspeed/main.py", "parts = ranks * accumulation", "parts = ranks",
+           "test_deepspeed.py accumulated"),
+    Mutant("only rank 0 saves its part", "04_deepspeed/checkpoints.py",
+           '    engine.save_checkpoint(folder, place, {"training": training}, save_latest=False)\n',
+           '    if dist.get_rank() == 0:\n        Path(folder, place).mkdir(parents=True)\n',
+           "test_deepspeed.py resume_reaches"),
+    Mutant("ZeRO stays at stage 0", "05_zero/main.py", '{"stage": args.stage,', '{"stage": 0,',
+           "test_zero.py plain_training and 05_zero-3-2 or plain_training and 2-05_zero-3"),
+    Mutant("FSDP starts from other parameters", "05_zero/fsdp.py", "dist.broadcast(tensor.detach(), 0)",
+           "tensor.detach().mul_(1 + dist.get_rank() / 100)", "test_zero.py fsdp_in_fp64"),
+    Mutant("the formula forgets the moments", "05_zero/accounting.py", "moments * shared_by_all",
+           "shared_by_all",
+           "test_zero.py paper_s_example"),
+    # Launchers and ends
+    Mutant("the local rank is the rank", "01_single_node/ranks.py", 'return int(env["SLURM_LOCALID"])',
+           'return int(env["SLURM_PROCID"])', "test_launchers.py slurm_s_first_node or test_launcher or local_rank"),
+    Mutant("two steps of a job meet at one port", "01_single_node/ranks.py",
+           'int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])', 'int(env["SLURM_JOB_ID"])',
+           "test_launchers.py two_jobs"),
+    Mutant("an error on one rank lets the others wait", "01_single_node/ranks.py", "    sys.excepthook = end_all",
+           "    end_all", "test_mistakes.py error_on_one_rank and 03_ddp"),
+    Mutant("a mistake's code is 1", "01_single_node/ranks.py", "return 2 if message else 0",
+           "return 1 if message else 0", "test_mistakes.py test_mistake and 03_ddp"),
+    Mutant("every rank tells of a mistake", "01_single_node/ranks.py",
+           "if rank > 0 and (group() or not by_hand):", "if False:", "test_launchers.py one_speaks_for_all"),
+    Mutant("chapter 1 lets several ranks pass", "01_single_node/ranks.py", "if int(os.environ.get(size, 1)) > 1:",
+           "if int(os.environ.get(size, 1)) > 9:", "test_launchers.py chapter_1_refuses"),
+    Mutant("a batch that does not divide passes", "01_single_node/workshop.py",
+           "if args.global_batch_size % (ranks * accumulation):", "if False:",
+           "test_mistakes.py global_batch_has_to_divide and 03_ddp"),
+    Mutant("images/s of one rank alone", "01_single_node/workshop.py",
+           '"images_per_second": self.args.global_batch_size / step_time', '"images_per_second": '
+           "self.args.batch_size / step_time", "test_contract.py several_ranks and 03_ddp"),
+    # Cluster, measuring, pages
+    Mutant("a sweep begins again", "submit/sweep.py", 'if "failed" not in record}', "if False}",
+           "test_sweep.py killed_sweep"),
+    Mutant("a broken last line takes the next one along", "submit/runs.py",
+           'b"" if not file.tell() or file.read(1) == b"\\n" else b"\\n"', 'b""',
+           "test_runs.py goes_on_where_it_was and zero"),
+    Mutant("a study goes on with another commit's runs", "submit/runs.py",
+           'any(line["here"] != self.here for line in lines)', "False", "test_runs.py another_commit"),
+    Mutant("a dirty tree publishes", "submit/records.py", 'return head.stdout.strip() + ("-dirty" if changes.stdout '
+           'else "")', "return head.stdout.strip()", "test_records.py dirty"),
+    Mutant("flags of PBS are torn apart", "submit/site.sh", 'case "${PBS_O_WORKDIR:+${FLAGS:-}}" in', 'case "" in',
+           "test_slurm.py tear_apart"),
+    Mutant("readers scatter one rank's images to all", "reading_data/read_data.py", "order[member, step], batch)",
+           "order[0, step], batch)", "test_read_data.py same_bytes and 2"),
+    Mutant("a stale page", "03_ddp/README.md", "-    refuse_ranks()\n", "-    refuse_rank()\n",
+           "test_repository.py readme_is_fresh and 03_ddp/README"),
+    Mutant("copies drift", "05_zero/ranks.py", "One answer under", "An answer under", "test_repository.py copies"),
+    Mutant("tools are used on a cluster", "submit/check.py", "import argparse\n", "import argparse\nimport tools\n",
+           "test_repository.py arrows"),
+]
+
+
+def plant(mutant, tree):
+    """Put the mistake into a copy of the tree, and into the copies of its file that had the same text."""
+    path = tree / mutant.file
+    before = path.read_text()
+    if before.count(mutant.old) != 1:
+        sys.exit(f"{mutant.mistake}: {mutant.old!r} stands {before.count(mutant.old)} times in {mutant.file}")
+    after = before.replace(mutant.old, mutant.new)
+    for copy in [path] if mutant.mistake == "copies drift" else tree.glob(f"[0-9]*/**/{path.name}"):
+        if copy.read_text() == before:
+            copy.write_text(after)
+    path.write_text(after)
+
+
+def noticed(mutant):
+    """The first test that fails on the mutant, or None."""
+    file, _, words = mutant.tests.partition(" ")
+    with tempfile.TemporaryDirectory() as folder:
+        listed = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout
+        for name in listed.splitlines():
+            if (ROOT / name).is_file():
+                Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, Path(folder, name))
+        plant(mutant, Path(folder))
+        done = subprocess.run([sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/{file}",
+                               "-k", words], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
+    if done.returncode not in (0, 1):  # nothing was collected, or pytest itself failed
+        sys.exit(f"{mutant.mistake}: pytest {mutant.tests} ended with {done.returncode}:\n{done.stdout[-2000:]}")
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
+    return found[1] if found else None
+
+
+def main():
+    words = sys.argv[1:]
+    chosen = [mutant for mutant in MUTANTS
+              if not words or any(word in mutant.file or word in mutant.mistake for word in words)]
+    living = 0
+    for mutant in chosen:
+        started = time.monotonic()
+        test = noticed(mutant)
+        living += test is None
+        print(f"{mutant.file}: {mutant.mistake}: {test or 'NOT NOTICED'} ({time.monotonic() - started:.0f} s)",
+              flush=True)
+    print(f"{len(chosen) - living} of {len(chosen)} mutants were noticed")
+    sys.exit(bool(living))
+
+
+if __name__ == "__main__":
+    main()
