@@ -236,8 +236,8 @@ def test_every_anchor_of_the_readmes_is_a_heading():
 
 def test_every_command_of_make_is_in_its_help():
     done = execute(["make", "help"], cwd=ROOT)
-    assert re.findall(r"^make (\S+)", done.out, re.M) == ["help", "setup", "demo", "test", "test-cpus", "bench", "docs",
-                                                           "notebooks"]
+    assert re.findall(r"^make (\S+)", done.out, re.M) == ["help", "setup", "demo", "test", "test-cpus", "mutants",
+                                                           "bench", "docs", "notebooks"]
 
 
 def test_all_that_is_installed_is_pinned_in_one_place():

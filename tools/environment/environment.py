@@ -20,7 +20,7 @@ import lock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REQUIREMENTS = ROOT / "requirements.txt"
-RECIPE = 1  # one more whenever the steps below come to make another environment from the same pins
+RECIPE = 2  # one more whenever the steps below come to make another environment from the same pins
 
 STAMP, UNFINISHED = ".workshop-ready", "unfinished"  # what the environment is made of; or its first line, meanwhile
 LOCK = ".workshop-lock"
