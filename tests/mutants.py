@@ -52,8 +52,8 @@ MUTANTS = [
            "64 / 256", "test_contract.py learning_rate and 01_single_node"),
     Mutant("the warm-up begins at nothing", "01_single_node/main.py", "(step + 1) / warmup_steps",
            "step / warmup_steps", "test_contract.py learning_rate and 01_single_node"),
-    Mutant("the seed is not heeded", "01_single_node/main.py", "manual_seed(args.seed + epoch)", "manual_seed(epoch)",
-           "test_contract.py seed_decides"),
+    Mutant("the order does not follow the seed", "01_single_node/main.py", "manual_seed(args.seed + epoch)",
+           "manual_seed(epoch)", "test_data.py as_the_seed_says"),
     Mutant("inputs are not standardised", "01_single_node/main.py", "(images.to(dtype) - mean) / std",
            "images.to(dtype) / 255", "test_contract.py plain_pytorch or standardised"),
     Mutant("Horovod wraps nothing", "02_horovod/pytorch/main.py",
@@ -106,7 +106,7 @@ MUTANTS = [
            "test_sweep.py killed_sweep"),
     Mutant("a broken last line takes the next one along", "submit/runs.py",
            'b"" if not file.tell() or file.read(1) == b"\\n" else b"\\n"', 'b""',
-           "test_runs.py goes_on_where_it_was and zero"),
+           "test_runs.py cut_off"),
     Mutant("a study goes on with another commit's runs", "submit/runs.py",
            'any(line["here"] != self.here for line in lines)', "False", "test_runs.py another_commit"),
     Mutant("a dirty tree publishes", "submit/records.py", 'return head.stdout.strip() + ("-dirty" if changes.stdout '
@@ -117,7 +117,7 @@ MUTANTS = [
            "order[0, step], batch)", "test_read_data.py same_bytes and 2"),
     Mutant("a stale page", "03_ddp/README.md", "-    refuse_ranks()\n", "-    refuse_rank()\n",
            "test_repository.py readme_is_fresh and 03_ddp/README"),
-    Mutant("copies drift", "05_zero/ranks.py", "One answer under", "An answer under", "test_repository.py copies"),
+    Mutant("copies drift", "05_zero/ranks.py", "One answer under", "An answer under", "test_repository.py to_the_byte"),
     Mutant("tools are used on a cluster", "submit/check.py", "import argparse\n", "import argparse\nimport tools\n",
            "test_repository.py arrows"),
 ]

@@ -38,10 +38,13 @@ def test_each_epoch_deals_out_all_images_but_a_tail(chapter, ranks, batch, tmp_p
     assert len(set(tails)) == len(set(orders)) == epochs  # another tail and another order each time
 
 
-def test_one_rank_deals_as_chapter_1_does(tmp_path):
-    for name in "01_single_node", "03_ddp":
-        assert observe(name, 1, tmp_path / name, "--epochs", 2).code == 0
-    assert lines(tmp_path / "01_single_node" / "batches.0") == lines(tmp_path / "03_ddp" / "batches.0")
+def test_one_rank_deals_as_chapter_1_does_and_as_the_seed_says(tmp_path):
+    dealt = {}
+    for name, seed in ("01_single_node", 0), ("03_ddp", 0), ("01_single_node", 1), ("03_ddp", 1):
+        folder = tmp_path / f"{name}-{seed}"
+        assert observe(name, 1, folder, "--epochs", 2, "--seed", seed, launcher=False).code == 0
+        dealt[name, seed] = lines(folder / "batches.0")
+    assert dealt["01_single_node", 0] == dealt["03_ddp", 0] != dealt["01_single_node", 1] == dealt["03_ddp", 1]
 
 
 def write_mnist(folder, train=300, test=50):

@@ -88,6 +88,13 @@ def test_what_another_commit_or_machine_has_done_is_not_gone_on_with(tmp_path, c
     assert "begun again" in capsys.readouterr().err
 
 
+def test_a_line_that_was_cut_off_takes_no_other_along(tmp_path):
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"a": 1}\n{"a": ')
+    runs.append(path, {"a": 3})
+    assert runs.read(path) == [{"a": 1}, {"a": 3}]
+
+
 def test_a_run_that_fails_ends_the_study_with_what_it_printed(tmp_path):
     source = ("import sys; sys.path.append('submit'); import runs, subprocess; "
               "runs.study(sys.argv[1], [{'n': 7}], lambda n: "
