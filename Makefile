@@ -30,8 +30,8 @@ mutants: setup ## some forty mistakes, one after the other: the tests have to no
 bench: setup ## measure what loading, metrics and synchronisation cost
 	@"$(VENV)/bin/python" -m tools.measuring.bench
 
-docs: setup ## write the diffs into the READMEs again and draw their figures
-	@"$(VENV)/bin/python" -m tools.pages.docs
+docs: setup ## write diffs and tables into the pages again, and draw their figures (ONLY=03_ddp: of these pages)
+	@"$(VENV)/bin/python" -m tools.pages.docs $(if $(ONLY),--only "$(ONLY)")
 
 notebooks: setup ## run the notebooks from top to bottom and store what they show
 	@"$(VENV)/bin/python" -m tools.pages.notebooks

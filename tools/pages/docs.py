@@ -4,7 +4,7 @@ A comment says what belongs into the fence behind it, which this program writes:
 
     <!-- lesson: PATH | WORDS | WORDS -->      the lines of a file that matter, each by words that stand in it alone
     <!-- hunk: WORDS | WORDS -->       hunks of the README's diff, each by words that stand in it and in no other
-    <!-- output: CHAPTER RANKS FLAG... -->      what the chapter's main.py prints on so many ranks
+    <!-- output: CHAPTER RANKS FLAG... -->      what the chapter's main.py printed on so many ranks, as recorded
     <!-- sample: PROGRAM RANKS FLAG... -->      the same for what no test compares, because it names the machine
     <!-- table: NAME -->               the table of assets/records/NAME.jsonl, by the program that wrote it
     <!-- table: zero PRECISION -->     of those with this precision
@@ -17,9 +17,9 @@ A comment says what belongs into the fence behind it, which this program writes:
 A chapter's README names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
 """
 
+import argparse
 import difflib
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -27,7 +27,7 @@ from pathlib import Path
 import doctor
 import pandas
 import sweep
-from launch import ROOT, command, environment
+from launch import ROOT
 from records import RECORDS, published, published_text
 
 from tools.measuring import demo, reading, rounding, zero
@@ -79,10 +79,20 @@ def lesson(path, *words):
     return textwrap.dedent("\n".join(text[number] for number in sorted(chosen)))
 
 
-def output(chapter, ranks, *flags):
-    """What a run prints."""
-    return subprocess.run(command(chapter, int(ranks), *flags), env=environment(), check=True, text=True, timeout=600,
-                          stdin=subprocess.DEVNULL, capture_output=True).stdout.strip()
+def outputs():
+    """The words of all fences that show what a run prints, each once, in the order of the pages."""
+    found = [match[2] for path in readmes() for match in FENCE.finditer(path.read_text())
+             if match[1] in ("output", "sample")]
+    return list(dict.fromkeys(found))
+
+
+def recorded(*words):
+    """What a run printed, from assets/records/outputs.jsonl."""
+    texts = {record["words"]: record["text"] for record in published("outputs.jsonl")}
+    words = " ".join(words)
+    if words not in texts:
+        raise ValueError(f"no record of what {words!r} prints: python -m tools.measuring.outputs")
+    return texts[words]
 
 
 def table(name, precision=None):
@@ -101,8 +111,8 @@ def bench(number):
     raise ValueError(f"no file of assets/records/ has section {number} of the benchmark")
 
 
-def render(text, run=output):
-    """The README's text with every fence written anew; `run` gives what output() does.
+def render(text, run=recorded):
+    """The README's text with every fence written anew; `run` gives what recorded() does.
 
     Raises ValueError for words that stand in no hunk or in several, and for a hunk that is shown twice or not at all.
     """
@@ -152,16 +162,32 @@ def copies():
             yield ROOT / name, ROOT / folder / Path(name).name
 
 
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="the pages whose names begin so, as 03_ddp; no figures")
+    return parser.parse_args()
+
+
 def main():
     for master, copy in copies():
-        copy.write_bytes(master.read_bytes())
+        if copy.read_bytes() != master.read_bytes():
+            copy.write_bytes(master.read_bytes())
+            print("copied:", copy.relative_to(ROOT))
+    only = parse_args().only
     for path in readmes():
+        name = str(path.relative_to(ROOT))
+        if only and not name.startswith(only.rstrip("/")):
+            continue
+        text = path.read_text()
         try:
-            path.write_text(render(path.read_text()))
+            new = render(text)
         except ValueError as problem:
-            sys.exit(f"{path.relative_to(ROOT)}: {problem}")
-        print("written:", path.relative_to(ROOT))
-    figures.main()
+            sys.exit(f"{name}: {problem}")
+        if new != text:
+            path.write_text(new)
+            print("written:", name)
+    if not only:
+        figures.main()
 
 
 if __name__ == "__main__":
