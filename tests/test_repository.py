@@ -9,7 +9,7 @@ from itertools import combinations
 import environment
 import pytest
 from conftest import ROOT, chapters, execute, lines, main_files
-from launch import missing
+from launch import command, missing
 from test_contract import RECORD, check
 from tolerances import ADAM_FP64, FP64, close
 
@@ -311,6 +311,6 @@ def test_demo_says_why_a_chapter_is_skipped(tmp_path, monkeypatch, capsys):
 
 @chapters("02_horovod/tensorflow")
 def test_keras_fit_trains_apart_and_the_tape_does_not(chapter):
-    done = execute(docs.command("02_horovod/tensorflow/keras_trap.py", 2))
+    done = execute(command("02_horovod/tensorflow/keras_trap.py", 2))
     differences = dict(re.findall(r"^(\w+) *: .* (\S+)$", done.out, re.M))
     assert float(differences["with_fit"]) > 0 and float(differences["with_tape"]) == 0, done.out + done.err
