@@ -2,10 +2,11 @@
 
     records = study("assets/records/zero.jsonl", [{"chapter": "05_zero", "ranks": 2}, ...], launch)
 
-Until all are done they are in that name with .part behind it. What is there of another commit or another machine is not
-gone on with.
+Until all are done they are in that name with .part behind it. What is there of other code, another commit or another
+machine is not gone on with.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launch import machine
+from launch import ROOT, machine
 from tqdm import tqdm
 
 SAME = ("git", "host", "processor", "cpus", "torch")  # of the runs of one study
@@ -46,15 +47,23 @@ def end_with_the_study():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
+def code():
+    """SHA-256 of what a study runs: a commit does not tell one dirty tree from another."""
+    paths = [path for room in ("[0-9]*", "reading_data", "submit", "tools") for path in ROOT.glob(f"{room}/**/*")
+             if path.suffix in (".py", ".sh", ".json", ".slurm", ".pbs")]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sorted(paths))).hexdigest()
+
+
 class Runs:
     """The runs of one study, in a file of their own: a line has what was run, with what, and what came of it."""
 
     def __init__(self, path):
         found = machine()
         self.path, self.here, self.results = Path(path), {name: found.get(name) for name in SAME}, []
+        self.here["code"] = code()
         lines = read(self.path)
         if any(line["here"] != self.here for line in lines):
-            print(f"{self.path} is of another commit or machine: begun again", file=sys.stderr)
+            print(f"{self.path} is of other code or another machine: begun again", file=sys.stderr)
             self.path.unlink()
             lines = []
         self.done = {json.dumps(line["run"]): line["result"] for line in lines}
@@ -70,9 +79,13 @@ class Runs:
         self.results.append(self.done[key])
         return self.done[key]
 
+    def records(self):
+        """What the runs returned, one record or several each, in one list."""
+        return [record for result in self.results for record in (result if isinstance(result, list) else [result])]
+
     def publish(self, path):
         """Put all records into a file, a line each, at once, and forget the runs. Returns the records."""
-        records = [record for result in self.results for record in (result if isinstance(result, list) else [result])]
+        records = self.records()
         whole = self.path.with_suffix(".whole")
         whole.write_text("".join(json.dumps(record) + "\n" for record in records))
         os.replace(whole, path)
@@ -80,23 +93,24 @@ class Runs:
         return records
 
 
-def study(path, plan, do):
+def study(path, plan, do, check=lambda records: None):
     """Do the runs of a plan, dicts that differ, in its order, each by do(**run), which returns its record, or several.
 
-    Writes the records into the file when all are there, and returns them. Where a run fails, what it printed ends the
-    program.
+    Writes the records into the file when all are there and check(records) has not raised, and returns them. Where a run
+    fails, what it printed ends the program.
     """
     end_with_the_study()
     runs = Runs(f"{path}.part")
     with tqdm(plan, unit="run", disable=None) as bar:
         for run in bar:
-            name = ", ".join(str(value) for value in run.values())
+            name = ", ".join(str(value) for value in run.values() if value != "")
             bar.set_description(name)
             try:
                 runs.once(run, lambda run=run: do(**run))
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
                 bar.close()
                 sys.exit(f"{name}: {said(problem)}")
+    check(runs.records())
     return runs.publish(path)
 
 

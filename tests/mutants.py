@@ -107,8 +107,8 @@ MUTANTS = [
     Mutant("a broken last line takes the next one along", "submit/runs.py",
            'b"" if not file.tell() or file.read(1) == b"\\n" else b"\\n"', 'b""',
            "test_runs.py cut_off"),
-    Mutant("a study goes on with another commit's runs", "submit/runs.py",
-           'any(line["here"] != self.here for line in lines)', "False", "test_runs.py another_commit"),
+    Mutant("a study goes on with other code's runs", "submit/runs.py",
+           'any(line["here"] != self.here for line in lines)', "False", "test_runs.py other_code"),
     Mutant("a dirty tree publishes", "submit/records.py", 'return head.stdout.strip() + ("-dirty" if changes.stdout '
            'else "")', "return head.stdout.strip()", "test_records.py dirty"),
     Mutant("flags of PBS are torn apart", "submit/site.sh", 'case "${PBS_O_WORKDIR:+${FLAGS:-}}" in', 'case "" in',

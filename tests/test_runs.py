@@ -7,6 +7,8 @@ import pytest
 import runs
 from conftest import ROOT, execute, lines
 
+from tools.measuring import reading
+
 PROGRAMS = ("zero", "rounding", "allreduce", "reading", "demo")
 # A study whose runs return what is published, and which is killed in one of them; notes each run that it begins.
 KILLED = """
@@ -29,7 +31,7 @@ def do(plan, run):
     found = published[plan.index(run) * each:][:each]
     return found if each > 1 else found[0]
 
-program.study = lambda path, plan, _: study(folder / path.name, plan, lambda **run: do(plan, run))
+program.study = lambda path, plan, _, *check: study(folder / path.name, plan, lambda **run: do(plan, run), *check)
 program.refusal = lambda path: None
 sys.argv = [name, *([str(folder)] if name == "demo" else [])]
 program.main()
@@ -78,14 +80,28 @@ def test_a_killed_study_goes_on_where_it_was(program, tmp_path):
         assert lines(whole) == lines(ROOT / "assets" / "records" / f"{name}.jsonl")
 
 
-def test_what_another_commit_or_machine_has_done_is_not_gone_on_with(tmp_path, capsys):
+def test_what_other_code_or_another_machine_has_done_is_not_gone_on_with(tmp_path, capsys):
     first = runs.Runs(tmp_path / "r.part")
     assert first.once({"a": 1}, lambda: {"b": 2}) == {"b": 2}
     assert runs.Runs(tmp_path / "r.part").once({"a": 1}, lambda: 1 / 0) == {"b": 2}
-    text = (tmp_path / "r.part").read_text()
-    (tmp_path / "r.part").write_text(text.replace(json.dumps(first.here["git"]), '"1234567"'))
-    assert runs.Runs(tmp_path / "r.part").once({"a": 1}, lambda: {"b": 3}) == {"b": 3}
-    assert "begun again" in capsys.readouterr().err
+    line, = lines(tmp_path / "r.part")
+    for number, name in enumerate(first.here):  # the commit, the machine, the code itself
+        (tmp_path / "r.part").write_text(json.dumps(line | {"here": line["here"] | {name: "another"}}))
+        assert runs.Runs(tmp_path / "r.part").once({"a": 1}, lambda number=number: number) == number
+        assert "begun again" in capsys.readouterr().err
+
+
+def test_a_study_whose_check_fails_publishes_nothing_and_keeps_its_runs(tmp_path):
+    def check(records):
+        raise RuntimeError(records)
+
+    (tmp_path / "r.jsonl").write_text("before\n")
+    with pytest.raises(RuntimeError):
+        runs.study(tmp_path / "r.jsonl", [{"a": 1}], lambda a: {"a": a}, check)
+    assert (tmp_path / "r.jsonl").read_text() == "before\n" and len(lines(tmp_path / "r.jsonl.part")) == 1
+    assert reading.check([{"ranks": 1, "checksum": "a", "way": "x"}] * 2) is None
+    with pytest.raises(RuntimeError, match="not deliver the same bytes"):
+        reading.check([{"ranks": 1, "checksum": name, "way": "x"} for name in "ab"])
 
 
 def test_a_line_that_was_cut_off_takes_no_other_along(tmp_path):

@@ -16,6 +16,7 @@ from runs import study
 
 WAYS = ("files", "mpi-io", "mpi-io-default", "mpi-io-alone", "readers", "preloaded")
 RANKS, REPEATS = (1, 2, 4), 5
+STEP = 64  # images a step on each rank
 RECORDS = ROOT / "assets" / "records" / "read_data.jsonl"
 
 
@@ -54,6 +55,18 @@ def draw(records):
     return figure
 
 
+def measure(way, ranks, repeat, folder, images, seed):
+    return launch("reading_data/read_data.py", ranks, "--way", way, "--folder", folder, "--images", images,
+                  "--seed", seed)
+
+
+def check(records):
+    """Raise RuntimeError where two ways delivered other bytes on as many ranks."""
+    found = pandas.DataFrame(records)
+    if (found.groupby("ranks")["checksum"].nunique() > 1).any():
+        raise RuntimeError(f"the ways did not deliver the same bytes:\n{found[['way', 'ranks', 'checksum']]}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "reading_data" / "data", help="on the disk to measure")
@@ -63,15 +76,12 @@ def main():
     if reason := refusal(RECORDS):
         sys.exit(f"reading.py: {reason}")
 
-    def measure(way, ranks, repeat):
-        return launch("reading_data/read_data.py", ranks, "--way", way, "--folder", args.folder,
-                      "--images", args.images, "--seed", args.seed)
-
-    plan = [{"way": way, "ranks": ranks, "repeat": repeat}
+    if args.images % (STEP * max(RANKS)):
+        sys.exit(f"reading.py: --images: take a multiple of {STEP * max(RANKS)}")
+    data = {"folder": str(args.folder), "images": args.images, "seed": args.seed}
+    plan = [{"way": way, "ranks": ranks, "repeat": repeat, **data}
             for repeat in range(REPEATS) for ranks in RANKS for way in WAYS]
-    records = pandas.DataFrame(study(RECORDS, plan, measure))
-    if (records.groupby("ranks")["checksum"].nunique() > 1).any():
-        raise RuntimeError(f"the ways did not deliver the same bytes:\n{records[['way', 'ranks', 'checksum']]}")
+    records = pandas.DataFrame(study(RECORDS, plan, measure, check))
     print(f"{table(records)}\n\nOn each number of ranks all ways delivered the same bytes to the same ranks.")
 
 
