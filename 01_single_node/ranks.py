@@ -62,6 +62,8 @@ def find_ranks():
             local_rank, host, port = 0, "127.0.0.1", free_port()
         values = rank, ranks, local_rank, host, port
         os.environ.update({name: str(value) for name, value in zip(TORCHRUN, values)})
+    if "torch" in sys.modules:  # loaded by DDP, its functions would hold the process group for ever
+        import torch.distributed.nn  # noqa: F401
     return rank, ranks, int(os.environ["LOCAL_RANK"])
 
 
@@ -174,7 +176,7 @@ def run(main):
             code = end_by_mistake(f"no meeting at {place}: start all, on a free MASTER_PORT")
         else:
             raise
-    if group():  # before Python ends, and after DDP: gloo's threads abort if they outlive it
+    if group():  # before Python ends, and after DDP: gloo's threads may abort if they outlive it
         gc.collect()
         group().destroy_process_group()
     sys.exit(code)

@@ -112,3 +112,15 @@ def test_every_added_line_is_marked_and_no_other():
     assert 12 <= len(added) <= 20
     ordinary = "\n".join(before)
     assert not [word for word in (MARK, "ranks", "workshop", "distributed") if word in ordinary]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for threads in /proc")
+def test_no_thread_of_gloo_outlives_its_process_group(tmp_path):
+    """One that does asks for the interpreter's lock, now and then when there is no interpreter any more: SIGABRT."""
+    look = ("import atexit, glob\n"
+            "atexit.register(lambda: print('threads:', *(open(path).read() for path in "
+            "glob.glob('/proc/self/task/*/comm'))))\n")
+    script = copy(AFTER, tmp_path, ("import torch\n", f"import torch\n{look}"))
+    done = execute([BIN / "torchrun", "--nproc-per-node", 2, script], timeout=120)
+    threads = done.out.partition("threads:")[2]
+    assert done.code == 0 and "python" in threads and "gloo" not in threads, (done.out, done.err)
