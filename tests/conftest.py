@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,8 @@ from launch import ROOT, command, missing
 from tools.measuring.demo import parameters  # noqa: F401  the tests import it from here
 
 BIN = Path(sys.executable).parent
-OBSERVED = Path(__file__).with_name("observed.py")
+PROGRAMS = Path(__file__).with_name("programs")
+OBSERVED = PROGRAMS / "observed.py"
 ON = {"01_single_node": 1, "01_single_node/main_tf.py": 1, "02_horovod/pytorch": 2, "02_horovod/tensorflow": 2,
       "03_ddp": 2, "04_deepspeed": 2}  # the chapters, and on how many ranks to try each
 NO_NETWORK = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
@@ -71,9 +71,13 @@ def side_by_side(*starts, timeout=120):
     return [(process.returncode, text) for process, text in zip(processes, printed)]
 
 
-def run(chapter, ranks, *flags, **options):
-    """Run a chapter's main.py, as execute() does."""
-    return execute(command(chapter, ranks, *flags), **options)
+def run(chapter, ranks, *flags, launcher=False, timeout=300, env=None, cwd=None):
+    """Run a chapter's main.py. Its ranks are forked, or started as an attendee starts them. Returns as execute()."""
+    words = command(chapter, ranks, *flags)
+    if launcher:
+        return execute(words, timeout, env, cwd)
+    return forked.run(words[words.index(sys.executable) + 1:], ranks, environment() | NO_NETWORK | (env or {}), timeout,
+                      cwd)
 
 
 def record(chapter, ranks, *flags, folder, **options):
@@ -85,51 +89,29 @@ def record(chapter, ranks, *flags, folder, **options):
     return json.loads(results.read_text())
 
 
-IN_TURN = """
-import importlib.util, json, os, sys
-sys.path[0] = os.path.dirname(sys.argv[1])
-spec = importlib.util.spec_from_file_location("chapter", sys.argv[1])
-chapter = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(chapter)
-for flags in json.loads(sys.argv[2]):
-    sys.argv[1:] = flags.split()
-    end = None
-    try:
-        chapter.main()
-    except SystemExit as problem:
-        end = problem.code
-    print("end:", json.dumps(end), file=sys.stderr)
-"""
-
-
 def in_one_process(chapter, rows, **options):
     """Run a chapter's main() on one rank with each row of flags in turn: importing a framework takes the time.
 
     Returns all that was printed, and for each row what it exited with, or None.
     """
-    done = execute([sys.executable, "-c", IN_TURN, command(chapter, 1)[-1], json.dumps(rows)], **options)
+    done = forked.run([PROGRAMS / "in_turn.py", command(chapter, 1)[-1], json.dumps(rows)], 1,
+                      environment() | NO_NETWORK, **options)
     answers = [json.loads(line[5:]) for line in done.err.splitlines() if line.startswith("end: ")]
     assert len(answers) == len(rows), done.err
     return done.out, answers
 
 
-def forks(main):
-    """Whether the ranks of a main.py may be forked: TensorFlow has threads that do not survive it, Horovod an MPI."""
-    main = ROOT / main if str(main).endswith(".py") else ROOT / main / "main.py"
-    return not re.search("import (tensorflow|horovod)", main.read_text())
-
-
-def observe(main, ranks, folder, *flags, env=None, launcher=True, timeout=300):
+def observe(main, ranks, folder, *flags, env=None, launcher=False, timeout=300):
     """Run a chapter, or a changed copy of its main.py, under observed.py, which leaves what it saw in the folder.
 
-    Without a launcher the ranks are forked where they can be. Returns what execute() does.
+    The ranks are forked, or started by a launcher. Returns what execute() does.
     """
     folder.mkdir(exist_ok=True)
     words = command(str(main), ranks, *flags)  # [mpiexec -n N] python MAIN FLAGS
     place = words.index(sys.executable) + 1
-    if not launcher and forks(main):
-        return forked.run([OBSERVED, folder, *words[place:]], ranks, environment() | (env or {}), timeout)
-    return execute([*words[:place], OBSERVED, folder, *words[place:]], timeout, env=env)
+    if launcher:
+        return execute([*words[:place], OBSERVED, folder, *words[place:]], timeout, env=env)
+    return forked.run([OBSERVED, folder, *words[place:]], ranks, environment() | NO_NETWORK | (env or {}), timeout)
 
 
 def lines(path):

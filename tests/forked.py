@@ -1,25 +1,27 @@
 """Ranks without a launcher: forked from a process that has imported the frameworks, so that a run costs what it does.
 
-Each rank runs a chapter's file as __main__, with the variables that torchrun sets. For tests in which the launcher is
-not what is tested; Horovod's ranks need theirs.
+Each rank runs a chapter's file as __main__, with the variables that torchrun sets, or horovodrun --gloo. For tests in
+which the launcher is not what is tested.
 """
 
+import atexit
 import contextlib
-import multiprocessing
+import functools
+import json
 import os
 import random
-import runpy
 import socket
+import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
-FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload([  # what the chapters import, and what that imports at the first step
-    "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch._dynamo", "tqdm", "deepspeed",
-    "deepspeed.runtime.zero.muon.muon_optimizer"])
+PROGRAMS = Path(__file__).with_name("programs")
+TORCH = ("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.distributed.nn", "torch._dynamo",
+         "torchvision", "tqdm", "sklearn.datasets", "deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer")
+TENSORFLOW = "tensorflow", "keras", "tqdm", "psutil", "cloudpickle"
+BEFORE_IMPORT = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}  # as the lessons
 
 
 def free_port():
@@ -29,42 +31,61 @@ def free_port():
             return server.getsockname()[1]
 
 
-def rank_main(words, env, printed):
-    """What a rank does: the words of a python command, its output into two files."""
-    os.environ.update(env)
-    for number, path in zip((1, 2), printed):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
-    sys.argv = words
-    sys.path.insert(0, str(Path(words[0]).parent))  # as python does
-    runpy.run_path(words[0], run_name="__main__")
+@functools.cache
+def server(*modules):
+    """A fork server that has imported these modules, the same for all tests of this process."""
+    process = subprocess.Popen([sys.executable, PROGRAMS / "fork_server.py", *modules], text=True, cwd="/",
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                               env=os.environ | BEFORE_IMPORT)
+    atexit.register(process.kill)
+    return process
 
 
-def run(words, ranks, env, timeout=300):
-    """Run `python WORDS` on so many ranks. Returns the worst code, and what they printed; a hang is an error."""
+def horovods_variables(ranks):
+    """What horovodrun --gloo sets for each rank, and the server at which they meet, which has to be stopped."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
+    meeting = RendezvousServer()
+    port = meeting.start()
+    plan = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
+    meeting.init(plan)
+    common = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "lo",
+              "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
+    names = "hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"
+    return [common | {f"HOROVOD_{name.upper()}": getattr(slot, name) for name in names} for slot in plan], meeting
+
+
+def torchruns_variables(ranks):
+    """What torchrun sets for each rank."""
     port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        processes = []
-        for rank in range(ranks):
-            variables = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1",
-                         "MASTER_PORT": port}
-            place = {name: str(value) for name, value in variables.items()}
-            printed = [f"{folder}/{rank}.out", f"{folder}/{rank}.err"]
-            processes.append(FORK.Process(target=rank_main, args=([str(word) for word in words], env | place, printed)))
-            processes[-1].start()
-        deadline = time.monotonic() + timeout
-        try:
-            while any(process.is_alive() for process in processes):
-                if any(process.exitcode for process in processes):  # one has failed: as a launcher, end the others
-                    deadline = min(deadline, time.monotonic() + 10)
-                if time.monotonic() > deadline:
-                    break
-                processes[0].join(0.02)
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-        read = [[Path(folder, f"{rank}.{name}").read_text() for rank in range(ranks)] for name in ("out", "err")]
-        codes = [process.exitcode for process in processes]
-    out, err = map("".join, read)
-    assert time.monotonic() < deadline or any(code > 0 for code in codes), f"no end after {timeout} s: {err}"
+    common = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "forked"}
+    return [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)]
+
+
+def run(words, ranks, env, timeout=300, cwd=None):
+    """Run `python WORDS` on so many ranks; a single one has no launcher's variables.
+
+    Returns the worst code, and what they printed; a hang is an error.
+    """
+    words = [str(word) for word in words]
+    lesson = next(Path(word) for word in words if word.endswith(".py") and Path(word).parent != PROGRAMS)
+    text = lesson.read_text()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        places = [{}]
+        if ranks > 1 and "import horovod" in text:
+            places, meeting = horovods_variables(ranks)
+            stack.callback(meeting.stop)
+        elif ranks > 1:
+            places = torchruns_variables(ranks)
+        ranks = [(env | {name: str(value) for name, value in place.items()},
+                  (f"{folder}/{rank}.out", f"{folder}/{rank}.err")) for rank, place in enumerate(places)]
+        job = {"words": words, "cwd": str(cwd or Path.cwd()), "ranks": ranks, "timeout": timeout}
+        process = server(*(TENSORFLOW if "import tensorflow" in text else TORCH))
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        codes, in_time = json.loads(process.stdout.readline())
+        out, err = ("".join(Path(path).read_text() for path in paths)
+                    for paths in zip(*(printed for _, printed in ranks)))
+    assert in_time, f"no end after {timeout} s: {err}"
     return SimpleNamespace(code=max(codes, key=abs), out=out, err=err)

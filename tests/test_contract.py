@@ -130,7 +130,8 @@ def skip_without_bf16(chapter):
 
 @chapters("01_single_node/main_tf.py")
 def test_bf16_where_it_does_not_exist_is_one_line(chapter):
-    done = run(chapter, 1, "--precision", "bf16", env={"DNNL_MAX_CPU_ISA": "AVX2", "TF_ENABLE_ONEDNN_OPTS": "1"})
+    done = run(chapter, 1, "--precision", "bf16", launcher=True,
+               env={"DNNL_MAX_CPU_ISA": "AVX2", "TF_ENABLE_ONEDNN_OPTS": "1"})
     assert done.code == 2 and re.fullmatch(f"main_tf.py: --precision bf16: {NO_BF16}.*\n", done.err), done.err
     assert "images" not in done.out
 

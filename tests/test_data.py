@@ -42,7 +42,7 @@ def test_one_rank_deals_as_chapter_1_does_and_as_the_seed_says(tmp_path):
     dealt = {}
     for name, seed in ("01_single_node", 0), ("03_ddp", 0), ("01_single_node", 1), ("03_ddp", 1):
         folder = tmp_path / f"{name}-{seed}"
-        assert observe(name, 1, folder, "--epochs", 2, "--seed", seed, launcher=False).code == 0
+        assert observe(name, 1, folder, "--epochs", 2, "--seed", seed).code == 0
         dealt[name, seed] = lines(folder / "batches.0")
     assert dealt["01_single_node", 0] == dealt["03_ddp", 0] != dealt["01_single_node", 1] == dealt["03_ddp", 1]
 

@@ -5,8 +5,7 @@ import os
 import re
 
 import pytest
-from conftest import BIN, OBSERVED, ROOT, copy_of, execute, numbers, observe, parameters, record
-from launch import command
+from conftest import BIN, OBSERVED, ROOT, copy_of, execute, numbers, observe, parameters, record, run
 from test_equality import (
     GLOBAL_BATCH,
     ONE,
@@ -37,7 +36,7 @@ def test_accumulated_micro_batches_are_one_step(smooth, tmp_path):  # noqa: F811
     """2 ranks x 3 micro-batches of 8 images step as 48 images do."""
     main = configured(tmp_path, {"gradient_accumulation_steps": 3, "gradient_clipping": 0.0})
     done = observe(main, 2, tmp_path / "seen", "--batch-size", 8, "--epochs", 1, "--checkpoint", tmp_path / "c",
-                   "--results", tmp_path / "results", env=SMOOTH, launcher=False)
+                   "--results", tmp_path / "results", env=SMOOTH)
     assert done.code == 0 and "batch: 8 a rank, 48 global" in done.out, done.err
     expect_same(smooth(ONE), parameters(tmp_path / "c"))
     assert json.loads((tmp_path / "results").read_text())["steps"] == 1437 // 48
@@ -70,7 +69,7 @@ def test_a_configuration_that_cannot_be(text, flags, said, tmp_path):
     main = configured(tmp_path, text or {})
     if text is None:
         (tmp_path / "ds_config.json").unlink()
-    done = execute(command(str(main), 2 if text == "[]" else 1, *flags.split()))
+    done = run(str(main), 2 if text == "[]" else 1, *flags.split())
     assert done.code == 2 and len(done.err.splitlines()) == 1 and re.match(f"main.py: .*{said}", done.err), done.err
 
 
@@ -108,6 +107,6 @@ def test_launchers(launcher, smooth, tmp_path):  # noqa: F811
 
 def test_no_compiler_is_needed(tmp_path):
     """On a PATH without g++, and with an empty cache of compiled operators."""
-    found = record(FOUR, 2, "--max-steps", 2, folder=tmp_path, env={
+    found = record(FOUR, 2, "--max-steps", 2, folder=tmp_path, launcher=True, env={
         "PATH": str(BIN), "CXX": "", "CC": "", "TORCH_EXTENSIONS_DIR": str(tmp_path / "compiled")})
     assert found["steps"] == 2 and not (tmp_path / "compiled").exists()

@@ -168,7 +168,8 @@ def test_which_gpu_a_rank_takes(tmp_path):
     rows = [("4,same", "one GPU", "have the same GPU: "), ("1,same", "too many ranks", "2 ranks, 1 GPUs"),
             ("1,own", "all-reduce", f"note: {doctor.FAULTS['ordinal'][0]}: ")]
     with ThreadPoolExecutor() as pool:
-        runs = [pool.submit(observe, DOCTOR, 2, tmp_path / str(number), env={"FAKE_GPUS": gpus}, timeout=60)
+        runs = [pool.submit(observe, DOCTOR, 2, tmp_path / str(number), env={"FAKE_GPUS": gpus}, launcher=True,
+                            timeout=60)
                 for number, (gpus, *_) in enumerate(rows)]
     for (_, key, said), run in zip(rows, runs):
         done = run.result()

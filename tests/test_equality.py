@@ -22,7 +22,7 @@ SMOOTH = {"TWIN": "smooth"}
 def train(main, ranks, folder, *flags, env=None):
     """Parameters after each epoch, as vectors."""
     done = observe(main, ranks, folder, "--global-batch-size", GLOBAL_BATCH, "--checkpoint", folder / "checkpoint",
-                   *flags, env=env, launcher=False)
+                   *flags, env=env)
     assert done.code == 0, done.err
     epochs = len(list(folder.glob("parameters.*")))
     return [parameters(folder / f"parameters.{epoch}") for epoch in range(1, epochs + 1)]
@@ -152,7 +152,7 @@ def test_resume_reaches_the_parameters_of_an_uninterrupted_run(chapter, referenc
 def test_a_checkpoint_goes_on_in_chapter_1(chapter, tmp_path):
     """On two ranks it is finished; one process of the base evaluates it alike, and trains no further."""
     flags = "--checkpoint", tmp_path / "c", "--epochs", 1, "--global-batch-size", 64, "--precision", "fp64"
-    on_two, on_one = (observe(main, ranks, tmp_path / f"{ranks}", *flags, *more, launcher=False)
+    on_two, on_one = (observe(main, ranks, tmp_path / f"{ranks}", *flags, *more)
                       for main, ranks, more in ((chapter, 2, []), (PARALLEL[chapter], 1, ["--resume"])))
     assert on_one.code == 0 and "epoch 1" not in on_one.out and "steps: 22 of 22 done" in on_one.out
     assert re.search("test.*", on_two.out)[0] == re.search("test.*", on_one.out)[0]
@@ -175,8 +175,7 @@ def test_evaluation_counts_each_image_once_for_every_number_of_ranks(tmp_path):
     seen = {}
     for ranks in 1, 7:
         folder = tmp_path / str(ranks)
-        done = observe(DDP, ranks, folder, "--global-batch-size", 84, "--max-steps", 1, "--precision", "fp64",
-                       launcher=False)
+        done = observe(DDP, ranks, folder, "--global-batch-size", 84, "--max-steps", 1, "--precision", "fp64")
         assert done.code == 0, done.err
         tests = [lines(folder / f"batches.{rank}")[1:] for rank in range(ranks)]  # the first is that of training
         assert sorted(map(int, re.findall(r"\d+", str(tests)))) == list(range(360))
@@ -188,10 +187,9 @@ def test_evaluation_counts_each_image_once_for_every_number_of_ranks(tmp_path):
 def test_a_resnet_is_evaluated_with_one_rank_s_statistics(chapter, tmp_path):
     """BatchNorm's running statistics differ by rank: all evaluate with those that rank 0 saves."""
     flags = "--model", "resnet18", "--max-steps", "6", "--global-batch-size", "32"
-    done = observe(chapter, 2, tmp_path, *flags, "--checkpoint", tmp_path / "checkpoint", launcher=False)
+    done = observe(chapter, 2, tmp_path, *flags, "--checkpoint", tmp_path / "checkpoint")
     assert done.code == 0, done.err
-    on_one = observe(chapter, 1, tmp_path / "one", *flags, "--checkpoint", tmp_path / "checkpoint", "--resume",
-                     launcher=False)
+    on_one = observe(chapter, 1, tmp_path / "one", *flags, "--checkpoint", tmp_path / "checkpoint", "--resume")
     assert on_one.code == 0, on_one.err
     right = [int(re.search(r"\((\d+) of 360", run.out)[1]) for run in (done, on_one)]
     assert abs(right[0] - right[1]) <= TIES

@@ -236,7 +236,7 @@ def test_several_ranks_on_one_gpu_are_refused(chapter, ranks, gpus, said, tmp_pa
 
 @chapters("02_horovod/pytorch", "03_ddp")
 def test_output_comes_from_rank_0_alone_and_without_a_bar_through_a_pipe(chapter):
-    done = run(chapter, 3, "--epochs", 2)
+    done = run(chapter, 3, "--epochs", 2, launcher=True)
     assert done.code == 0 and not done.err, done.err
     assert [line.split()[0] for line in done.out.splitlines()] == ["digits:", "ranks:", "epoch", "epoch", "test"]
 

@@ -137,7 +137,7 @@ def test_what_can_be_named_but_not_opened_is_refused_before_the_training(chapter
 
 @chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed")
 def test_global_batch_has_to_divide(chapter):
-    refused(run(chapter, 3, "--global-batch-size", 64), "multiple of the 3 ranks")
+    refused(run(chapter, 3, "--global-batch-size", 64, launcher=True), "multiple of the 3 ranks")
 
 
 def test_the_largest_batch_that_fits_is_named_and_fits(tmp_path):
@@ -220,7 +220,7 @@ def test_an_error_on_one_rank_alone_ends_the_job(chapter, tmp_path):
     line = "    report.begin("
     main = copy_of(chapter, tmp_path / "copy", (line, f"    assert rank != 1, 'only here'\n{line}"))
     started = time.monotonic()
-    done = observe(main, 3, tmp_path / "seen")
+    done = observe(main, 3, tmp_path / "seen", launcher=True)
     assert done.code not in (0, 2) and done.err.count("Error: only here") == 1 and time.monotonic() - started < 60
     assert done.err.count("Traceback") == 1, done.err
     wait(lambda: not alive(str(tmp_path)), 5, "no rank is left")

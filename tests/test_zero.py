@@ -16,7 +16,20 @@ from types import SimpleNamespace
 import forked
 import pytest
 import torch
-from conftest import NO_NETWORK, OBSERVED, ROOT, copy_of, environment, execute, lines, load_module, numbers, parameters
+from conftest import (
+    NO_NETWORK,
+    OBSERVED,
+    PROGRAMS,
+    ROOT,
+    copy_of,
+    environment,
+    execute,
+    lines,
+    load_module,
+    numbers,
+    parameters,
+    run,
+)
 from launch import command
 from sklearn.datasets import load_digits
 from test_contract import check
@@ -27,7 +40,7 @@ FIVE, FSDP = "05_zero", "05_zero/fsdp.py"
 SMALL = "--width", 256, "--layers", 8, "--global-batch-size", 64  # 0.5 M parameters
 STEPS = 1437 // 64  # an epoch
 FEW = 8  # the accounting looks at the second, counted.py at the fourth
-COUNTED = Path(__file__).with_name("counted.py")
+COUNTED = PROGRAMS / "counted.py"
 TWIN = {"TWIN": "smooth"}
 RATE = 2.0  # --lr of the twin, whose Adam divides by 1 and not by the size of a gradient
 CASES = [(FIVE, stage) for stage in range(4)] + [(FSDP, 1), (FSDP, 3)]
@@ -243,7 +256,7 @@ def test_fsdp_s_checkpoint_goes_on_with_any_number_of_ranks(plain, tmp_path):
     (FIVE, "--checkpoint {}/none --resume", "none does not exist"),
     (FIVE, "--checkpoint {} --resume", "cannot go on"), (FSDP, "--checkpoint {} --resume", "cannot go on")])
 def test_mistakes_are_one_line(chapter, flags, said, tmp_path):
-    done = execute(command(chapter, 2 if "resume" in flags else 1, *flags.format(tmp_path).split()))
+    done = run(chapter, 2 if "resume" in flags else 1, *flags.format(tmp_path).split())
     assert done.code == 2 and re.fullmatch(f"(main|fsdp).py: .*{said}.*\n", done.err), done.err
 
 
@@ -253,7 +266,7 @@ def test_a_share_that_is_cut_off_is_one_line_and_no_hang(chapter, share, tmp_pat
     flags = "--epochs", 1, "--checkpoint", tmp_path / "c"
     train(chapter, 2, tmp_path, *flags, "--max-steps", 2)
     os.truncate(tmp_path / "c" / "a" / share, 5000)
-    done = execute(command(chapter, 2, *SMALL, *flags, "--resume"), timeout=100)
+    done = run(chapter, 2, *SMALL, *flags, "--resume", timeout=100)
     assert done.code == 2 and re.fullmatch("(main|fsdp).py: cannot go on from .*\n", done.err), done.err
 
 
@@ -261,7 +274,7 @@ def test_a_share_that_is_cut_off_is_one_line_and_no_hang(chapter, share, tmp_pat
 def test_a_file_that_contradicts_the_flags_is_refused(section, tmp_path):
     main = copy_of(FIVE, tmp_path, ('"zero_optimization": {', f'"zero_optimization": {{ {section},'),
                      name="ds_config.json")
-    done = execute(command(str(main.with_name("main.py")), 1))
+    done = run(str(main.with_name("main.py")), 1)
     assert done.code == 2 and re.fullmatch("main.py: ds_config.json.*--stage.*\n", done.err), done.err
 
 
@@ -308,18 +321,18 @@ def test_weights_of_zero_are_plain_weights_for_chapter_1(tmp_path):
         "gradient_clipping": 0.0, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": 2}}))
     flags = "--global-batch-size", 64, "--epochs", 1, "--checkpoint"
-    on_two = execute(command(str(tmp_path / "main.py"), 2, *flags, tmp_path / "zero"))
+    on_two = run(str(tmp_path / "main.py"), 2, *flags, tmp_path / "zero")
     assert on_two.code == 0, on_two.err
     script = ("import sys, torch; from zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as merge; "
               "torch.save({name: tensor.detach() for name, tensor in merge('.').items()}, 'plain')")
     done = execute([sys.executable, "-c", script], cwd=tmp_path / "zero")  # the script itself wants huggingface_hub
     assert done.code == 0, done.err
-    assert execute(command("01_single_node", 1, *flags, tmp_path / "one")).code == 0
+    assert run("01_single_node", 1, *flags, tmp_path / "one").code == 0
     checkpoint = torch.load(tmp_path / "one")
     checkpoint["model"] = torch.load(tmp_path / "zero" / "plain")
     torch.save(checkpoint, tmp_path / "one")
-    on_one = execute(command("01_single_node", 1, *flags, tmp_path / "one", "--resume"))
-    right = [int(re.search(r"\((\d+) of 360", run.out)[1]) for run in (on_one, on_two)]
+    on_one = run("01_single_node", 1, *flags, tmp_path / "one", "--resume")
+    right = [int(re.search(r"\((\d+) of 360", done.out)[1]) for done in (on_one, on_two)]
     assert abs(right[0] - right[1]) <= TIES
 
 
@@ -333,15 +346,14 @@ def test_copies_elsewhere_run_and_need_no_compiler(tmp_path):
 
 
 def test_help_lists_every_flag():
-    flags = [set(re.findall(r"--[a-z-]+", execute(command(chapter, 1, "--help")).out))
+    flags = [set(re.findall(r"--[a-z-]+", run(chapter, 1, "--help").out))
              for chapter in (FIVE, FSDP, "04_deepspeed")]
     assert flags[0] == flags[1] == flags[2] - {"--model"} | {"--stage", "--width", "--layers", "--offload"}
 
 
 @pytest.mark.parametrize("chapter", [FIVE, FSDP])
-def test_ranks_with_more_test_images_than_others_do_not_wait_for_ever(chapter, tmp_path):
+def test_ranks_with_more_test_images_than_others_do_not_wait_for_ever(chapter):
     """360 images on 7 ranks, at stage 3, where the ranks gather layers together."""
     flags = "--stage", 3, "--batch-size", 17, "--max-steps", 2, "--width", 32, "--layers", 1
-    words = command(chapter, 7, *flags)
-    done = forked.run([OBSERVED, tmp_path, *words[words.index(sys.executable) + 1:]], 7, environment(), timeout=100)
+    done = run(chapter, 7, *flags, timeout=100)
     assert done.code == 0 and "of 360 images" in done.out, done.err
