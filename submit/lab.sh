@@ -41,6 +41,7 @@ chmod 600 "$lab/key"
 chmod 755 "$lab"
 munged --force --key-file="$lab/key" --socket="$lab/munge" --pid-file="$lab/munged.pid" --log-file="$lab/munged.log" \
     --seed-file="$lab/seed"
+# FirstJobId: MPICH names its shared memory by job and step; that of another lab, or of ranks once killed there, is not ours
 cat >"$lab/slurm.conf" <<CONF
 ClusterName=lab
 SlurmctldHost=$host(127.0.0.1)
@@ -63,6 +64,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 GresTypes=gpu
 ReturnToService=2
+FirstJobId=$((1 + 2000 * RANDOM))
 InactiveLimit=0
 KillWait=2
 MpiDefault=none

@@ -96,7 +96,8 @@ def measure(run, args):
         except BaseException:  # Ctrl-C, or the end of the job
             end(process)
             raise
-        said = [line for line in printed.splitlines() if line.startswith("main.py: ")] or printed.splitlines()[-1:]
+        mistakes = [line for line in printed.splitlines() if line.startswith("main.py: ")]
+        said = mistakes or [line for line in printed.splitlines() if not line.startswith("srun: ")][-1:]
         record = json.loads(results.read_text()) if results.exists() else {}
         if process.returncode or not record:
             reason = said[0] if said else f"exit code {process.returncode}"

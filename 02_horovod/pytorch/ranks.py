@@ -7,8 +7,10 @@ The same file lies in every chapter. Take it along for your own programs: it nee
 mpi4py, and that only under mpiexec. Under torchrun it has nothing to do.
 """
 
+import errno
 import gc
 import os
+import random
 import re
 import socket
 import sys
@@ -77,8 +79,14 @@ def refuse_contradiction(names, ranks, advice):
 # Where do the ranks meet? At a port of rank 0's node, which all have to know.
 
 def free_port():
-    with socket.create_server(("", 0)) as server:
-        return server.getsockname()[1]
+    """One that no system gives to a program which asks for any: another would take it meanwhile."""
+    while True:
+        try:
+            with socket.create_server(("", random.SystemRandom().randrange(20000, 30000))) as server:
+                return server.getsockname()[1]
+        except OSError as problem:
+            if problem.errno != errno.EADDRINUSE:
+                raise
 
 
 def meet_by_slurm():
