@@ -2,8 +2,10 @@
 SHELL := bash
 VENV ?= .venv
 PYTHON ?= python3
+WORKERS ?= logical
+PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cpus mutants bench docs notebooks
+.PHONY: help setup demo check test test-all test-cpus mutants bench docs notebooks
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,9 +19,18 @@ setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11, S
 demo: setup ## train every chapter on 1 and 2 ranks; a table and a picture of what each costs
 	@"$(VENV)/bin/python" -m tools.measuring.demo
 
-test: setup ## prove it: every test, with real ranks
+check: setup ## after editing a page or a tool: what needs no ranks
 	@"$(VENV)/bin/ruff" check .
-	@"$(VENV)/bin/python" -m pytest -n 3 --dist worksteal
+	@! command -v shellcheck >/dev/null || git ls-files -z '*.sh' '*.pbs' '*.slurm' .ci/run | xargs -0 shellcheck
+	@$(PYTEST) -m check
+
+test: setup ## prove it, with real ranks, as well as in some minutes (WORKERS=2: tests at once)
+	@"$(VENV)/bin/ruff" check .
+	@$(PYTEST) -m "not slow" --durations 10
+
+test-all: setup ## every test
+	@"$(VENV)/bin/ruff" check .
+	@$(PYTEST) --durations 20
 
 test-cpus: setup ## the numeric core of the tests as on several CPUs: other instructions, one and two threads
 	@"$(VENV)/bin/python" -m tools.measuring.cpus

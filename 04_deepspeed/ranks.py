@@ -81,9 +81,10 @@ def refuse_contradiction(names, ranks, advice):
 def free_port():
     """One that no system gives to a program which asks for any: another would take it meanwhile."""
     while True:
+        port = random.SystemRandom().randrange(20000, 30000)  # whatever the program's seed
         try:
-            with socket.create_server(("", random.SystemRandom().randrange(20000, 30000))) as server:
-                return server.getsockname()[1]
+            socket.create_server(("", port)).close()
+            return port
         except OSError as problem:
             if problem.errno != errno.EADDRINUSE:
                 raise

@@ -15,6 +15,7 @@ os.environ["OMP_NUM_THREADS"] = THREADS  # before anything here imports PyTorch
 import forked
 import launch
 import pytest
+import speeds
 from launch import ROOT, command, missing
 
 from tools.measuring.demo import parameters  # noqa: F401  the tests import it from here
@@ -146,6 +147,10 @@ def copy_of(chapter, folder, *changes, name="main.py"):
         text = text.replace(old, new)
     (folder / name).write_text(text)
     return folder / name
+
+
+def pytest_collection_modifyitems(items):
+    speeds.mark(items)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from itertools import combinations
 
 import environment
 import pytest
+import speeds
 from conftest import ROOT, chapters, execute, lines, main_files
 from launch import command, missing
 from test_contract import RECORD, check
@@ -153,7 +154,14 @@ def test_arrows_between_folders_go_one_way():
 
 @pytest.mark.parametrize("path", docs.readmes(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_readme_is_fresh(path):
-    """To the letter what the records say; what a run prints now, but for numbers, which are another machine's."""
+    text = path.read_text()
+    assert docs.render(text) == text, "make docs"  # every digit is that of a record
+
+
+@pytest.mark.parametrize("path", [path for path in docs.readmes() if "<!-- output:" in path.read_text()],
+                         ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_commands_print_is_what_pages_show(path):
+    """But for numbers, which are another machine's."""
     def printed(*words):
         return re.sub(r"\d[\d,.]*", "#", outputs.output(*words))
 
@@ -163,7 +171,6 @@ def test_readme_is_fresh(path):
         return re.sub(r"(<!-- sample: .*? -->\n```\n).*?(```\n)", r"\1\2", text, flags=re.S)
 
     text = path.read_text()
-    assert docs.render(text) == text, "make docs"  # every digit is that of a record
     assert masked(docs.render(text, printed)) == masked(text), "python -m tools.measuring.outputs, and make docs"
 
 
@@ -252,8 +259,15 @@ def test_every_anchor_of_the_readmes_is_a_heading():
 
 def test_every_command_of_make_is_in_its_help():
     done = execute(["make", "help"], cwd=ROOT)
-    assert re.findall(r"^make (\S+)", done.out, re.M) == ["help", "setup", "demo", "test", "test-cpus", "mutants",
-                                                           "bench", "docs", "notebooks"]
+    assert re.findall(r"^make (\S+)", done.out, re.M) == [
+        "help", "setup", "demo", "check", "test", "test-all", "test-cpus", "mutants", "bench", "docs", "notebooks"]
+
+
+def test_every_pattern_of_the_tests_speeds_is_of_a_test():
+    done = execute([sys.executable, "-m", "pytest", "--collect-only", "-q", ROOT / "tests"], cwd=ROOT)
+    names = [line for line in done.out.splitlines() if "::" in line]
+    for pattern in (*speeds.SLOW, *speeds.CHECK, *speeds.NOT_CHECK):
+        assert any(re.search(pattern, name) for name in names), pattern
 
 
 def test_all_that_is_installed_is_pinned_in_one_place():

@@ -1,0 +1,56 @@
+"""Which tests `make check` and `make test` run: patterns of their names; `make test-all` runs every test.
+
+SLOW: what costs much and rarely breaks, or breaks along with what a quicker test shows; not in `make test`.
+CHECK: what starts no ranks and opens no socket; all that `make check` runs.
+"""
+
+import re
+
+import pytest
+
+TF = "(tensorflow|main_tf)"  # some seconds to start, whatever is tested
+SLOW = [
+    # whole programs that run many times
+    "test_demo_", "test_what_commands_print", "test_keras_fit", "test_another_user_s_demo",
+    "test_nothing_to_do_is_said", "test_weak_and_strong_scaling_with_two",
+    r"test_it_runs_and_says.*\[(batch|all|model)", "test_an_instructor_runs",
+    # the same under one more launcher or scheduler
+    r"test_launcher\[(mpiexec of Cray|mpiexec inside|torchrun inside)", "test_launcher_of_horovod.*PALS",
+    r"test_deepspeed.*test_launchers\[torchrun", r"test_the_conversion_trains.*\[python",
+    "test_srun_with_and_without.*none", "test_a_sweep_within_one_allocation(_of_pbs|.*horovod)",
+    "test_the_allocation_says_how_many_ranks",
+    "test_a_rank_that_dies_ends_a_job_of_horovodrun",
+    # in one more chapter
+    r"test_a_folder_travels\[(1-0[2-5]|2-(01|04|05|02_horovod/pytorch))", r"test_every_submit_script.*\[0[25]",
+    "test_a_rank_started_by_hand_that_meets_nobody.*0[45]_", "test_two_runs_at_once_do_not_collide",
+    r"test_every_rank_records_its_steps\[02", r"test_global_batch_has_to_divide\[0[24]", "test_copies_elsewhere",
+    "test_no_compiler_is_needed", "test_weights_of_zero", r"test_a_killed_sweep.*\[15",
+    # on one rank and on four, beside two
+    r"test_three_ways.*\[4", r"test_fp64_after_every_epoch\[.*-4", "test_fp32_differs.*deepspeed-[14]",
+    r"test_a_stage_is_the_plain.*-[14]\]", r"test_fsdp_in_fp64_is_exact\[.-[14]",
+    # TensorFlow beside PyTorch
+    f"test_launchers.*test_(a_folder_travels|launcher_of|local_rank|several_ranks_on).*{TF}",
+    f"test_equality.*test_(fp32|gloo|a_resnet|a_checkpoint|the_check_notices).*{TF}",
+    f"test_mistakes.*test_(a_rank_that|an_error).*{TF}", f"test_contract.*several_ranks.*{TF}",
+    "test_tensorflow_s_base_is_plain_keras", f"test_(images_stay|svhn).*{TF}",
+]
+CHECK = [
+    "test_cost_model", "test_figures", "test_repository", "test_records", "test_runs.*(other_code|check_fails|cut_off)",
+    "test_notebooks.*(five_are|stored_with|another_cell|names_all|numbers_in)",
+    "test_slurm.*(header|missing|tear|both|near)", "test_doctor.*(interfaces_are|table|no_number)",
+    "test_sweep.*(no_record|remarkable|figure|refused)",
+]
+NOT_CHECK = ["test_records.*(dirty_tree_or|own_records|all_reduces)", "test_make_docs"]
+
+
+def any_of(patterns, name):
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def mark(items):
+    """Mark the tests as the tables say."""
+    for item in items:
+        if any_of(SLOW, item.nodeid):
+            item.add_marker(pytest.mark.slow)
+        elif any_of(CHECK, item.nodeid) and not any_of(NOT_CHECK, item.nodeid):
+            item.add_marker(pytest.mark.check)
