@@ -2,8 +2,8 @@
 SHELL := bash
 VENV ?= .venv
 PYTHON ?= python3
-WORKERS ?= logical
-PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
+PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test test-all test-cpus mutants bench docs notebooks
 

@@ -149,6 +149,7 @@ def copy_of(chapter, folder, *changes, name="main.py"):
     return folder / name
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m takes some away
 def pytest_collection_modifyitems(items):
     speeds.mark(items)
 

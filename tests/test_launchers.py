@@ -9,7 +9,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ON, ROOT, case, chapters, execute, lines, load_module, observe, record, run, side_by_side
+from conftest import (
+    BIN,
+    ON,
+    ROOT,
+    case,
+    chapters,
+    copy_of,
+    execute,
+    lines,
+    load_module,
+    observe,
+    record,
+    run,
+    side_by_side,
+)
 from forked import free_port
 from tolerances import FP64, close
 
@@ -133,14 +147,15 @@ def test_contradictions_are_refused(words, env, said):
 
 
 def test_chapter_1_refuses_several_ranks():
-    for words, env in ([BIN / "mpiexec", "-n", 2], {}), ([*OPENMPI_MPIEXEC, "-n", 2], {}), ([], step(0, 2)):
-        done = execute([*words, sys.executable, ROOT / "01_single_node" / "main.py"], env=env)
+    for words in [BIN / "mpiexec", "-n", 2], [*OPENMPI_MPIEXEC, "-n", 2]:
+        done = execute([*words, sys.executable, ROOT / "01_single_node" / "main.py"])
         assert done.code == 2 and "images" not in done.out
         assert len(re.findall("main.py: 2 ranks would", done.err)) == 1 and "Traceback" not in done.err
+    assert run("01_single_node", 1, env=step(0, 2)).code == 2
     for name in "main.py", "main_tf.py":
-        done = execute([sys.executable, ROOT / "01_single_node" / name], env={"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
+        done = run(f"01_single_node/{name}", 1, env={"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
         assert done.code == 2 and f"{name}: 2 ranks would" in done.err
-    batch_script = execute([sys.executable, ROOT / "01_single_node" / "main.py", "--max-steps", 1], env=ALLOCATION)
+    batch_script = run("01_single_node", 1, "--max-steps", 1, env=ALLOCATION)
     assert batch_script.code == 0  # one process, whatever was allocated
 
 
@@ -168,15 +183,13 @@ def test_under_a_launcher_of_ranks_one_speaks_for_all(words):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_started_by_hand_that_meets_nobody_says_so(chapter, rank, tmp_path):
     """With a limit of two seconds instead of half an hour."""
-    path = ROOT / chapter if chapter.endswith(".py") else ROOT / chapter / "main.py"
-    source = path.read_text()
-    hasty = source.replace('else "gloo")', 'else "gloo", timeout=__import__("datetime").timedelta(seconds=2))')
-    assert hasty != source
-    (tmp_path / path.name).write_text(hasty)
+    folder, name = chapter.partition("/")[0], Path(chapter).name if chapter.endswith(".py") else "main.py"
+    hasty = 'else "gloo")', 'else "gloo", timeout=__import__("datetime").timedelta(seconds=2))'
+    main = copy_of(folder, tmp_path, hasty, name=name)
     port = free_port()
-    done = execute([sys.executable, tmp_path / path.name], timeout=100, env=FIVE | {
-        "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(port), "PYTHONPATH": str(path.parent)})
-    said = re.findall(rf"^{path.name}: (.*)", done.err, re.M)
+    done = run(str(main), 1, timeout=100, env=FIVE | {
+        "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(port)})
+    said = re.findall(rf"^{name}: (.*)", done.err, re.M)
     assert done.code == 2 and len(said) == 1 and f"127.0.0.1:{port}" in said[0], done.err
     assert "Traceback" not in done.err
 

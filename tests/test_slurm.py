@@ -302,11 +302,8 @@ def test_the_header_check_reads_the_whole_script(text, said, tmp_path):
 
 @pytest.mark.parametrize(("line", "said"), [
     ("#SBATCH--time=0:10:00", "not read by the scheduler"), ("# SBATCH --nodes=2", "not read by the scheduler"),
-    ("#SBATCH --node=2", "no option 'node': 'nodes'"), ("#SBATCH --time=ten", "cannot be 'ten'"),
-    ("#SBATCH nodes=2", "no option"), ("#SBATCH -N two", "cannot be 'two'"),
-    ("#PBS -l wall=0:10:00", "no resource 'wall': 'walltime'"), ("#PBS -l place=scater", "cannot be 'scater'"),
-    ("#PBS -l select=2:sytem=polaris", "'sytem': 'system'"), ("#PBS -Z x", "no option '-Z'"),
-    ("#PBS -l filesystem=home", "'filesystem': 'filesystems'"), ("cd ../nowhere/else", "no file ../nowhere/else"),
+    ("#PBS-q debug", "not read by the scheduler"), ("#SBATCH nodes=2", "no option"),
+    ("cd ../nowhere/else", "no file ../nowhere/else"),
     ('. "${WORKSHOP:-..}/submit/sit.sh"', "no file ../submit/sit.sh"), ("ls\n#SBATCH --nodes=2", "first command")])
 def test_the_header_check_names_what_is_wrong(line, said, tmp_path):
     good = "#!/bin/bash\n#SBATCH --nodes=1\n"
