@@ -146,8 +146,9 @@ def noticed(mutant):
                 Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, Path(folder, name))
         plant(mutant, Path(folder))
-        done = subprocess.run([sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/{file}",
-                               "-m", "not slow", "-k", words], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
+        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]  # as make test
+        done = subprocess.run([*pytest, f"tests/{file}", "-k", words], cwd=folder, capture_output=True, text=True,
+                              timeout=TIMEOUT)
     if done.returncode not in (0, 1):  # nothing was collected, or pytest itself failed
         sys.exit(f"{mutant.mistake}: pytest {mutant.tests} ended with {done.returncode}:\n{done.stdout[-2000:]}")
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
