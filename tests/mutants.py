@@ -146,7 +146,7 @@ def noticed(mutant):
                 Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, Path(folder, name))
         plant(mutant, Path(folder))
-        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]  # as make test
+        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
         done = subprocess.run([*pytest, f"tests/{file}", "-k", words], cwd=folder, capture_output=True, text=True,
                               timeout=TIMEOUT)
     if done.returncode not in (0, 1):  # nothing was collected, or pytest itself failed
