@@ -5,7 +5,7 @@ PYTHON ?= python3
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-cpus mutants bench docs notebooks
+.PHONY: help setup tested demo check test test-all test-cpus mutants bench docs notebooks
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,26 +16,29 @@ setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11, S
 	    . "./submit/sites/$(SITE).sh" || { echo "SITE=$(SITE): its modules do not load here" >&2; exit 2; }; \
 	fi; $(PYTHON) tools/environment/setup.py --venv "$(VENV)"
 
+tested: setup
+	@"$(VENV)/bin/python" tools/environment/add_tests.py
+
 demo: setup ## train every chapter on 1 and 2 ranks; a table and a picture of what each costs
 	@"$(VENV)/bin/python" -m tools.measuring.demo
 
-check: setup ## after editing a page or a tool: what needs no ranks
+check: tested ## after editing a page or a tool: what needs no ranks
 	@"$(VENV)/bin/ruff" check .
 	@! command -v shellcheck >/dev/null || git ls-files -z '*.sh' '*.pbs' '*.slurm' .ci/run | xargs -0 shellcheck
 	@$(PYTEST) -m check
 
-test: setup ## prove it, with real ranks, as well as in some minutes (WORKERS=2: tests at once)
+test: tested ## prove it, with real ranks, as well as in some minutes (WORKERS=2: tests at once)
 	@"$(VENV)/bin/ruff" check .
 	@$(PYTEST) -m "not slow" --durations 10
 
-test-all: setup ## every test
+test-all: tested ## every test
 	@"$(VENV)/bin/ruff" check .
 	@$(PYTEST) --durations 20
 
-test-cpus: setup ## the numeric core of the tests as on several CPUs: other instructions, one and two threads
+test-cpus: tested ## the numeric core of the tests as on several CPUs: other instructions, one and two threads
 	@"$(VENV)/bin/python" -m tools.measuring.cpus
 
-mutants: setup ## some forty mistakes, one after the other: the tests have to notice each
+mutants: tested ## some forty mistakes, one after the other: the tests have to notice each
 	@"$(VENV)/bin/python" tests/mutants.py
 
 bench: setup ## measure what loading, metrics and synchronisation cost

