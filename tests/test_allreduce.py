@@ -6,83 +6,16 @@ import re
 import sys
 
 import pytest
-from conftest import BIN, ROOT, execute, lines
+from conftest import BIN, PROGRAMS, ROOT, execute, lines
 
 RING = ROOT / "02_horovod" / "ring_allreduce.py"
 NUMBERS = 1, 3, 1000, 1001  # float32 in a tensor: fewer than ranks, and what 2, 3 and 4 do and do not divide
-COUNT = """
-import json, os, sys
-import torch.distributed as dist
-sys.path.insert(0, sys.argv.pop(1))
-import ring_allreduce
-
-sent, isend = {}, dist.isend
-
-def counted(tensor, rank):
-    sent[rank] = sent.get(rank, 0) + tensor.numel() * tensor.element_size()
-    return isend(tensor, rank)
-
-dist.isend = counted
-ring_allreduce.main()
-os.write(2, f"sent: {json.dumps([int(os.environ['RANK']), sent])}\\n".encode())
-"""
-MESSAGES = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import torch
-import torch.distributed as dist
-from ring_allreduce import Wire, meet, part, ring
-
-sent, isend = [], dist.isend
-
-def noted(tensor, rank):
-    sent.append([rank, tensor.nbytes])
-    return isend(tensor, rank)
-
-dist.isend = noted
-rank, ranks = meet()
-for numbers in json.loads(sys.argv[2]):
-    sent.clear()
-    tensor = torch.full((numbers,), 1.0 + rank)
-    ring(tensor, Wire())
-    print(json.dumps([rank, numbers, tensor.unique().tolist(), sent]) + "\\n", end="")
-part()
-"""
 MISTAKES = [  # flags, with {} for a folder; what the line has to say
     ("--sizes 0", "--sizes: '0'.*above 0"), ("--sizes many", "--sizes: 'many'"), ("--sizes -4", "--sizes"),
     ("--sizes", "--sizes"), ("--sizes 6", "--sizes 6: .*multiple of 4"),
     ("--sizes 4000 40000000000000", "--sizes 40000000000000: does not fit"), ("--repeats 0", "--repeats: '0'.*above 0"),
     ("--results {}", "cannot write"), ("--results {}/missing/file", "cannot write .*missing/file"),
     ("--size 4000", "unrecognized .*--size 4000")]
-ENDS = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import torch
-import ring_allreduce
-from ring_allreduce import *
-
-ends, (rank, ranks) = [], meet()
-ring_allreduce.meet = lambda: (rank, ranks)  # once is enough
-for flags in json.loads(sys.argv[2]):
-    sys.argv[1:] = flags.split()
-    try:
-        ring_allreduce.main()
-    except SystemExit as end:
-        ends.append(end.code)
-for algorithm in ALGORITHMS:
-    for kind in torch.float32, torch.float64:
-        tensor = torch.arange(5, dtype=kind) * (rank + 1)
-        algorithm(tensor, Wire())
-        assert tensor.tolist() == [0, 3, 6, 9, 12], algorithm.__name__
-ring_allreduce.ALGORITHMS = [lambda tensor, wire: None]
-try:
-    measure(40, 1)
-except ArithmeticError:
-    ends.append("noticed")
-if rank == 0:
-    print(json.dumps(ends))
-part()
-"""
 
 
 def mpiexec(ranks, *words, **options):
@@ -93,8 +26,8 @@ def mpiexec(ranks, *words, **options):
 def test_what_is_counted_is_what_is_sent_and_what_the_formulas_say(ranks, tmp_path):
     """The formulas are worked out here from the tensors; the bytes are counted again where torch is handed them."""
     results = tmp_path / "results.jsonl"
-    done = mpiexec(ranks, "-c", COUNT, RING.parent, "--sizes", *(4 * numbers for numbers in NUMBERS), "--repeats", 1,
-                   "--results", results)
+    done = mpiexec(ranks, PROGRAMS / "ring_counted.py", RING.parent, "--sizes", *(4 * numbers for numbers in NUMBERS),
+                   "--repeats", 1, "--results", results)
     assert done.code == 0, done.err
     assert "all sums: equal" in done.out
     assert ("more ranks than cores" in done.out) == (ranks > os.cpu_count())
@@ -120,7 +53,7 @@ def test_what_is_counted_is_what_is_sent_and_what_the_formulas_say(ranks, tmp_pa
 def test_each_message_of_a_ring_is_a_chunk_for_the_right_neighbour():
     """On four ranks, where left and right differ; noted where torch is handed the messages."""
     ranks = 4
-    done = mpiexec(ranks, "-c", MESSAGES, RING.parent, json.dumps(NUMBERS))
+    done = mpiexec(ranks, PROGRAMS / "ring_messages.py", RING.parent, json.dumps(NUMBERS))
     assert done.code == 0, done.err
     found = [json.loads(line) for line in done.out.splitlines()]
     assert sorted(found) == [[rank, numbers, [1 + 2 + 3 + 4], [[(rank + 1) % ranks, 4 * -(-numbers // ranks)]] * 6]
@@ -129,7 +62,8 @@ def test_each_message_of_a_ring_is_a_chunk_for_the_right_neighbour():
 
 def test_mistakes_a_wrong_sum_and_another_type(tmp_path):
     """All in one start: what main() exits with on two ranks, a wrong sum that measure() has to notice, sums in fp64."""
-    done = mpiexec(2, "-c", ENDS, RING.parent, json.dumps([flags.format(tmp_path) for flags, _ in MISTAKES]))
+    rows = [flags.format(tmp_path) for flags, _ in MISTAKES]
+    done = mpiexec(2, PROGRAMS / "ring_ends.py", RING.parent, json.dumps(rows))
     assert done.code == 0, done.err
     *ends, noticed = json.loads(done.out)
     assert len(ends) == len(MISTAKES) and noticed == "noticed"

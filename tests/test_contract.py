@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import (
     ON,
+    PROGRAMS,
     ROOT,
     chapters,
     chapters_with,
@@ -181,32 +182,11 @@ def test_the_base_is_plain_pytorch(tmp_path):
     close("parameters, fp64", abs(own - parameters(tmp_path / "c")).max(), FP64)
 
 
-PLAIN_KERAS = """  # chapter 1's network, images and order with model.fit(), in a process of its own
-import sys, keras, numpy as np
-sys.path.insert(0, sys.argv[1])
-import main_tf, workshop
-sys.argv = ["main_tf.py"]
-args = workshop.parse_args("plain Keras")
-args.batch_size = args.global_batch_size = 64
-keras.utils.set_random_seed(0)
-keras.config.set_floatx("float64")
-(images, labels), _ = workshop.load_data(args)
-images = np.float64(images).transpose(0, 2, 3, 1)
-images = (images - images[:256].mean()) / images[:256].std()
-model = main_tf.build_model("cnn", images)
-model.compile(keras.optimizers.SGD(0.05, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-order = np.random.default_rng(0).permutation(len(images))[:22 * 64]
-model.fit(images[order], labels[order], batch_size=64, shuffle=False, verbose=0)
-np.save(FILE, np.concatenate([array.ravel() for array in model.get_weights()]))
-"""
-
-
 def test_tensorflow_s_base_is_plain_keras(tmp_path):
     """main_tf.py's parameters after an epoch are those of Keras' own model.fit()."""
     flags = "--epochs", 1, "--precision", "fp64", "--checkpoint", tmp_path / "c"
     record("01_single_node/main_tf.py", 1, *flags, folder=tmp_path)
-    done = execute([sys.executable, "-c", PLAIN_KERAS.replace("FILE", repr(str(tmp_path / "own.npy"))),
-                    ROOT / "01_single_node"])
+    done = execute([sys.executable, PROGRAMS / "plain_keras.py", ROOT / "01_single_node", tmp_path / "own.npy"])
     assert done.code == 0, done.err
     close("parameters, fp64", abs(np.load(tmp_path / "own.npy") - parameters(tmp_path / "c")).max(), FP64)
 

@@ -17,7 +17,7 @@ import build_horovod
 import environment
 import psutil
 import pytest
-from conftest import BIN, ROOT, chapters, execute, load_module
+from conftest import BIN, PROGRAMS, ROOT, chapters, execute, load_module
 from launch import missing
 
 SETUP = ROOT / "tools" / "environment" / "setup.py"
@@ -238,30 +238,6 @@ def test_another_user_s_demo_in_a_shared_environment(shared):
 
 # Two at once
 
-SHORT_STEPS = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import environment
-def make(venv):
-    with open(f"{venv}.log", "a") as file:
-        file.write("made\\n")
-    print("making", flush=True)
-    while not Path(sys.argv[3]).exists():
-        time.sleep(0.05)
-    environment.subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    (venv / environment.STAMP).write_text(environment.stamp("", ""))
-environment.make = make
-environment.make_ready(sys.argv[2])
-"""
-HELD = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-import lock
-with lock.alone(sys.argv[2], "the place") as waited:
-    print("held", waited, flush=True)
-    time.sleep(float(sys.argv[3]))
-"""
 
 
 def both_end_well(first, second, go, env=None):
@@ -283,7 +259,7 @@ def both_end_well(first, second, go, env=None):
 
 
 def test_two_set_ups_of_one_environment_make_it_once(tmp_path):
-    words = [sys.executable, "-c", SHORT_STEPS, SETUP.parent, tmp_path / "venv", tmp_path / "go"]
+    words = [sys.executable, PROGRAMS / "short_set_up.py", SETUP.parent, tmp_path / "venv", tmp_path / "go"]
     printed = both_end_well(words, words, tmp_path / "go")
     assert (tmp_path / "venv.log").read_text() == "made\n"
     assert re.fullmatch(rf"set-up: waits for process \d+ of \S+ on \S+, since \d\S+ [\d:]+, which works on "
@@ -291,7 +267,7 @@ def test_two_set_ups_of_one_environment_make_it_once(tmp_path):
 
 
 def test_the_lock_ends_with_who_holds_it(tmp_path):
-    words = [sys.executable, "-c", HELD, SETUP.parent, tmp_path / "lock"]
+    words = [sys.executable, PROGRAMS / "held_lock.py", SETUP.parent, tmp_path / "lock"]
     first = subprocess.Popen([*words, "100"], stdout=subprocess.PIPE, text=True)
     second = None
     try:
@@ -340,29 +316,11 @@ def test_a_file_system_without_locks_is_named_and_does_not_stop_set_up(tmp_path,
 # Horovod's wheel
 
 PIN = "horovod==0.28.1"
-SHORT_BUILD = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import build_horovod
-def build(venv, pin, folder):
-    with open(sys.argv[3], "a") as file:
-        file.write("built\\n")
-    while not Path(sys.argv[4]).exists():
-        time.sleep(0.05)
-    folder.mkdir(parents=True)
-    (folder / "horovod.whl").touch()
-build_horovod.build = build
-build_horovod.VERSIONS = "print(1)"
-build_horovod.compiler = lambda: "true"
-build_horovod.succeeds = lambda command: True
-build_horovod.install(Path(sys.argv[2]), "horovod==0.28.1")
-"""
 
 
 def test_two_set_ups_that_share_a_cache_build_horovod_once(tmp_path):
     venvs = [make_venv(tmp_path / name) for name in ("one", "two")]
-    starts = [[sys.executable, "-c", SHORT_BUILD, SETUP.parent, venv, tmp_path / "log", tmp_path / "go"]
+    starts = [[sys.executable, PROGRAMS / "short_build.py", SETUP.parent, venv, tmp_path / "log", tmp_path / "go"]
               for venv in venvs]
     printed = both_end_well(*starts, tmp_path / "go", {"XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert (tmp_path / "log").read_text() == "built\n"

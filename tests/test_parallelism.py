@@ -6,7 +6,7 @@ import sys
 from itertools import accumulate
 
 import pytest
-from conftest import BIN, ROOT, copy_of, execute, in_one_process, lines
+from conftest import BIN, PROGRAMS, ROOT, copy_of, execute, in_one_process, lines
 from tolerances import FP64, close
 
 CHAPTER = ROOT / "03_ddp"
@@ -17,47 +17,6 @@ WEIGHTS = [PIXELS * WIDTH, WIDTH * WIDTH, WIDTH * WIDTH, WIDTH * CLASSES]
 BIASES = [WIDTH, WIDTH, WIDTH, CLASSES]
 LAYERS = [BYTES * (weights + biases) for weights, biases in zip(WEIGHTS, BIASES)]
 HIDDEN, LOGITS, MEAN = BYTES * WIDTH, BYTES * CLASSES, BYTES  # of an image after a layer, at the end; of the loss
-
-# Runs three_ways.py; leaves for each rank and way what Linux says that its sockets sent during the training's steps.
-WIRE = """
-import gc, json, os, socket, struct, sys
-sys.path.insert(0, os.getcwd())
-folder = sys.argv.pop(1)
-import three_ways
-
-def sent():
-    total = 0
-    for name in os.listdir("/proc/self/fd"):
-        if os.path.realpath(f"/proc/self/fd/{name}").rpartition("/")[2].startswith("socket:"):
-            with socket.socket(fileno=os.dup(int(name))) as found:
-                if found.family != socket.AF_UNIX and found.type == socket.SOCK_STREAM:
-                    info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 208)
-                    total += struct.unpack_from("Q", info, 200)[0]  # tcpi_bytes_sent
-    return total
-
-class Watched(three_ways.Sent):
-    def __enter__(self):
-        looks.append(sent())
-        return super().__enter__()
-
-    def __exit__(self, *problem):
-        super().__exit__(*problem)
-        looks.append(sent())
-
-def train(way, args, train=three_ways.train):
-    looks.clear()
-    result = train(way, args)
-    wire[way.__name__] = looks[-1] - looks[2]  # the first two: before and after the way is set up
-    return result
-
-looks, wire = [], {}
-three_ways.Sent, three_ways.train = Watched, train
-three_ways.main()
-with open(f"{folder}/wire-{three_ways.dist.get_rank()}", "w") as file:
-    json.dump(wire, file)
-gc.collect()
-three_ways.dist.destroy_process_group()
-"""
 
 
 def start(ranks, *words, main=("three_ways.py",)):
@@ -113,7 +72,7 @@ def in_flight(way, rank, ranks):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_three_ways_are_one_training_and_hold_and_send_their_bytes(ranks, tmp_path):
-    done = start(ranks, *WAYS, "--results", tmp_path / "results", main=("-c", WIRE, tmp_path))
+    done = start(ranks, *WAYS, "--results", tmp_path / "results", main=(PROGRAMS / "ways_on_the_wire.py", tmp_path))
     assert (done.code, done.err) == (0, "")
     found = by_way(tmp_path / "results")
     alone, = found.pop("alone")

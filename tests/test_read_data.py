@@ -8,37 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pandas
 import pytest
-from conftest import BIN, ROOT, execute, lines, load_module
+from conftest import BIN, PROGRAMS, ROOT, execute, lines, load_module
 
 from tools.measuring import reading
 
 SOURCE = ROOT / "reading_data" / "read_data.py"
 SIZE, IMAGES = 3072, 512
-
-# Runs read_data.py in the same ranks again and again, each time with one piece of it replaced and with other flags;
-# leaves what the check was given in the folder. Starting ranks takes the time.
-IN_TURN = """
-import json, sys
-import numpy
-source, folder, cases = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-sys.path.insert(0, source.rpartition("/")[0])
-text = open(source).read()
-for number, (old, new, flags) in enumerate(cases):
-    assert text.count(old) == 1 or not old, old
-    module = {"__name__": "read_data", "__file__": source}
-    exec(compile(text.replace(old, new) if old else text, source, "exec"), module)
-    def check(world, order, images, into, check=module["check"]):
-        numpy.save(f"{folder}/{number}-{world.rank}.npy", into)
-        return check(world, order, images, into)
-    module["check"] = check
-    sys.argv = ["read_data.py", *flags]
-    try:
-        module["main"]()
-    except SystemExit as end:
-        sys.stdout.flush()
-        sys.stdout.write(f"{number} {end.code}\\n")  # at once: ranks write beside each other
-        sys.stdout.flush()
-"""
 
 
 def command(ranks, *words):
@@ -47,7 +22,8 @@ def command(ranks, *words):
 
 def in_turn(ranks, folder, cases, **options):
     """Cases are (old, new, flags). Returns what was printed, and an array (ranks, images, bytes) for each case."""
-    done = execute(command(ranks, "-c", IN_TURN, SOURCE, folder, json.dumps(cases)), timeout=60, **options)
+    words = command(ranks, PROGRAMS / "readers_in_turn.py", SOURCE, folder, json.dumps(cases))
+    done = execute(words, timeout=60, **options)
     assert done.code == 0, done.err
     read = [np.stack([np.load(folder / f"{number}-{rank}.npy").reshape(-1, SIZE) for rank in range(ranks)])
             if (folder / f"{number}-0.npy").exists() else None for number in range(len(cases))]

@@ -5,63 +5,19 @@ import sys
 
 import pytest
 import runs
-from conftest import ROOT, execute, lines
+from conftest import PROGRAMS, ROOT, execute, lines
 
 from tools.measuring import reading
 
-PROGRAMS = ("zero", "rounding", "allreduce", "reading", "demo")
-# A study whose runs return what is published, and which is killed in one of them; notes each run that it begins.
-KILLED = """
-import importlib, json, os, signal, sys
-from pathlib import Path
-name, folder, kill_at = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-program = importlib.import_module(f"tools.measuring.{name}")
-published = [json.loads(line) for line in open(f"assets/records/{dict(reading='read_data').get(name, name)}.jsonl")]
-begun, study = folder / "begun", program.study
-
-def begin(run):
-    with open(begun, "a") as file:
-        file.write(json.dumps(run) + "\\n")
-    if len(begun.read_text().splitlines()) == kill_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def do(plan, run):
-    begin(run)
-    each = len(published) // len(plan)
-    found = published[plan.index(run) * each:][:each]
-    return found if each > 1 else found[0]
-
-program.study = lambda path, plan, _, *check: study(folder / path.name, plan, lambda **run: do(plan, run), *check)
-program.refusal = lambda path: None
-sys.argv = [name, *([str(folder)] if name == "demo" else [])]
-program.main()
-"""
-BENCH = """
-import sys
-from pathlib import Path
-from tools.measuring import bench
-folder, kill_at = Path(sys.argv[2]), int(sys.argv[3])
-begun = folder / "begun"
-
-def launch(chapter, ranks, *flags):
-    with open(begun, "a") as file:
-        file.write("begun\\n")
-    if len(begun.read_text().splitlines()) == kill_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"images_per_second": 1000 * ranks}
-
-import os, signal
-bench.launch, bench.ROOT = launch, folder
-bench.main([5])
-"""
+STUDIES = ("zero", "rounding", "allreduce", "reading", "demo")
 
 
 def start(program, folder, kill_at):
-    source = BENCH if program == "bench" else KILLED
-    return execute([sys.executable, "-c", source, program, folder, kill_at], cwd=ROOT, timeout=120)
+    killed = PROGRAMS / ("killed_bench.py" if program == "bench" else "killed_study.py")
+    return execute([sys.executable, killed, program, folder, kill_at], cwd=ROOT, timeout=120)
 
 
-@pytest.mark.parametrize("program", [*PROGRAMS, "bench"])
+@pytest.mark.parametrize("program", [*STUDIES, "bench"])
 def test_a_killed_study_goes_on_where_it_was(program, tmp_path):
     assert start(program, tmp_path, 3).code == -9
     part, = tmp_path.glob("**/*.part")
