@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant("the loss is summed over ranks", "03_ddp/main.py", "        means /= ranks\n", "",
            "test_launchers.py test_launcher and mpiexec"),
     Mutant("rank 1 saves", "03_ddp/main.py", "args.checkpoint and rank == 0", "args.checkpoint and rank == 1",
-           "test_equality.py resume_reaches and 03_ddp"),
+           "test_equality.py fp64_after_every_epoch and 03_ddp-1"),
     Mutant("a resumed epoch begins at its beginning", "03_ddp/main.py", "first = step % epoch_steps", "first = 0",
            "test_equality.py resume_reaches and 03_ddp"),
     Mutant("momentum is lost on resume", "03_ddp/main.py",
