@@ -1,6 +1,6 @@
 """Does the proof notice? Each mutant is this tree with one mistake in it; the tests named beside it have to fail.
 
-    make mutants                                    # all: some twenty minutes on two cores
+    make mutants                                    # all: some ten minutes on two cores
     python tests/mutants.py 03_ddp sweep            # those whose file or mistake has one of the words
 
 Every kind of mistake is here that the workshop warns of. A mutant that lives is a hole in the tests.
