@@ -5,7 +5,7 @@ PYTHON ?= python3
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup tested demo check test test-all test-cpus mutants bench docs notebooks
+.PHONY: help setup tested demo check test test-all test-cpus mutants bench docs notebooks pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,3 +49,6 @@ docs: setup ## write diffs and tables into the pages again, and draw their figur
 
 notebooks: setup ## run the notebooks from top to bottom and store what they show
 	@"$(VENV)/bin/python" -m tools.pages.notebooks
+
+pins: setup ## after moving a direct pin: write again what the direct ones bring along
+	@"$(VENV)/bin/python" tools/environment/indirect_pins.py

@@ -52,7 +52,8 @@ FAULTS = {  # key: (symptom, cause, cure)
     "interface": ("GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names no interface with an address", "mistyped, or another "
                   "node's; gloo wants whole names, NCCL beginnings", "take one of those listed, or unset it"),
     "loopback": ("gloo takes an address that other nodes cannot reach", "the hostname resolves to 127.x, mostly in "
-                 "/etc/hosts", "set GLOO_SOCKET_IFNAME to an interface of the cluster's network (`ip address`)"),
+                 "/etc/hosts", "set GLOO_SOCKET_IFNAME, best in the site's file, to an "
+                 "interface of the cluster's network (`ip address`)"),
     "too many ranks": ("more ranks on a node than GPUs that they see", "too many were started, or CUDA_VISIBLE_DEVICES "
                        "hides GPUs", "a rank a GPU: mpiexec --ppn, srun --ntasks-per-node, torchrun --nproc-per-node"),
     "one GPU": ("several ranks have the same GPU", "their local ranks or their CUDA_VISIBLE_DEVICES are the same",
@@ -64,7 +65,8 @@ FAULTS = {  # key: (symptom, cause, cure)
     "cores": ("ranks have less than a CPU core each", "the launcher binds them, or the job asked for too few",
               "mpiexec --depth and --cpu-bind, srun --cpus-per-task, Open MPI's --bind-to none"),
     "all-reduce": ("ranks meet, but the all-reduce fails", "gloo or NCCL takes another network than the meeting, "
-                   "a firewall, a plugin", "set GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME; look with NCCL_DEBUG=INFO"),
+                   "a firewall, a plugin", "set GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, best in the "
+                   "site's file; look with NCCL_DEBUG=INFO"),
     "sum": ("the all-reduce gives a wrong sum", "a fault of hardware or of a network plugin",
             "try NCCL_P2P_DISABLE=1, NCCL_NET=Socket, other nodes; tell the site's support"),
     "failed": ("a rank stops in the examination", "the message tells what is known", "tell the site's support"),

@@ -118,8 +118,8 @@ MUTANTS = [
     Mutant("a stale page", "03_ddp/README.md", "-    refuse_ranks()\n", "-    refuse_rank()\n",
            "test_repository.py readme_is_fresh and 03_ddp/README"),
     Mutant("copies drift", "05_zero/ranks.py", "One answer under", "An answer under", "test_repository.py to_the_byte"),
-    Mutant("tools are used on a cluster", "submit/check.py", "import argparse\n", "import argparse\nimport tools\n",
-           "test_repository.py arrows"),
+    Mutant("tools are used on a cluster", "submit/check_script.py", "import argparse\n",
+           "import argparse\nimport tools\n", "test_repository.py arrows"),
 ]
 
 

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import build_horovod
 import environment
+import indirect_pins
 import psutil
 import pytest
 from conftest import BIN, PROGRAMS, ROOT, chapters, execute, load_module
@@ -119,6 +121,34 @@ def test_pins_site_and_recipe_are_what_the_stamp_holds(tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(environment, "RECIPE", 0)
     assert environment.stamp("", "") != before
+
+
+def wheel(folder, name, version, *requires):
+    """An empty package that pip can resolve."""
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        needs = "".join(f"Requires-Dist: {other}\n" for other in requires)
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+def test_what_the_direct_pins_bring_along_is_written_below_them(tmp_path, monkeypatch):
+    wheel(tmp_path, "torch", "1.0+cpu", "Brought_Along<3", "nvidia_something")
+    wheel(tmp_path, "pytest", "1.0", "brought_along", "pluggy")
+    for name in "Brought_Along-2.0", "Brought_Along-3.0", "nvidia_something-1.0", "pluggy-1.5":
+        wheel(tmp_path, *name.split("-"))
+    pins = tmp_path / "requirements.txt"
+    head = '# What is imported\ntorch==1.0\n# The tests\npytest==1.0; extra == "tests"\n'
+    pins.write_text(f"{head}{indirect_pins.HEADING}old==1.0\n")
+    monkeypatch.setattr(environment, "REQUIREMENTS", pins)
+    for name, value in ("NO_INDEX", "1"), ("FIND_LINKS", str(tmp_path)), ("CONFIG_FILE", os.devnull):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    indirect_pins.main()
+    assert pins.read_text() == f'{head}{indirect_pins.HEADING}brought-along==2.0\npluggy==1.5; extra == "tests"\n'
+    pins.write_text(pins.read_text().replace("torch==1.0", "torch==9.0"))
+    with pytest.raises(SystemExit, match=r"requirements\.txt is as it was"):
+        indirect_pins.main()
 
 
 def test_a_compiler_that_has_come_completes_an_environment_and_one_that_is_missing_changes_nothing(ready, monkeypatch):
@@ -307,8 +337,8 @@ def test_a_set_up_that_is_ended_ends_its_pip(ready):
 def test_a_file_system_without_locks_is_named_and_does_not_stop_set_up(tmp_path, monkeypatch, capsys):
     def refuse(*_):
         raise OSError(95, "Operation not supported")
-    monkeypatch.setattr(environment.lock.fcntl, "flock", refuse)
-    with environment.lock.alone(tmp_path / "lock", tmp_path) as waited:
+    monkeypatch.setattr(environment.one_at_a_time.fcntl, "flock", refuse)
+    with environment.one_at_a_time.alone(tmp_path / "lock", tmp_path) as waited:
         assert not waited
     assert "Operation not supported" in capsys.readouterr().out
 

@@ -106,7 +106,7 @@ PROGRAMS = {"zero.py": [], "rounding.py": [], "allreduce.py": [], "reading.py": 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_nothing_is_published_from_a_dirty_tree_or_without_a_history(program, tree):
     """One line, nothing run, nothing written."""
-    (tree / "submit" / "check.py").write_text("")
+    (tree / "submit" / "check_script.py").write_text("")
     before = {path: path.read_bytes() for path in (tree / "assets" / "records").iterdir()}
     for said in "-dirty: commit or stash your changes first", "has no history: measure in a clone":
         name = program.removesuffix(".py")

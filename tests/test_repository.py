@@ -1,6 +1,7 @@
 """The repository itself: the diff is the lesson, nothing is stale, pins in one place, no path of anybody's machine."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from test_contract import RECORD, check
 from tolerances import ADAM_FP64, FP64, close
 
 from tools.measuring import demo, outputs
-from tools.pages import docs
+from tools.pages import docs, notebooks
 
 # Functions that two lessons have under one name and that differ, because the difference is the lesson.
 LESSONS = {"main": "what a framework changes in the training", "build_model": "chapter 5 trains a perceptron",
@@ -224,13 +225,37 @@ def test_every_tolerance_is_listed_with_its_reason():
     assert not found and names <= used
 
 
-def test_links_and_pictures_of_the_readmes_exist():
+def pages():
+    """What people read, as (path, text): the pages, and of the notebooks the cells and what they print."""
+    yield from ((path, path.read_text()) for path in docs.readmes())
+    for path in notebooks.notebooks():
+        cells = json.loads(path.read_text())["cells"]
+        printed = [output.get("text") or output.get("data", {}).get("text/markdown", [])
+                   for cell in cells for output in cell.get("outputs", [])]
+        yield path, "\n".join(map("".join, [*(cell["source"] for cell in cells), *printed]))
+
+
+def test_links_and_pictures_of_the_pages_exist():
     found = 0
-    for path in docs.readmes():
-        for target in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", path.read_text()):
+    for path, text in pages():
+        for target in re.findall(r"\]\((?!http)([^)#\s]+)(?:#[^)]*)?\)", text):
             assert (path.parent / target).exists(), (path, target)
             found += 1
-    assert found > 10
+    assert found > 100
+
+
+def test_every_file_and_module_that_a_page_names_is_there():
+    """From the top folder or the page's own."""
+    folders = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0].isalnum())
+    endings = "py|sh|pbs|slurm|md|ipynb|jsonl?|csv|txt|png"
+    named = re.compile(rf"(?<![\w/.-])(?:\.\./)?(?:{folders})/[\w./+-]*\.(?:{endings})\b")
+    found = 0
+    for path, text in pages():
+        modules = [f"{name.replace('.', '/')}.py" for name in re.findall(r"-m (tools[.\w]+\w)", text)]
+        for name in {*named.findall(text), *modules} - {"submit/sites/NAME.sh"}:
+            assert (ROOT / name).exists() or (path.parent / name).exists(), (path, name)
+            found += 1
+    assert found > 100
 
 
 LATER = ("What it costs", "What the older material got wrong", "Rounding under Adam", "Large batches", "Tried on")
@@ -245,15 +270,15 @@ def test_a_chapter_s_page_is_short():
         assert sum(len(one.splitlines()) for one in own) <= 200, path
 
 
-def test_every_anchor_of_the_readmes_is_a_heading():
-    def anchors(path):
-        headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S), re.M)
+def test_every_anchor_of_the_pages_is_a_heading():
+    def anchors(text):
+        headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
         return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
     found = 0
-    for path in docs.readmes():
-        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", path.read_text()):
-            assert anchor in anchors((path.parent / target) if target else path), (path, target, anchor)
+    for path, text in pages():
+        for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)#([^)]+)\)", text):
+            assert anchor in anchors((path.parent / target).read_text() if target else text), (path, target, anchor)
             found += 1
     assert found > 20
 
@@ -261,7 +286,8 @@ def test_every_anchor_of_the_readmes_is_a_heading():
 def test_every_command_of_make_is_in_its_help():
     done = execute(["make", "help"], cwd=ROOT)
     assert re.findall(r"^make (\S+)", done.out, re.M) == [
-        "help", "setup", "demo", "check", "test", "test-all", "test-cpus", "mutants", "bench", "docs", "notebooks"]
+        "help", "setup", "demo", "check", "test", "test-all", "test-cpus", "mutants", "bench", "docs", "notebooks",
+        "pins"]
 
 
 def test_every_pattern_of_the_tests_speeds_is_of_a_test():

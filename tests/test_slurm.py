@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-import check as header
+import check_script as header
 import psutil
 import pytest
 from conftest import BIN, ROOT, case, chapters, environment, execute, lines, parameters
@@ -313,7 +313,7 @@ def test_the_header_check_names_what_is_wrong(line, said, tmp_path):
     path.write_text(good + line + "\n")
     problem, = header.check(path)
     assert problem.startswith("line ") and said in problem
-    done = execute([sys.executable, ROOT / "submit" / "check.py", path])
+    done = execute([sys.executable, ROOT / "submit" / "check_script.py", path])
     assert done.code == 1 and problem in done.out
 
 

@@ -4,8 +4,8 @@ import sys
 import time
 
 sys.path[0] = sys.argv[1]
-import lock  # noqa: E402
+import one_at_a_time  # noqa: E402
 
-with lock.alone(sys.argv[2], "the place") as waited:
+with one_at_a_time.alone(sys.argv[2], "the place") as waited:
     print("held", waited, flush=True)
     time.sleep(float(sys.argv[3]))

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import environment
-import lock
+import one_at_a_time
 
 STAMP = ".workshop-tests"  # the pins that are installed
 
@@ -22,7 +22,7 @@ def main():
     if not environment.may_write(venv):
         environment.fail(f"{venv} lacks what the tests need, and you may not write there: take another place with "
                          "VENV=..., or ask its owner to run make check")
-    with lock.alone(venv / environment.LOCK, venv):
+    with one_at_a_time.alone(venv / environment.LOCK, venv):
         environment.step("what the tests need")
         pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-deps"]
         environment.run([*pip, *extras["tests"]], environment.NOT_INSTALLED)

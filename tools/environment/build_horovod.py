@@ -21,7 +21,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-import lock
+import one_at_a_time
 
 WRAPPER = Path(__file__).with_name("c++17.sh")
 SWITCHES = {"HOROVOD_WITH_PYTORCH": "1", "HOROVOD_WITH_TENSORFLOW": "1", "HOROVOD_WITHOUT_MXNET": "1",
@@ -171,7 +171,7 @@ def install(venv, pin, try_ranks=True):
         raise BuildError(NO_COMPILER)
     again = f"mend that, remove {venv / '.workshop-ready'}, and run make setup again"
     python, folder = venv / "bin" / "python", cached_wheel(venv, pin)
-    with lock.alone(folder.with_name(f"{folder.name}.lock"), folder):
+    with one_at_a_time.alone(folder.with_name(f"{folder.name}.lock"), folder):
         wheel = have_wheel(venv, pin, folder)
         if not succeeds([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
                          "--force-reinstall", wheel]):

@@ -16,7 +16,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import build_horovod
-import lock
+import one_at_a_time
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REQUIREMENTS = ROOT / "requirements.txt"
@@ -144,7 +144,7 @@ def make_ready(venv):
         venv.mkdir(parents=True, exist_ok=True)
     except (build_horovod.BuildError, OSError) as problem:
         fail(f"{problem}: for another place VENV=..." if isinstance(problem, OSError) else problem)
-    with lock.alone(venv / LOCK, venv) as waited:
+    with one_at_a_time.alone(venv / LOCK, venv) as waited:
         changed = waited or to_do(venv) != reason
         if not changed:
             {TORCHVISION_GONE: mend_torchvision, HOROVOD_MISSING: add_horovod}.get(reason, make)(venv)

@@ -1,6 +1,6 @@
 """Check the headers of PBS and Slurm submit scripts for what a scheduler passes over in silence.
 
-    python submit/check.py 03_ddp/submit.pbs my_own.slurm
+    python submit/check_script.py 03_ddp/submit.pbs my_own.slurm
 
 `#SBATCH--time` without its space, `# PBS`, directives after the first command, lines that end as on Windows: the job
 runs, with other settings than are written there. A misspelt option the scheduler itself names: `sbatch --test-only`.
@@ -45,7 +45,7 @@ def main():
     found = False
     for path in parser.parse_args().scripts:
         if not path.is_file():
-            sys.exit(f"check.py: no file {path}")
+            sys.exit(f"check_script.py: no file {path}")
         for problem in check(path):
             print(f"{path}: {problem}")
             found = True
