@@ -18,7 +18,7 @@ import workshop
 from ranks import refuse_ranks, run
 
 
-def build_model(name, images):
+def build_model(name: str, images: torch.Tensor) -> nn.Module:
     if name != "cnn":
         from torchvision.models import get_model
         return get_model(name, num_classes=10)

@@ -23,7 +23,7 @@ with workshop.quiet():
     from keras import layers
 
 
-def build_model(name, images):
+def build_model(name: str, images: tf.Tensor) -> keras.Model:
     inputs = keras.Input(images.shape[1:])
     if name != "cnn":
         from resnet import resnet

@@ -1,6 +1,6 @@
 """ResNet-18 and -50 for Keras, as torchvision has them for PyTorch (He et al., 1512.03385)."""
 
-from keras import Model, layers
+from keras import KerasTensor, Model, layers
 
 BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 
@@ -22,7 +22,7 @@ def bottleneck(x, width, stride):
     return convolution(x, 4 * width, 1, relu=False)
 
 
-def resnet(name, inputs, classes):
+def resnet(name: str, inputs: KerasTensor, classes: int) -> Model:
     block = basic_block if name == "resnet18" else bottleneck
     x = layers.Concatenate()([inputs] * 3) if inputs.shape[-1] == 1 else inputs  # three channels
     x = layers.MaxPooling2D(3, 2, "same")(convolution(x, 64, 7, 2))

@@ -20,7 +20,7 @@ import workshop
 from ranks import find_ranks, gather, rank_0_first, run
 
 
-def build_model(name, images):
+def build_model(name: str, images: torch.Tensor) -> nn.Module:
     if name != "cnn":
         from torchvision.models import get_model
         return get_model(name, num_classes=10)

@@ -8,17 +8,18 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 
-def next_place(folder):
+def next_place(folder: str) -> str:
     """The place that latest does not name; call mark_latest() when it has been written."""
     latest = Path(folder, "latest")
     return "b" if latest.exists() and latest.read_text() == "a" else "a"
 
 
-def mark_latest(folder, place):
+def mark_latest(folder: str, place: str) -> None:
     """When all ranks have written their parts, rank 0 writes down where."""
     dist.barrier()
     if dist.get_rank() == 0:
@@ -27,7 +28,7 @@ def mark_latest(folder, place):
     dist.barrier()
 
 
-def save(engine, folder, training):
+def save(engine: Any, folder: str, training: dict) -> None:
     """Every rank saves its part of DeepSpeed's engine; `training` says of which training."""
     place = next_place(folder)
     dist.barrier()  # all have read latest
@@ -37,7 +38,7 @@ def save(engine, folder, training):
     mark_latest(folder, place)
 
 
-def load(engine, folder):
+def load(engine: Any, folder: str) -> dict:
     """Return the training that was saved.
 
     All ranks look at all files: one alone that misses something would let the others wait.

@@ -3,16 +3,20 @@
 What DeepSpeed would answer with a traceback, or not at all, is one line here.
 """
 
+import argparse
 import json
 import os
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
+
+from torch import nn
 
 CONFIG = Path(__file__).with_name("ds_config.json")
 
 
-def read_config(args, device, zero=None):
+def read_config(args: argparse.Namespace, device: str, zero: dict | None = None) -> dict:
     """Return the configuration as a dict; a precision that it asks for is put into args.
 
     --precision bf16 is put into it, and the options of ZeRO that flags have set (chapter 5).
@@ -56,7 +60,7 @@ def refuse_set(zero):
     return zero
 
 
-def import_deepspeed(device):
+def import_deepspeed(device: str) -> ModuleType:
     """DeepSpeed without what it says and compiles at its start."""
     os.environ["DS_ACCELERATOR"] = device
     import deepspeed
@@ -66,7 +70,7 @@ def import_deepspeed(device):
     return deepspeed
 
 
-def initialize(deepspeed, model, **options):
+def initialize(deepspeed: ModuleType, model: nn.Module, **options: object) -> tuple:
     """Return DeepSpeed's engine and optimizer, or exit with a line on what it does not take."""
     try:
         engine, optimizer, _, _ = deepspeed.initialize(model=model, **options)

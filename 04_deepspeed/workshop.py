@@ -12,6 +12,7 @@ import socket
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -31,13 +32,13 @@ class Parser(argparse.ArgumentParser):
         sys.exit(message)  # one line, without the usage
 
 
-def whole(text):
+def whole(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
-def make_parser(doc, lr):
+def make_parser(doc: str, lr: float) -> Parser:
     """The flags that all programs have; those of its network are added by each."""
     parser = Parser(description=doc.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
@@ -48,8 +49,7 @@ def make_parser(doc, lr):
     batch.add_argument("--global-batch-size", type=whole, help="images a step on all ranks")
     add("--epochs", type=whole, default=5)
     add("--max-steps", type=whole, default=math.inf, help="stop after this many steps")
-    add("--lr", type=float, default=lr,
-        help=f"learning rate per 256 images of global batch ({lr})")
+    add("--lr", type=float, default=lr, help=f"learning rate per 256 images of global batch ({lr})")
     add("--warmup-epochs", type=float, default=0, help="the learning rate rises over these (0)")
     add("--seed", type=int, default=0)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -62,7 +62,7 @@ def make_parser(doc, lr):
     return parser
 
 
-def parse_args(doc):
+def parse_args(doc: str) -> argparse.Namespace:
     """The flags of chapters 1 to 4."""
     parser = make_parser(doc, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
@@ -71,7 +71,8 @@ def parse_args(doc):
 
 # Checks, before anything is trained: a mistake is one line that says what to do
 
-def check(args, device, rank=0, ranks=1, accumulation=1):
+def check(args: argparse.Namespace, device: str, rank: int = 0, ranks: int = 1,
+          accumulation: int = 1) -> None:
     """Exit where the flags cannot be followed."""
     if rank == 0:  # it writes for all
         refuse_unwritable(args.results)
@@ -100,13 +101,13 @@ def check(args, device, rank=0, ranks=1, accumulation=1):
         sys.exit(f"{args.checkpoint} exists: go on with --resume, or remove it")
 
 
-def refuse_unwritable(path):
+def refuse_unwritable(path: str | None) -> None:
     if path and not opens(path):
         sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may "
                  "write to")
 
 
-def opens(path):
+def opens(path: "str | os.PathLike") -> bool:
     """Whether a file of this name opens for writing, which its folder's rights do not tell.
 
     Nothing is left behind.
@@ -138,13 +139,13 @@ def refuse_missing_bf16(device):
         sys.exit("no bf16 on this GPU: take fp32")
 
 
-def share_cores(device, ranks):
+def share_cores(device: str, ranks: int) -> None:
     """On CPUs each of several ranks takes one thread, or they crowd each other on the cores."""
     if device == "cpu" and ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
         sys.modules["torch"].set_num_threads(1)
 
 
-def refuse_shared_gpus(device):
+def refuse_shared_gpus(device: str) -> None:
     """Exit where two ranks have the same GPU: one flag of the launcher, and nobody would notice."""
     own = None
     if device == "cuda":
@@ -157,7 +158,7 @@ def refuse_shared_gpus(device):
 
 # Data sets
 
-def load_data(args):
+def load_data(args: argparse.Namespace) -> tuple[tuple[np.ndarray, ...], ...]:
     """Images and labels to train with, and to test with. Images: bytes (n, channels, side, side).
 
     Of synthetic images there is a single one, for all labels, however large the batch.
@@ -205,7 +206,7 @@ def load_files(args):
                  "which needs none")
 
 
-def load_tensors(args, device):
+def load_tensors(args: argparse.Namespace, device: object) -> list:
     """The same as two of PyTorch's data sets, on the device: SVHN, the largest, takes 300 MB."""
     import torch
     from torch.utils.data import TensorDataset
@@ -222,7 +223,7 @@ def load_tensors(args, device):
 
 # Checkpoints
 
-def training_of(args):
+def training_of(args: argparse.Namespace) -> dict:
     """The flags that have to be the same when a training goes on."""
     names = ("dataset", "image_size", "model", "stage", "width", "layers", "global_batch_size",
              "seed")
@@ -230,7 +231,7 @@ def training_of(args):
 
 
 @contextmanager
-def resuming(args):
+def resuming(args: argparse.Namespace) -> Iterator[None]:
     """What fails within is a checkpoint of another training, or half a one: one line instead."""
     try:
         yield
@@ -240,7 +241,7 @@ def resuming(args):
                  f"{reason}")
 
 
-def refuse_other(training, args):
+def refuse_other(training: dict, args: argparse.Namespace) -> None:
     if training != training_of(args):
         raise ValueError(f"its training had {training}")
 
@@ -319,14 +320,13 @@ class Report:
         if self.cuda_events:
             return sys.modules["torch"].cuda.max_memory_allocated()
         if self.record["device"] == "cuda":
-            memory = sys.modules["tensorflow"].config.experimental.get_memory_info("GPU:0")
-            return memory["peak"]
+            return sys.modules["tensorflow"].config.experimental.get_memory_info("GPU:0")["peak"]
         unit = 1 if sys.platform == "darwin" else 1024
         return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @contextmanager
-def quiet():
+def quiet() -> Iterator[None]:
     """Without standard error: what TensorFlow writes there on import, no variable silences."""
     stderr = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

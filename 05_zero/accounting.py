@@ -1,5 +1,6 @@
 """What a rank holds, tensor by tensor, beside ZeRO's formulae (Rajbhandari et al., 1910.02054)."""
 
+import argparse
 import gc
 import math
 
@@ -115,7 +116,7 @@ def formula(stage, ranks, parameters, layer, *, width, gathered, master, moments
             "peak gradients": sharded + gathered * layer if stage > 1 else whole}
 
 
-def report_bytes(account, expected):
+def report_bytes(account: Accounting, expected: dict[str, float]) -> list[dict]:
     """Print a line for each rank and one for the formula, in bytes, from rank 0.
 
     Returns what each rank counted, in their order; nothing after fewer than two steps.
@@ -137,7 +138,8 @@ def report_bytes(account, expected):
 
 # Where the two programs of this chapter keep their tensors
 
-def deepspeed_formula(args, ranks, sizes, compute):
+def deepspeed_formula(args: argparse.Namespace, ranks: int, sizes: list[int],
+                      compute: torch.dtype) -> dict[str, float]:
     """formula() for DeepSpeed's ZeRO and Adam: a master copy in fp32 and two moments."""
     on_gpu = args.offload == "none"
     has_master = args.stage > 0 or args.precision != "fp32"
@@ -146,7 +148,8 @@ def deepspeed_formula(args, ranks, sizes, compute):
                    moments=8 if on_gpu else 0)
 
 
-def held_by_deepspeed(model, optimizer, adam):
+def held_by_deepspeed(model: torch.nn.Module, optimizer: object,
+                      adam: torch.optim.Optimizer) -> dict[str, list]:
     """The tensors of this rank by role; they are where DeepSpeed 0.19 has them."""
     whole = list(model.parameters())
     shards = [found.ds_tensor for found in whole if hasattr(found, "ds_tensor")]  # at stage 3
@@ -163,7 +166,8 @@ def held_by_deepspeed(model, optimizer, adam):
             "optimizer state": moments_of(adam), "buckets": buckets}
 
 
-def held_by_pytorch(model, shards, optimizer):
+def held_by_pytorch(model: torch.nn.Module, shards: list[torch.nn.Parameter],
+                    optimizer: torch.optim.Optimizer) -> dict[str, list]:
     """The same for fsdp.py. While a layer is gathered, it is among the model's parameters."""
     parameters = [*shards, *model.parameters()]
     adam = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has its shard's inside
@@ -171,7 +175,8 @@ def held_by_pytorch(model, shards, optimizer):
             "master copy": [], "optimizer state": moments_of(adam)}
 
 
-def pytorch_formula(args, ranks, sizes, dtype):
+def pytorch_formula(args: argparse.Namespace, ranks: int, sizes: list[int],
+                    dtype: torch.dtype) -> dict[str, float]:
     """formula() for fsdp.py: no master copy; stage 1 keeps all gradients."""
     on_gpu = args.offload == "none"
     return formula(args.stage, ranks, sum(sizes), max(sizes), keeps_gradients=True, master=0,

@@ -1,11 +1,12 @@
 """The flags of this chapter: those of every program, ZeRO's stage and the perceptron's size."""
 
+import argparse
 import sys
 
 import workshop
 
 
-def parse_args(doc, stages, stage):
+def parse_args(doc: str, stages: tuple[int, ...], stage: int) -> argparse.Namespace:
     """The flags of main.py or fsdp.py, which have these stages; this one where none is given."""
     parser = workshop.make_parser(doc, lr=0.002)
     add = parser.add_argument
@@ -17,7 +18,8 @@ def parse_args(doc, stages, stage):
     return parser.parse_args()
 
 
-def check_stage(args, device, offloads, saves=(0, 1, 2, 3)):
+def check_stage(args: argparse.Namespace, device: str, offloads: tuple[int, ...],
+                saves: tuple[int, ...] = (0, 1, 2, 3)) -> None:
     """Exit where the flags do not go together: stages can be offloaded, and saved."""
     if args.offload == "cpu" and device != "cuda":
         sys.exit("--offload cpu: here is no GPU whose memory it could save")

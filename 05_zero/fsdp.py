@@ -25,7 +25,7 @@ from fsdp_checkpoints import load, save
 from ranks import find_ranks, gather, rank_0_first, run
 
 
-def build_model(width, layers, images):
+def build_model(width: int, layers: int, images: torch.Tensor) -> nn.Sequential:
     """A perceptron whose layers between the first and the last are equal."""
     model, inputs = nn.Sequential(nn.Flatten()), images[0].numel()
     for _ in range(layers + 1):

@@ -1,15 +1,18 @@
 """Checkpoints of fsdp.py: every rank writes its shards, and any number of ranks can read them."""
 
+import argparse
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim import Optimizer
 
 import workshop
 from checkpoints import mark_latest, next_place
 
 
-def save(model, optimizer, args, step):
+def save(model: nn.Module, optimizer: Optimizer, args: argparse.Namespace, step: int) -> None:
     """Into the folder args.checkpoint, as checkpoints.py has it."""
     place = next_place(args.checkpoint)
     writer = dcp.FileSystemWriter(Path(args.checkpoint, place), overwrite=True)
@@ -17,7 +20,7 @@ def save(model, optimizer, args, step):
     mark_latest(args.checkpoint, place)
 
 
-def load(model, optimizer, args):
+def load(model: nn.Module, optimizer: Optimizer, args: argparse.Namespace) -> int:
     """Return the step; model and optimizer get the state that was saved."""
     place = Path(args.checkpoint, "latest").read_text()
     state = state_of(model, optimizer, args, 0)

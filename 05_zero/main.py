@@ -31,7 +31,7 @@ def zero_options(args):
     return options
 
 
-def build_model(width, layers, images):
+def build_model(width: int, layers: int, images: torch.Tensor) -> nn.Sequential:
     """A perceptron whose layers between the first and the last are equal."""
     model, inputs = nn.Sequential(nn.Flatten()), images[0].numel()
     for _ in range(layers + 1):

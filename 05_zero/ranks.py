@@ -16,8 +16,10 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 LAUNCHERS = {  # the variables in which each tells a process its rank, and how many ranks there are
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
@@ -31,7 +33,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  #
 
 # Who am I?
 
-def launched():
+def launched() -> "tuple[str | None, int, int]":  # quoted: Python 3.9 reads it
     """Who started this process, its rank and the number of ranks; None, 0, 1 if nobody did."""
     env = os.environ
     launcher, rank, ranks = None, 0, 1
@@ -46,7 +48,7 @@ def launched():
     return launcher, rank, ranks
 
 
-def find_ranks():
+def find_ranks() -> tuple[int, int, int]:
     """Return rank, number of ranks and rank on this node; set torchrun's five variables.
 
     Exits with one line where the environment contradicts itself.
@@ -104,9 +106,8 @@ def meet_by_mpi(launcher, ranks):
         import mpi4py
         mpi4py.rc(initialize=False, finalize=True)
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as problem:
-        sys.exit("mpi4py, which has to belong to the MPI of this mpiexec, does not load: "
-                 f"{problem}")
+    except (ImportError, RuntimeError) as reason:
+        sys.exit(f"mpi4py, which has to belong to the MPI of this mpiexec, does not load: {reason}")
     if launcher != "Open MPI" or "MPICH" not in MPI.Get_library_version():
         MPI.Init_thread()  # MPICH would abort under Open MPI's mpiexec
     if not MPI.Is_initialized() or MPI.COMM_WORLD.size != ranks:
@@ -127,12 +128,12 @@ def meet_by_mpi(launcher, ranks):
 
 # What ends all ranks?
 
-def horovod():
+def horovod() -> "ModuleType | None":
     """Horovod, if this program has imported it."""
     return sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow")
 
 
-def gather(value):
+def gather(value: object) -> list:
     """The values of all ranks, in their order, on every rank."""
     if horovod():
         return horovod().allgather_object(value, name="values")  # unnamed, types would not meet
@@ -143,7 +144,7 @@ def gather(value):
 
 
 @contextmanager
-def rank_0_first(rank):
+def rank_0_first(rank: int) -> Iterator[None]:
     """Rank 0 does what stands in the block, then the others do.
 
     If one of them exits with a message, all exit with it, instead of waiting for that one.
@@ -165,7 +166,7 @@ def rank_0_first(rank):
         exchange(None)  # wait for the others
 
 
-def run(main):
+def run(main: Callable[[], None]) -> None:
     """Call main(), and end this process as one of many.
 
     sys.exit("a line") in main() is a mistake of the user's: rank 0 prints the line, the exit code
@@ -211,7 +212,7 @@ def group():
 
 # For programs that torch.distributed does not start
 
-def refuse_ranks():
+def refuse_ranks() -> None:
     """For a program of one process: several of it would each train the same."""
     for size in [*(size for _, size in LAUNCHERS.values()), "WORLD_SIZE"]:
         if int(os.environ.get(size, 1)) > 1:
@@ -220,7 +221,7 @@ def refuse_ranks():
                      "or see the next chapters")
 
 
-def refuse_other_mpi():
+def refuse_other_mpi() -> None:
     """Before hvd.init(), which would abort under the mpiexec of another MPI than Horovod's."""
     launcher, _, _ = launched()
     if launcher == "Open MPI":
@@ -232,7 +233,7 @@ def refuse_other_mpi():
                      "take its mpiexec")
 
 
-def refuse_lone_ranks(seen):
+def refuse_lone_ranks(seen: int) -> None:
     """After hvd.init(): ranks that Horovod does not see would each train alone, in silence."""
     launcher, _, _ = launched()
     names = {"torchrun": ["WORLD_SIZE"], None: ["WORLD_SIZE", "SLURM_NTASKS"]}.get(launcher)

@@ -96,7 +96,7 @@ except (ImportError, OSError, RuntimeError) as problem:
     absent = f"{problem}, in {sys.executable}"
 
 
-def table(found=None):
+def table(found: "dict[str, str] | None" = None) -> str:  # quoted: Python 3.9 reads it
     """The text of a Markdown table: of all faults, or of those found, given as {key: where and what}."""
     rows = ["| symptom | cause | cure |", "|---|---|---|"]
     for key, detail in (dict.fromkeys(FAULTS, "") if found is None else found).items():

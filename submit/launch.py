@@ -15,7 +15,7 @@ from pathlib import Path
 from records import ROOT, commit
 
 
-def command(chapter, ranks, *flags):
+def command(chapter: str, ranks: int, *flags: object) -> list[str]:
     """The words of the command: plain python for one rank, this environment's mpiexec for more.
 
     The chapter is a folder with a main.py, or another file, as its record names it.
@@ -25,18 +25,18 @@ def command(chapter, ranks, *flags):
     return [*mpiexec, sys.executable, str(main), *map(str, flags)]
 
 
-def missing(chapter):
+def missing(chapter: str) -> str | None:
     """Why this environment cannot run a chapter, as set-up noted it; None if it can."""
     reason = Path(sys.prefix, "without-horovod")
     return reason.read_text() if chapter.startswith("02_horovod") and reason.exists() else None
 
 
-def environment():
+def environment() -> dict[str, str]:
     """One thread a rank: the ranks share the cores, and one rank is compared with several."""
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def processor():
+def processor() -> str:
     """The names of the GPUs where there are any, else of the CPU."""
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
@@ -46,7 +46,7 @@ def processor():
     return found[1] if found else platform.processor()
 
 
-def machine():
+def machine() -> dict:
     """Where and with what a run happened, as far as that can be looked up."""
     versions = {found.name: found.version for found in distributions()
                 if found.name in ("torch", "tensorflow-cpu", "tensorflow", "horovod", "deepspeed")}
@@ -56,13 +56,13 @@ def machine():
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
 
 
-def launch(chapter, ranks, *flags, timeout=600):
+def launch(chapter: str, ranks: int, *flags: object, timeout: float = 600) -> dict:
     """Run chapter/main.py on so many ranks with these flags. Returns its record as a dict; raises as launch_all()."""
     record, = launch_all(chapter, ranks, *flags, timeout=timeout)
     return record
 
 
-def launch_all(chapter, ranks, *flags, timeout=600):
+def launch_all(chapter: str, ranks: int, *flags: object, timeout: float = 600) -> list[dict]:
     """The same for a program that writes several records. Returns them as a list.
 
     Raises subprocess.CalledProcessError, with what the run printed, where it fails, and subprocess.TimeoutExpired after

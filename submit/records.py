@@ -28,7 +28,7 @@ class Unpublished(ValueError):
         return [str(self)]
 
 
-def commit():
+def commit() -> str:
     """The commit of this tree, as 4cf4026, 4cf4026-dirty or no-commit."""
     if not shutil.which("git") or not (ROOT / ".git").exists():  # else git would find a repository around it
         return UNKNOWN
@@ -46,7 +46,7 @@ def clean(mark):
     return re.fullmatch("[0-9a-f]{7,40}", str(mark)) is not None
 
 
-def refusal(path):
+def refusal(path: "str | os.PathLike") -> "str | None":  # quoted: a notebook's Python may be 3.9
     """Why nothing may be written to a path now, as a line; None if it may, or if it is not in assets/."""
     path = Path(path).resolve()
     if path != ASSETS and ASSETS not in path.parents:
@@ -60,7 +60,7 @@ def refusal(path):
             "write elsewhere")
 
 
-def opens(path):
+def opens(path: "str | os.PathLike") -> bool:
     """Whether a file of this name opens for writing, which its folder's rights do not tell.
 
     Nothing is left behind.
@@ -77,7 +77,7 @@ def opens(path):
     return True
 
 
-def published(name):
+def published(name: str) -> list[dict]:
     """The records of assets/records/NAME, one dict a line. Raises Unpublished where one is not of a commit."""
     records = []
     for number, line in enumerate((RECORDS / name).read_text().splitlines(), 1):
@@ -87,7 +87,7 @@ def published(name):
     return records
 
 
-def published_text(name):
+def published_text(name: str) -> str:
     """The text of assets/records/NAME, a benchmark's, whose first line names its commit before the time."""
     text = (RECORDS / name).read_text()
     mark = re.search(r", (\S+), \d{4}-\d\d-\d\dT", text.partition("\n")[0])

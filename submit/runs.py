@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from launch import ROOT, machine
@@ -20,7 +21,7 @@ from tqdm import tqdm
 SAME = ("git", "host", "processor", "cpus", "torch")  # of the runs of one study
 
 
-def read(path):
+def read(path: Path) -> list[dict]:
     """The records of a file, as dicts; a line that a killed study left unfinished is passed over."""
     records = []
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -31,7 +32,7 @@ def read(path):
     return records
 
 
-def append(path, record):
+def append(path: Path, record: dict) -> None:
     """One whole line, on disk when this returns; a broken last line is closed first."""
     with open(path, "ab+") as file:
         if file.tell():
@@ -42,7 +43,7 @@ def append(path, record):
         os.fsync(file.fileno())
 
 
-def end_with_the_study():
+def end_with_the_study() -> None:
     """Have SIGTERM end the run that is under way, too: what waits for it is unwound."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
@@ -93,7 +94,8 @@ class Runs:
         return records
 
 
-def study(path, plan, do, check=lambda records: None):
+def study(path: str | Path, plan: list[dict], do: Callable[..., dict | list[dict]],
+          check: Callable[[list[dict]], None] = lambda records: None) -> list[dict]:
     """Do the runs of a plan, dicts that differ, in its order, each by do(**run), which returns its record, or several.
 
     Writes the records into the file when all are there and check(records) has not raised, and returns them. Where a run
@@ -114,7 +116,7 @@ def study(path, plan, do, check=lambda records: None):
     return runs.publish(path)
 
 
-def said(problem):
+def said(problem: subprocess.CalledProcessError | subprocess.TimeoutExpired) -> str:
     """What a run that failed or took too long printed last."""
     if isinstance(problem, subprocess.TimeoutExpired):
         return f"no end after {problem.timeout} s"

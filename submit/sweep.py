@@ -108,7 +108,7 @@ def measure(run, args):
         return run | {"failed": reason, "printed": printed.splitlines()[-10:]}
 
 
-def summary(records):
+def summary(records: pandas.DataFrame) -> pandas.DataFrame:
     """Median, least and most images/s of each group of repeats (a DataFrame), with efficiency and what is remarkable.
 
     records: a DataFrame. Efficiency in weak and strong scaling: images/s / (ranks * images/s of a rank in the runs with
@@ -142,7 +142,7 @@ def remark(row):
         (row.efficiency > 1.05, "efficiency above 1.05")) if wrong)
 
 
-def command_line(path):
+def command_line(path: str) -> str:
     """The command that makes records like those of a file (relative to the top folder), into a new file."""
     records = read(ROOT / path)
     values = {name: list(dict.fromkeys(record[name] for record in records)) for name in KEY}

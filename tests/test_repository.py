@@ -35,7 +35,7 @@ SIZES = {
     "05_zero/main.py": (155, "04_deepspeed/main.py", 55),
     "05_zero/fsdp.py": (165, "05_zero/main.py", 60),
 }
-COMPANIONS = {"01_single_node/ranks.py": 241, "01_single_node/workshop.py": 340}  # 190 and 290
+COMPANIONS = {"01_single_node/ranks.py": 242, "01_single_node/workshop.py": 340}  # 190 and 290
 WIDTH = 100
 PARAGRAPHS = 6
 CONVERSIONS = {"bool", "bytes", "dict", "float", "int", "len", "list", "next", "set", "str", "tuple", "type"}
@@ -152,6 +152,35 @@ def test_arrows_between_folders_go_one_way():
             for module in imported(path):
                 assert module not in others, f"{path} imports {module}"
                 assert name != "chapters" or module not in modules["chapters"] - beside, f"{path} imports {module}"
+
+
+def used(tree):
+    """What a file imports by name, or reaches through a module that it imports, as (module's last word, name)."""
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module.split(".")[-1], alias.name) for alias in node.names)
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules |= {alias.asname or alias.name: alias.name.split(".")[-1] for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            yield modules[node.value.id], node.attr
+
+
+def test_what_another_file_uses_has_type_hints():
+    """Where several chapters have a file of that name, in all of them. The tests' own functions need none."""
+    rooms = "[0-9][0-9]_*", "reading_data", "submit", "tools"
+    trees = {path: ast.parse(path.read_text()) for room in rooms for path in ROOT.glob(f"{room}/**/*.py")}
+    uses = {use for path, tree in trees.items() for use in used(tree) if use[0] != path.stem}
+    found, bare = set(), []
+    for path, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and (path.stem, node.name) in uses:
+                found.add((path.stem, node.name))
+                hints = [part.annotation for part in ast.iter_child_nodes(node.args) if isinstance(part, ast.arg)]
+                if None in (*hints, node.returns):
+                    bare.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}")
+    assert len(found) >= 70 and not bare, bare
 
 
 @pytest.mark.parametrize("path", docs.readmes(), ids=lambda path: str(path.relative_to(ROOT)))

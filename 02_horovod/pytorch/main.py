@@ -19,7 +19,7 @@ import workshop
 from ranks import rank_0_first, refuse_lone_ranks, refuse_other_mpi, run
 
 
-def build_model(name, images):
+def build_model(name: str, images: torch.Tensor) -> nn.Module:
     if name != "cnn":
         from torchvision.models import get_model
         return get_model(name, num_classes=10)

@@ -48,14 +48,14 @@ class BuildError(Exception):
     """Horovod cannot be had here; the text says why and what to do."""
 
 
-def compiler():
+def compiler() -> str | None:
     """The C++ compiler's name; None where it, make or Python's headers are missing."""
     name = os.environ.get("CXX", "g++")
     headers = Path(sysconfig.get_path("include"), "Python.h")
     return name if shutil.which(name) and shutil.which("make") and headers.exists() else None
 
 
-def processes():
+def processes() -> int:
     """How many processes build Horovod. Raises BuildError."""
     asked = os.environ.get("BUILD_PROCESSES", str(min(4, os.cpu_count() or 1)))
     if not re.fullmatch("[1-9][0-9]*", asked):
@@ -162,7 +162,7 @@ def succeeds(command):
     return code == 0
 
 
-def install(venv, pin, try_ranks=True):
+def install(venv: Path, pin: str, try_ranks: bool = True) -> None:
     """Install Horovod into the venv, from the cache or built now, and let two ranks all-reduce. Raises BuildError.
 
     try_ranks: False where no ranks can be started, as on the login node of a cluster.

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import NoReturn
 
 import build_horovod
 import one_at_a_time
@@ -43,15 +44,15 @@ if not _has_ops():  # added by the workshop's set-up: see tools/environment/envi
 """
 
 
-def step(text):
+def step(text: str) -> None:
     print(f"set-up: {text}", flush=True)
 
 
-def fail(text):
+def fail(text: str) -> NoReturn:
     sys.exit(f"set-up failed: {text}")
 
 
-def run(command, advice, quiet=False):
+def run(command: list[str | Path], advice: str, quiet: bool = False) -> None:
     """Run a command; where it fails, end with its last lines and the advice."""
     output = subprocess.PIPE if quiet else None
     done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT if quiet else None, text=True)
@@ -60,7 +61,7 @@ def run(command, advice, quiet=False):
         fail(f"{' '.join(map(str, command))[:200]}\n{tail}\n{advice}".replace("\n\n", "\n"))
 
 
-def pins():
+def pins() -> tuple[str, dict[str, list[str]]]:
     """The text of requirements.txt, and the requirements of it that pip skips: {"apart": [...], "built": ..., ...}."""
     text, extras = REQUIREMENTS.read_text(), {}
     for pin, extra in re.findall(r'^(\S+); extra == "(\w+)"$', text, re.M):
@@ -88,7 +89,7 @@ def stamp(gpu, mpicc):
     return f"{made}\n{gpu}\n{mpicc}\n{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def read(path):
+def read(path: Path) -> str:
     """The text of a file; nothing where there is none to read."""
     try:
         return path.read_text()
@@ -102,7 +103,7 @@ def site_of(venv):
     return os.environ.get("HOROVOD_GPU_OPERATIONS", gpu), os.environ.get("SITE_MPICC", mpicc)
 
 
-def may_write(venv):
+def may_write(venv: Path) -> bool:
     """Whether this user may change the environment, or make it where there is none yet."""
     there = next(place for place in (venv, *venv.parents) if os.path.exists(place))
     return all(os.access(place, os.W_OK) for place in (there, venv / STAMP) if os.path.exists(place))
@@ -130,7 +131,7 @@ def to_do(venv):
     return None
 
 
-def make_ready(venv):
+def make_ready(venv: str | Path) -> None:
     """Make the environment, or what of it is not as this checkout wants it."""
     venv = Path(venv)
     reason = to_do(venv)
@@ -143,7 +144,7 @@ def make_ready(venv):
         build_horovod.processes()  # before anything is done
         venv.mkdir(parents=True, exist_ok=True)
     except (build_horovod.BuildError, OSError) as problem:
-        fail(f"{problem}: for another place VENV=..." if isinstance(problem, OSError) else problem)
+        fail(f"{problem}: for another place VENV=..." if isinstance(problem, OSError) else str(problem))
     with one_at_a_time.alone(venv / LOCK, venv) as waited:
         changed = waited or to_do(venv) != reason
         if not changed:

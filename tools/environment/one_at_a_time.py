@@ -5,7 +5,9 @@ import os
 import pwd
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 
 def holder():
@@ -34,7 +36,7 @@ def take(file, place):
 
 
 @contextmanager
-def alone(path, place):
+def alone(path: Path, place: Path) -> Iterator[bool]:
     """Let the body work on the place in one process at a time, by a lock on the file `path`.
 
     Gives whether it had to wait for another.

@@ -30,7 +30,7 @@ PERCEPTRON = ("--epochs", 1, "--width", 256, "--layers", 8)
 FLAGS = ("--dataset", "digits", "--global-batch-size", "64")  # the same training, whatever the number of ranks
 
 
-def parameters(checkpoint):
+def parameters(checkpoint: str | Path) -> np.ndarray:
     """All parameters of a checkpoint in one vector, in fp64."""
     if Path(checkpoint).is_dir():
         return parameters_of_folder(Path(checkpoint, Path(checkpoint, "latest").read_text()))
@@ -103,7 +103,7 @@ def table(records):
                 index=False, na_rep="", formatters=dict(zip(columns.values(), formats))))
 
 
-def draw(records):
+def draw(records: pandas.DataFrame) -> Figure:
     """Throughput and test accuracy of each run, side by side."""
     labels = [f"{label(row)}, {row['ranks']} rank{'s' * (row['ranks'] > 1)}" for _, row in records.iterrows()]
     figure = Figure(figsize=(9, 1.2 + 0.32 * len(records)), layout="constrained")

@@ -34,7 +34,7 @@ def table(records):
             f"{groups.size().iloc[0]} runs; ready, read, disk: median, cold\n\n" + rows.to_string(index=False))
 
 
-def draw(records):
+def draw(records: pandas.DataFrame) -> Figure:
     """A figure of the same: a panel for each number of ranks, two points for each way."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     axes = figure.subplots(1, len(RANKS), sharex=True, sharey=True)

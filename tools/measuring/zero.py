@@ -13,7 +13,7 @@ RECORDS = ROOT / "assets" / "records" / "zero.jsonl"
 FLAGS = ("--device", "cpu", "--global-batch-size", 64, "--max-steps", 2)
 
 
-def total(row):
+def total(row: dict[str, float]) -> float:
     return sum(row[role] for role in ROLES)
 
 

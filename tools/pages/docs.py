@@ -79,7 +79,7 @@ def lesson(path, *words):
     return textwrap.dedent("\n".join(text[number] for number in sorted(chosen)))
 
 
-def outputs():
+def outputs() -> list[str]:
     """The words of all fences that show what a run prints, each once, in the order of the pages."""
     found = [match[2] for path in readmes() for match in FENCE.finditer(path.read_text())
              if match[1] in ("output", "sample")]

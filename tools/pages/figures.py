@@ -112,7 +112,7 @@ FIGURES = {f"{draw.__name__}.png": draw for draw in (*DRAWINGS, zero, batch_size
 FIGURES |= {"demo.png": of_demo, "read_data.png": of_reading}
 
 
-def main():
+def main() -> None:
     """Save every figure into assets/figures/."""
     FOLDER.mkdir(exist_ok=True)
     for name, draw in FIGURES.items():
