@@ -19,6 +19,7 @@ import speeds
 from launch import ROOT, command, missing
 
 from tools.measuring.demo import parameters  # noqa: F401  the tests import it from here
+from tools.pages import docs, notebooks
 
 BIN = Path(sys.executable).parent
 PROGRAMS = Path(__file__).with_name("programs")
@@ -164,6 +165,16 @@ def clean_environment():
     yield os.environ
     os.environ.clear()
     os.environ.update(before)
+
+
+def pages():
+    """What people read, as (path, text): the pages, and of the notebooks the cells and what they print."""
+    yield from ((path, path.read_text()) for path in docs.readmes())
+    for path in notebooks.notebooks():
+        cells = json.loads(path.read_text())["cells"]
+        printed = [output.get("text") or output.get("data", {}).get("text/markdown", [])
+                   for cell in cells for output in cell.get("outputs", [])]
+        yield path, "\n".join(map("".join, [*(cell["source"] for cell in cells), *printed]))
 
 
 def main_files():

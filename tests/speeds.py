@@ -39,7 +39,7 @@ SLOW = [
     "test_bf16_where_it_does_not_exist",
     # TensorFlow beside PyTorch
     f"test_launchers.*test_(a_folder_travels|launcher_of|local_rank|several_ranks_on).*{TF}",
-    r"test_a_resnet_is_evaluated.*\[0[24]", f"test_learning_rate.*{TF}",
+    "test_batchnorm_of_all_ranks", r"test_a_resnet_is_evaluated.*\[0[24]", f"test_learning_rate.*{TF}",
     f"test_equality.*test_(fp32|gloo|a_resnet|a_checkpoint|the_check_notices).*{TF}",
     f"test_contract.*(several_ranks|flags_reach).*{TF}", "test_tensorflow_s_base_is_plain_keras",
     f"test_(images_stay|svhn).*{TF}",

@@ -5,8 +5,9 @@ import os
 import re
 from types import SimpleNamespace
 
+import forked
 import pytest
-from conftest import BIN, case, chapters, copy_of, execute, lines, numbers, observe, parameters
+from conftest import BIN, ROOT, case, chapters, copy_of, environment, execute, lines, numbers, observe, parameters
 from filelock import FileLock
 from launch import command
 from tolerances import FP64, ROOM, TIES, apart, close, distance
@@ -193,3 +194,13 @@ def test_a_resnet_is_evaluated_with_one_rank_s_statistics(chapter, tmp_path):
     assert on_one.code == 0, on_one.err
     right = [int(re.search(r"\((\d+) of 360", run.out)[1]) for run in (done, on_one)]
     assert abs(right[0] - right[1]) <= TIES
+
+
+def test_batchnorm_of_all_ranks_is_the_training_of_one_rank_and_that_of_each_rank_is_not(tmp_path):
+    found = {}
+    for ranks in 1, 2:
+        done = forked.run([ROOT / "03_ddp" / "batchnorm.py"], ranks, environment())
+        assert done.code == 0, done.err
+        found[ranks] = [round(1e6 * float(number)) for number in re.findall(r"images: +([\d.]+)", done.out)]
+    (one, one_together), (each, together) = found[1], found[2]
+    assert abs(one - one_together) <= 1 and abs(one - together) <= 1 < abs(one - each)  # of the last digit

@@ -1,7 +1,6 @@
 """The repository itself: the diff is the lesson, nothing is stale, pins in one place, no path of anybody's machine."""
 
 import ast
-import json
 import re
 import subprocess
 import sys
@@ -11,13 +10,13 @@ from pathlib import Path
 import environment
 import pytest
 import speeds
-from conftest import ROOT, chapters, execute, lines, main_files
+from conftest import ROOT, chapters, execute, lines, main_files, pages
 from launch import command, missing
 from test_contract import RECORD, check
 from tolerances import ADAM_FP64, FP64, close
 
 from tools.measuring import demo, outputs
-from tools.pages import docs, notebooks
+from tools.pages import docs
 
 # Functions that two lessons have under one name and that differ, because the difference is the lesson.
 LESSONS = {"main": "what a framework changes in the training", "build_model": "chapter 5 trains a perceptron",
@@ -254,16 +253,6 @@ def test_every_tolerance_is_listed_with_its_reason():
     assert not found and names <= used
 
 
-def pages():
-    """What people read, as (path, text): the pages, and of the notebooks the cells and what they print."""
-    yield from ((path, path.read_text()) for path in docs.readmes())
-    for path in notebooks.notebooks():
-        cells = json.loads(path.read_text())["cells"]
-        printed = [output.get("text") or output.get("data", {}).get("text/markdown", [])
-                   for cell in cells for output in cell.get("outputs", [])]
-        yield path, "\n".join(map("".join, [*(cell["source"] for cell in cells), *printed]))
-
-
 def test_links_and_pictures_of_the_pages_exist():
     found = 0
     for path, text in pages():
@@ -281,7 +270,7 @@ def test_every_file_and_module_that_a_page_names_is_there():
     found = 0
     for path, text in pages():
         modules = [f"{name.replace('.', '/')}.py" for name in re.findall(r"-m (tools[.\w]+\w)", text)]
-        for name in {*named.findall(text), *modules} - {"submit/sites/NAME.sh"}:
+        for name in {*named.findall(text), *modules} - {"submit/sites/NAME.sh", "submit/bench.py"}:
             assert (ROOT / name).exists() or (path.parent / name).exists(), (path, name)
             found += 1
     assert found > 100

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import check_script as header
 import psutil
 import pytest
-from conftest import BIN, ROOT, case, chapters, environment, execute, lines, parameters
+from conftest import BIN, ROOT, case, chapters, environment, execute, lines, pages, parameters
 from tolerances import FP64, LOSS, close
 
 SCRIPTS = sorted(path.relative_to(ROOT) for pattern in ("0*/**/submit.*", "submit/*.pbs", "submit/*.slurm")
@@ -254,6 +255,56 @@ def test_a_site_s_launch_command(site, env, expected, tmp_path):
     assert done.out.startswith(expected) and done.out.endswith("python main.py --epochs 3\n")
     assert "srun" not in done.out or "SRUN_CPUS_PER_TASK=8" in execute(
         ["bash", "-euc", f"{words} >/dev/null; env"], env=env | {"SLURM_CPUS_PER_TASK": "8"}, cwd=tmp_path).out
+
+
+def queues(site):
+    """{queue: (fewest nodes, most nodes, most hours)}, as the site's file says."""
+    line, = re.findall("^# .*queues.*: (.*)$", (ROOT / "submit" / "sites" / f"{site}.sh").read_text(), re.M | re.I)
+    found = re.findall(r"([\w-]+) (\d+)-(\d+), ([\d.]+) h", line)
+    return {name: (int(fewest), int(most), float(hours)) for name, fewest, most, hours in found}
+
+
+def asked_for(words):
+    """Of a qsub's or sbatch's words, or those of a script's header: {"queue", "nodes", "time"} as far as they say."""
+    text = " ".join(words) + " "
+    options = {"queue": r"(?:-q|--qos)[ =](\S+) ", "nodes": r"(?:select=|--nodes[ =]|-N )(\d+)\b",
+               "time": r"(?:walltime=|--time[ =])(\S+) "}
+    return {name: found[1] for name, option in options.items() if (found := re.search(option, text))}
+
+
+def refused(site, command, folder):
+    """Why the site's scheduler would refuse a command that a page prints; None where nothing says that it would."""
+    words = shlex.split(command.replace("\\\n", " "))
+    script = next(word for word in words if re.search(r"\.(pbs|slurm)$", word))
+    header = re.findall("^#(?:PBS|SBATCH) (.*)$", (folder / script).read_text(), re.M)
+    wants = asked_for(header) | asked_for(words[:words.index(script)])
+    if "SITE=" in command or wants.get("queue", "NAME").isupper():  # another site's; a placeholder, or the default
+        return None
+    if wants["queue"] not in queues(site):
+        return f"there is no queue {wants['queue']}"
+    fewest, most, hours = queues(site)[wants["queue"]]
+    asked = sum(int(part) / 60 ** place for place, part in enumerate(wants["time"].split(":")))
+    fits = fewest <= int(wants["nodes"]) <= most and asked <= hours
+    return None if fits else f"{wants['queue']} has not that: {wants}"
+
+
+def test_every_printed_submission_is_one_that_the_site_s_queues_take():
+    found = {"qsub": 0, "sbatch": 0}
+    for path, text in pages():
+        for program, words in re.findall(r"\b(qsub|sbatch) ((?:[^`\n|]|\\\n|\n +)*?[\w.]+\.(?:pbs|slurm))\b", text):
+            folder = next(place for place in (path.parent, ROOT / "03_ddp", ROOT / "submit")
+                          if (place / words.split()[-1]).exists())
+            assert refused({"qsub": "polaris", "sbatch": "slurm_gpu"}[program], words, folder) is None, (path, words)
+            found[program] += 1
+    assert found["qsub"] > 10 and found["sbatch"] > 10
+
+
+@pytest.mark.parametrize("command, said", [
+    ("-A PROJECT -l select=4:system=polaris submit.pbs", "debug has not that"),
+    ("-q prod -l select=2:system=polaris submit.pbs", "prod has not that"),
+    ("-l walltime=2:00:00 submit.pbs", "debug has not that"), ("-q debugging submit.pbs", "no queue debugging")])
+def test_a_submission_that_polaris_refuses_is_noticed(command, said):
+    assert said in refused("polaris", command, ROOT / "03_ddp")
 
 
 def test_polaris_gives_each_rank_the_gpu_that_is_near_its_cores():

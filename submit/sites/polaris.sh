@@ -2,6 +2,7 @@
 # Polaris (ALCF): PBS, 4 A100 a node, Cray PALS, Slingshot 11. Written from its documentation; not tried by us.
 # Sources, at docs.alcf.anl.gov/polaris: [1] data-science/frameworks/pytorch  [2] running-jobs/using-gpus
 # [3] applications-and-libraries/libraries/nccl  [4] running-jobs; and [5] github.com/argonne-lcf/alcf-nccl-tests
+# Queues, with their nodes and hours [4]: debug 1-2, 1 h; debug-scaling 1-10, 1 h, one job a user; prod 10-496, 24 h
 
 module use /soft/modulefiles || return 1  # [1] the site's PyTorch, DeepSpeed and mpi4py
 module load conda || return 1
@@ -9,17 +10,23 @@ conda activate || return 1
 
 export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.anl.gov:3128  # [4] from compute nodes
 
-# NCCL through libfabric (AWS-OFI plugin) instead of TCP sockets. [5] measures for 2 nodes 36 GB/s of bus bandwidth, and
-# 3 to 9.5 without. [3] Some programs hang with it; then: unset NCCL_NET_GDR_LEVEL NCCL_CROSS_NIC NCCL_COLLNET_ENABLE NCCL_NET
-export NCCL_NET="AWS Libfabric" NCCL_NET_GDR_LEVEL=PHB NCCL_CROSS_NIC=1 NCCL_COLLNET_ENABLE=1
-export LD_LIBRARY_PATH=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
-export FI_CXI_DISABLE_HOST_REGISTER=1 FI_MR_CACHE_MONITOR=userfaultfd FI_CXI_DEFAULT_CQ_SIZE=131072
+# NCCL sends through TCP sockets: slower, and it ends. With NCCL_PLUGIN=1 (qsub -v NCCL_PLUGIN=1) it sends through
+# libfabric by the AWS plugin: 36 GB/s of bus bandwidth between 2 nodes and 3 to 9.5 without [5, NCCL 2.18 and 2.21]; but 4
+# of 9 ResNet-50 runs on 2 nodes hung with it [5, NCCL 2.20.5]. The last seven variables are [5]'s against hangs. Take
+# the plugin for long runs, once a short one has ended with it.
+if [ "${NCCL_PLUGIN:-0}" = 1 ]; then
+    export NCCL_NET="AWS Libfabric" NCCL_NET_GDR_LEVEL=PHB NCCL_CROSS_NIC=1 NCCL_COLLNET_ENABLE=1
+    export LD_LIBRARY_PATH=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
+    export FI_CXI_DISABLE_HOST_REGISTER=1 FI_MR_CACHE_MONITOR=userfaultfd FI_CXI_DEFAULT_CQ_SIZE=131072
+    export FI_CXI_DEFAULT_TX_SIZE=131072 FI_CXI_RDZV_PROTO=alt_read FI_CXI_RX_MATCH_MODE=software
+    export FI_CXI_REQ_BUF_SIZE=16MB FI_CXI_RDZV_GET_MIN=0 FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=16000 FI_CXI_RDZV_THRESHOLD=2000
+fi
 
 export MPICH_GPU_SUPPORT_ENABLED=0  # [2] else MPI wants a library for GPUs; the chapters send by MPI what is on CPUs
 export SITE_MPICC="cc -shared" HOROVOD_GPU_OPERATIONS=NCCL  # for make setup
 
 # [2] GPU 3 is nearest to the first cores, GPU 0 to the last. Each rank sees its one GPU before MPI starts [1].
-near_gpu='CUDA_VISIBLE_DEVICES=$((3 - PMI_LOCAL_RANK % 4)) exec "$@"'
+near_gpu='CUDA_VISIBLE_DEVICES=$((3 - ${PMI_LOCAL_RANK:?this mpiexec gives no local rank, so no GPU can be chosen: is it PALS?} % 4)) exec "$@"'
 launch() {
     mpiexec -n "${RANKS:-$((4 * $(sort -u "$PBS_NODEFILE" | wc -l)))}" --ppn 4 --depth=8 --cpu-bind depth \
         bash -c "$near_gpu" near_gpu "$@"

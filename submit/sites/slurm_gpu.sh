@@ -2,6 +2,7 @@
 # A Slurm cluster with 4 GPUs a node, as NERSC's Perlmutter: copy it to submit/sites/NAME.sh, edit, submit with SITE=NAME.
 # Not tried by us. Sources: docs.nersc.gov/machinelearning/pytorch and /launchers (modules, tasks, GPUs and cores a node);
 # slurm.schedmd.com/srun.html. On Perlmutter submit with: sbatch -A PROJECT -C gpu -q debug submit.slurm
+# Its queues, with their nodes and hours, by docs.nersc.gov/jobs/policy: debug 1-8, 0.5 h
 
 module load pytorch || return 1  # the site's PyTorch, mpi4py and NCCL with its plugin for the network
 
