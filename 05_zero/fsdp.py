@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import workshop
 from accounting import Accounting, held_by_pytorch, pytorch_formula, report_bytes
+from averages import refuse_sums
 from flags import check_stage, parse_args
 from fsdp_checkpoints import load, save
 from ranks import find_ranks, gather, rank_0_first, run
@@ -68,6 +69,7 @@ def main():
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     workshop.refuse_shared_gpus(device.type)  # stops where two ranks have one GPU
+    refuse_sums(device)  # stops where FSDP adds up gradients and does not average them
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 

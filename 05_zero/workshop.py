@@ -82,7 +82,7 @@ def check(args: argparse.Namespace, device: str, rank: int = 0, ranks: int = 1,
     if args.device == "cuda" and device != "cuda":
         sys.exit("--device cuda: no GPU is seen here; take --device cpu")
     if args.precision == "bf16":
-        refuse_missing_bf16(device)
+        refuse_missing_bf16(args, device)
     hvd = horovod()
     if device == "cuda" and hvd and not hvd.cuda_built() and not hvd.rocm_built():
         sys.exit("Horovod was built without GPUs: see its README")
@@ -124,8 +124,8 @@ def opens(path: "str | os.PathLike") -> bool:
     return True
 
 
-def refuse_missing_bf16(device):
-    """Exit where the framework in use cannot compute in bf16 on this device."""
+def refuse_missing_bf16(args, device):
+    """Exit where the framework in use cannot compute this in bf16 on this device."""
     if "tensorflow" in sys.modules:
         tf = sys.modules["tensorflow"]
         try:
@@ -137,6 +137,11 @@ def refuse_missing_bf16(device):
                      "TF_ENABLE_ONEDNN_OPTS=0")
     elif device == "cuda" and not sys.modules["torch"].cuda.is_bf16_supported(False):
         sys.exit("no bf16 on this GPU: take fp32")
+    elif device == "cpu" and "resnet" in getattr(args, "model", ""):
+        side = {"digits": 8, "synthetic": args.image_size}.get(args.dataset, 28)
+        if side <= 16:  # a convolution of stride 2 gets one pixel: its gradient is what memory held
+            sys.exit("--precision bf16: on CPUs PyTorch gives a ResNet random gradients for images "
+                     "of 16 pixels or fewer; take fp32, or --dataset synthetic --image-size 32")
 
 
 def share_cores(device: str, ranks: int) -> None:

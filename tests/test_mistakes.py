@@ -145,6 +145,14 @@ def test_the_largest_batch_that_fits_is_named_and_fits(tmp_path):
     assert record("03_ddp", 3, "--batch-size", 479, "--epochs", 1, folder=tmp_path)["global_batch_size"] == 1437
 
 
+def test_bf16_of_a_resnet_is_refused_where_its_gradients_are_random(tmp_path):
+    """A convolution of stride 2 that gets one pixel: the gradient of its weights is what lay in memory."""
+    flags = "--precision", "bf16", "--model", "resnet18", "--device", "cpu", "--max-steps", 1
+    refused(run("03_ddp", 2, *flags), "16 pixels or fewer")
+    refused(run("03_ddp", 2, *flags, "--dataset", "synthetic", "--image-size", 16), "16 pixels or fewer")
+    assert run("03_ddp", 2, *flags, "--dataset", "synthetic", "--image-size", 17).code == 0
+
+
 def test_bf16_is_refused_on_a_gpu_that_cannot(tmp_path):
     """There is none here: torch is made to believe in one."""
     refused(observe("01_single_node", 1, tmp_path, "--precision", "bf16",
