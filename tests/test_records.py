@@ -154,7 +154,7 @@ SHOWN = {"weak.jsonl": [lambda: docs.table("weak"), figures.scaling, lambda: nee
          "outputs.jsonl": [lambda: docs.recorded("03_ddp", "2", "--global-batch-size", "64")],
          "demo.jsonl": [lambda: docs.table("demo")], "read_data.jsonl": [lambda: docs.table("read_data")],
          "allreduce.jsonl": [lambda: needs("allreduce.jsonl")],
-         "step.jsonl": [lambda: needs("step.jsonl")],
+         "step.jsonl": [lambda: needs("step.jsonl")], "collectives.jsonl": [lambda: needs("collectives.jsonl")],
          "bench.txt": [lambda: docs.bench(1)], "bench_horovod.txt": [lambda: docs.bench(5)],
          "bench_start.txt": [lambda: docs.bench(3)], "bench_deepspeed.txt": [lambda: docs.bench(8)]}
 
