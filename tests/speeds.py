@@ -45,7 +45,8 @@ SLOW = [
     f"test_(images_stay|svhn).*{TF}",
 ]
 CHECK = [
-    "test_cost_model", "test_figures", "test_repository", "test_records", "test_runs.*(other_code|check_fails|cut_off)",
+    "test_claims", "test_cost_model", "test_figures", "test_repository", "test_records",
+    "test_runs.*(other_code|check_fails|cut_off)",
     "test_notebooks.*(five_are|stored_with|another_cell|names_all|numbers_in)",
     "test_slurm.*(header|missing|tear|both|near)", "test_doctor.*(interfaces_are|table|no_number)",
     "test_sweep.*(no_record|remarkable|figure|refused)",

@@ -194,7 +194,7 @@ def make_venv(venv, mpicc):
 
 def install_packages(venv, mpicc):
     step("2/5 the pinned packages" + ("" if mpicc else
-         ": about 0.9 GB to download where a CPU build of torch is offered, 3.4 GB otherwise"))
+         ": about 0.7 GB to download where a CPU build of torch is offered, 3.3 GB otherwise"))
     pip = [own_python(venv), "-m", "pip", "install", "--disable-pip-version-check", "--use-pep517"]
     wanted = ["-r", REQUIREMENTS]
     if mpicc:

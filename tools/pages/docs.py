@@ -31,7 +31,7 @@ from launch import ROOT
 from records import RECORDS, published, published_text
 
 from tools.measuring import demo, reading, rounding, zero
-from tools.pages import figures
+from tools.pages import claims, figures
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|changes): (.+?) -->\n"
@@ -187,6 +187,7 @@ def main():
             path.write_text(new)
             print("written:", name)
     if not only:
+        claims.write()
         figures.main()
 
 
