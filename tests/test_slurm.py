@@ -244,6 +244,8 @@ def test_a_submit_script_runs_without_a_scheduler(tmp_path):
     ("polaris", {"PBS_NODEFILE": "nodes"}, "mpiexec -n 8 --ppn 4 --depth=8 --cpu-bind depth bash -c"),
     ("slurm_gpu", {}, "srun --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none python"),
     ("mvapich", {"MVAPICH": "/opt/m"}, "srun --kill-on-bad-exit=1 --export=ALL,LD_PRELOAD=/opt/m/lib/libmpi.so python"),
+    ("frontier", {"PYTORCH": "/opt/p", "USER": "me"},
+     "srun --kill-on-bad-exit=1 --gpus-per-task=1 --gpu-bind=closest python"),
     ("slurm_cpu", {}, "srun --mpi=pmi2 --kill-on-bad-exit=1 python"), ("here", {}, "mpiexec -n 2 python")])
 def test_a_site_s_launch_command(site, env, expected, tmp_path):
     """With stand-ins that print their words; the nodes of a PBS file count once, however often they stand in it."""

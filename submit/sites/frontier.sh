@@ -1,0 +1,22 @@
+# shellcheck shell=bash
+# Frontier (OLCF): Slurm, 4 MI250X a node, each two GPUs to a program, Slingshot 11. PyTorch calls AMD's GPUs cuda, too.
+# Written from its documentation; not tried by us. Sources: docs.olcf.ornl.gov/systems/frontier_user_guide.html (cores,
+# GPUs, srun) and /software/analytics/pytorch_frontier.html (modules, interface, cache). Submit with 8 tasks a node:
+#     SITE=frontier PYTORCH=/path/of/the/environment sbatch -A PROJECT --ntasks-per-node=8 --gpus-per-node=8 \
+#         --cpus-per-task=7 submit.slurm
+# OLCF advises against torchrun here: it binds all ranks of a node to one core. LUMI has the same GPUs, in a container.
+
+module load PrgEnv-gnu rocm craype-accel-amd-gfx90a miniforge3 || return 1
+: "${PYTORCH:?the folder of a conda environment with a ROCm build of PyTorch, made as the second page says}"
+conda activate "$PYTORCH" || return 1
+
+export NCCL_SOCKET_IFNAME=hsn0 GLOO_SOCKET_IFNAME=hsn0  # Slingshot's; NCCL is RCCL here, and takes NCCL's variables
+export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen" MIOPEN_CUSTOM_CACHE_DIR="/tmp/$USER-miopen"  # not in the shared home
+export MPICH_GPU_SUPPORT_ENABLED=0  # else Cray's MPI wants a library for GPUs; by MPI goes only what is on CPUs
+export SITE_MPICC="cc -shared"  # for make setup
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-7}"  # since Slurm 22.05 srun does not take it from the header
+
+# Each task sees the one GPU that is nearest to its cores. One task that fails ends the job.
+launch() {
+    srun ${RANKS:+--ntasks="$RANKS" --nodes="$NODES"} --kill-on-bad-exit=1 --gpus-per-task=1 --gpu-bind=closest "$@"
+}
