@@ -71,7 +71,7 @@ class Accounting:
             self.bytes[f"peak {role}"] = max(now[role], self.bytes.get(f"peak {role}", 0))
 
     def close(self):
-        """After the step's backward and before its optimizer step, when all there is exists.
+        """After the step's backward and before its optimizer step.
 
         Raises RuntimeError if it finds no parameters, gradients or state, or cannot place 5 % of
         all tensors beside the step's batch.

@@ -201,7 +201,7 @@ def test_in_mixed_precision_a_rank_holds_what_the_paper_says(tmp_path):
         assert held == pytest.approx(16 / 2 * found["parameters"], rel=COUNT)
 
 
-def test_with_deepspeed_s_own_setting_stage_1_passes_a_third_more_than_the_paper(tmp_path):
+def test_with_deepspeed_s_own_setting_stage_1_passes_half_as_much_again_as_the_paper(tmp_path):
     config = copy_of(FIVE, tmp_path, ('        "use_multi_rank_bucket_allreduce": false,\n', ""),
                      name="ds_config.json")
     done, found = train(str(config.with_name("main.py")), 2, tmp_path, "--stage", 1, "--max-steps", 5, counting=True)

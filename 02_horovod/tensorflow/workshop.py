@@ -151,7 +151,7 @@ def share_cores(device: str, ranks: int) -> None:
 
 
 def refuse_shared_gpus(device: str) -> None:
-    """Exit where two ranks have the same GPU: one flag of the launcher, and nobody would notice."""
+    """Exit where two ranks have the same GPU, in a line; NCCL would say it in pages."""
     own = None
     if device == "cuda":
         import torch

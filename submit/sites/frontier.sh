@@ -14,7 +14,7 @@ export NCCL_SOCKET_IFNAME=hsn0 GLOO_SOCKET_IFNAME=hsn0  # Slingshot's; NCCL is R
 export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen" MIOPEN_CUSTOM_CACHE_DIR="/tmp/$USER-miopen"  # not in the shared home
 export MPICH_GPU_SUPPORT_ENABLED=0  # else Cray's MPI wants a library for GPUs; by MPI goes only what is on CPUs
 export SITE_MPICC="cc -shared"  # for make setup
-export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-7}"  # since Slurm 22.05 srun does not take it from the header
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-7}"  # srun of Slurm 22.05 to 23.02 does not take it from the header
 
 # Each task sees the one GPU that is nearest to its cores. One task that fails ends the job.
 launch() {

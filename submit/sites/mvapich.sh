@@ -13,7 +13,7 @@ export MV2_CPU_BINDING_POLICY=hybrid MV2_HYBRID_BINDING_POLICY=spread  # a rank 
 
 export SITE_MPICC=mpicc HOROVOD_GPU_OPERATIONS=MPI  # for make setup: Horovod sends with MVAPICH, DDP with NCCL
 
-export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"  # since Slurm 22.05 srun does not take it from the header
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"  # srun of Slurm 22.05 to 23.02 does not take it from the header
 
 # The library is preloaded into the ranks, not into srun: Python does not link to it, and has to meet it before CUDA.
 launch() {

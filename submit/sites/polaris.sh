@@ -12,7 +12,7 @@ export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.a
 
 # NCCL sends through TCP sockets: slower, and it ends. With NCCL_PLUGIN=1 (qsub -v NCCL_PLUGIN=1) it sends through
 # libfabric by the AWS plugin: 36 GB/s of bus bandwidth between 2 nodes and 3 to 9.5 without [5, NCCL 2.18 and 2.21]; but 4
-# of 9 ResNet-50 runs on 2 nodes hung with it [5, NCCL 2.20.5]. The last seven variables are [5]'s against hangs. Take
+# of 9 ResNet-50 runs on 2 nodes, one of them on Sirius, hung with it [5; NCCL 2.20.5 where the log says]. The last seven variables are [5]'s against hangs. Take
 # the plugin for long runs, once a short one has ended with it.
 if [ "${NCCL_PLUGIN:-0}" = 1 ]; then
     export NCCL_NET="AWS Libfabric" NCCL_NET_GDR_LEVEL=PHB NCCL_CROSS_NIC=1 NCCL_COLLNET_ENABLE=1

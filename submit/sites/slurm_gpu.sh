@@ -10,7 +10,7 @@ export MPICH_GPU_SUPPORT_ENABLED=0  # else Cray's MPI wants a library for GPUs; 
 export SITE_MPICC="cc -shared" HOROVOD_GPU_OPERATIONS=NCCL  # for make setup
 
 # export GLOO_SOCKET_IFNAME=hsn0 NCCL_SOCKET_IFNAME=hsn  # where the doctor finds that they take another network
-export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"  # since Slurm 22.05 srun does not take it from the header
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"  # srun of Slurm 22.05 to 23.02 does not take it from the header
 
 # Every task sees all GPUs of its node and takes the one of its local rank. One task that fails ends the job.
 launch() { srun ${RANKS:+--ntasks="$RANKS" --nodes="$NODES"} --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none "$@"; }
