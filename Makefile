@@ -50,5 +50,5 @@ docs: setup ## write diffs and tables into the pages again, and draw their figur
 notebooks: setup ## run the notebooks from top to bottom and store what they show
 	@"$(VENV)/bin/python" -m tools.pages.notebooks
 
-pins: setup ## after moving a direct pin: write again what the direct ones bring along
-	@"$(VENV)/bin/python" tools/environment/indirect_pins.py
+pins: ## after moving a direct pin: write again what the direct ones bring along; installs nothing
+	@$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) tools/environment/indirect_pins.py

@@ -26,8 +26,8 @@ STEPS = ("--global-batch-size", "64", "--epochs", "1", "--max-steps", "4", "--de
 ONE = ("--global-batch-size", "64", "--max-steps", "1", "--device", "cpu")  # DeepSpeed has no fp64: its first loss
 FLAGS = {"04_deepspeed": ONE, "05_zero": (*ONE, "--width", "256", "--layers", "8")}
 ONE_STEP = ("--max-steps", "1", "--device", "cpu")
-CHAPTERS = [case(chapter) for chapter in ("01_single_node", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp",
-                                          "04_deepspeed", "05_zero")]
+FOLDERS = ["01_single_node", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero"]
+CHAPTERS = [case(folder) for folder in FOLDERS]
 
 
 class Cluster:
@@ -35,8 +35,7 @@ class Cluster:
 
     def __init__(self, folder):
         self.folder = folder / "the workshop"
-        for name in (*(f"{number:02}_{name}" for number, name in enumerate(
-                ("single_node", "horovod", "ddp", "deepspeed", "zero"), 1)), "submit"):
+        for name in {*(folder.partition("/")[0] for folder in FOLDERS), "submit"}:
             shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         self.process = subprocess.Popen(
             [ROOT / "submit" / "lab.sh", "bash", "-c", 'echo "$SLURM_CONF"; exec sleep 3000'], text=True,
@@ -326,8 +325,7 @@ def test_headers(script):
 
 def test_every_chapter_has_both_scripts():
     assert {str(script.parent) for script in SCRIPTS if script.suffix == ".pbs"} == {
-        str(script.parent) for script in SCRIPTS if script.suffix == ".slurm"} == {
-        "submit", "01_single_node", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero"}
+        str(script.parent) for script in SCRIPTS if script.suffix == ".slurm"} == {"submit", *FOLDERS}
 
 
 def test_the_header_check_lets_pass_what_is_right(tmp_path):

@@ -138,8 +138,8 @@ def refuse_missing_bf16(args, device):
     elif device == "cuda" and not sys.modules["torch"].cuda.is_bf16_supported(False):
         sys.exit("no bf16 on this GPU: take fp32")
     elif device == "cpu" and "resnet" in getattr(args, "model", ""):
-        side = {"digits": 8, "synthetic": args.image_size}.get(args.dataset, 28)
-        if side <= 16:  # a convolution of stride 2 gets one pixel: its gradient is what memory held
+        sides = {"digits": 8, "mnist": 28, "svhn": 32, "synthetic": args.image_size}
+        if sides[args.dataset] <= 16:  # no gradient is set where stride 2 gets one pixel
             sys.exit("--precision bf16: on CPUs PyTorch gives a ResNet random gradients for images "
                      "of 16 pixels or fewer; take fp32, or --dataset synthetic --image-size 32")
 

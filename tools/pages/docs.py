@@ -170,7 +170,7 @@ def parse_args():
 
 def main():
     for master, copy in copies():
-        if copy.read_bytes() != master.read_bytes():
+        if not copy.exists() or copy.read_bytes() != master.read_bytes():
             copy.write_bytes(master.read_bytes())
             print("copied:", copy.relative_to(ROOT))
     only = parse_args().only

@@ -79,7 +79,7 @@ def parallelism():
          "one layer; only rank 0 the\nimages, only rank 3 the labels",
          "activations to the next rank,\ngradients (dashed) back"),
         ("Tensor: each layer is split", "a quarter of each layer,\nthe whole batch",
-         "partial results: combined by all\nranks (all-reduce) in each layer")]
+         "partial results: all-reduced\nafter each pair of layers")]
     width, height, floor, cell = 0.6, 0.34, 2.45, 0.15  # a layer's size, the foot of layer 1, a cell of the batch
     for number in range(4):
         write(axis, 0.8, floor + 0.45 * number + height / 2, f"layer {number + 1}", ha="right")
@@ -114,7 +114,7 @@ def parallelism():
                 arrow(axis, (x + 0.4, y + height), (x + 0.8, y + 0.45 + 0.22), connectionstyle="arc3,rad=-0.3")
                 arrow(axis, (x + 1.0, y + 0.45), (x + width, y + 0.12), connectionstyle="arc3,rad=-0.3", ls="--")
             if panel == 2:
-                for number in range(4):
+                for number in (1, 3):  # after the second layer of each pair
                     y = floor + 0.45 * number + height / 2
                     arrow(axis, (x + width, y), (x + 0.8, y), "<->")
         if panel == 0:
