@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import BIN, ROOT, execute, load_module, observe, side_by_side
+from conftest import BIN, PROGRAMS, ROOT, execute, load_module, observe, side_by_side
 from test_launchers import ALLOCATION, OPENMPI_MPIEXEC, free_port, step
 from tolerances import COUNT, THREE_DIGITS
 
@@ -19,15 +19,7 @@ PYTHON = [sys.executable, DOCTOR]
 APART = ["sh", "-c", '"$@"; exit $?', "sh"]  # a parent of its own, as another launcher would be
 MPIEXEC = [BIN / "mpiexec", "-n", 2]
 ALONE = ["setsid", "--wait"]  # in a session of its own: tests beside this one start doctors, too
-BROKEN = """  # the doctor, on ranks of which one has another all-reduce
-import os, runpy, sys, time
-import torch.distributed as dist
-original = dist.all_reduce
-if os.environ["PMI_RANK"] == "1":
-    dist.all_reduce = {break_it}
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+BROKEN = PROGRAMS / "broken_doctor.py"
 doctor = load_module(DOCTOR)
 
 
@@ -113,17 +105,15 @@ def test_a_rank_that_stays_alone():
 
 def test_a_rank_that_hangs():
     """One never starts MPI, the other takes no part in the all-reduce."""
-    hanging = BROKEN.format(break_it="lambda tensor: time.sleep(50)")
     jobs = ([BIN / "mpiexec", "-n", 1, *PYTHON, "--timeout", 1, ":", "-n", 1, "sleep", 50],
-            [*MPIEXEC, sys.executable, "-c", hanging, DOCTOR, "--timeout", 3])
+            [*MPIEXEC, sys.executable, BROKEN, "hangs", DOCTOR, "--timeout", 3])
     done = side_by_side(*[(words, {}) for words in jobs], timeout=40)
     for key, (code, printed) in zip(("mpi meeting", "all-reduce"), done):
         assert_named(key, printed, code)
 
 
 def test_a_wrong_sum_on_one_rank():
-    wrong = BROKEN.format(break_it="lambda tensor: (original(tensor), tensor[-1].add_(1))")
-    assert "rank 1: " in refused("sum", [*MPIEXEC, sys.executable, "-c", wrong, DOCTOR], {})
+    assert "rank 1: " in refused("sum", [*MPIEXEC, sys.executable, BROKEN, "wrong", DOCTOR], {})
 
 
 def test_an_interface_that_does_not_exist():

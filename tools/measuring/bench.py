@@ -30,38 +30,7 @@ MNIST = [(60_000, 10_000), (640, 640)]  # training and test images: as many as t
 
 STAGES = {"imports": "Python, imports of main.py", "ranks": "arguments, ranks", "data": "loading the data",
           "model": "building the model", "step": "first batch and step"}
-START = """  # do what main.py does up to its first step, and note the time after each stage
-import importlib.util, os, sys, time
-
-def mark(stage, *more):
-    print("mark", stage, time.time(), *more, file=sys.stderr)
-
-def marked(function, before, after):
-    def call(*args):
-        if before:
-            mark(before)
-        result = function(*args)
-        mark(after)
-        return result
-    return call
-
-def stop(*_):
-    mark("step", *sorted({"matplotlib", "mpi4py", "pandas", "sklearn", "torchvision"} & sys.modules.keys()))
-    os._exit(0)
-
-del sys.argv[0]
-sys.path[0] = os.path.dirname(sys.argv[0])  # as for python main.py
-spec = importlib.util.spec_from_file_location("chapter", sys.argv[0])
-chapter = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(chapter)
-mark("imports")
-import workshop
-workshop.load_tensors = marked(workshop.load_tensors, "ranks", "data")
-chapter.build_model = marked(chapter.build_model, None, "model")
-from torch.optim.optimizer import register_optimizer_step_post_hook
-register_optimizer_step_post_hook(stop)
-chapter.main()
-"""
+START = Path(__file__).with_name("time_to_first_step.py")  # main.py, up to its first step
 
 
 def flags_of(dataset, model, steps):
@@ -163,7 +132,7 @@ def start(chapter):
     """
     last, seconds, imports = time.time(), {}, {}
     spent = dict.fromkeys(("torch", "numpy", "others"), 0)
-    for line in output("-X", "importtime", "-c", START, str(ROOT / chapter / "main.py"),
+    for line in output("-X", "importtime", str(START), str(ROOT / chapter / "main.py"),
                        *flags_of("digits", "cnn", 1)).splitlines():
         if line.startswith("mark "):
             _, stage, now, *heavy = line.split()
