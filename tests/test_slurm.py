@@ -314,6 +314,20 @@ def test_polaris_gives_each_rank_the_gpu_that_is_near_its_cores():
     assert execute(["bash", "-c", words]).out.split() == ["3", "2", "1", "0"]
 
 
+def test_on_polaris_a_launcher_without_local_ranks_is_named():
+    """And not every rank given GPU 3."""
+    words = f'module() {{ :; }}; conda() {{ :; }}; . "{ROOT}/submit/sites/polaris.sh"; bash -c "$near_gpu" x env'
+    done = execute(["bash", "-c", words], env={"PMI_LOCAL_RANK": ""})
+    assert done.code and not done.out and "gives no local rank, so no GPU can be chosen" in done.err
+
+
+def test_polaris_takes_nccl_s_plugin_only_when_told():
+    words = f'module() {{ :; }}; conda() {{ :; }}; . "{ROOT}/submit/sites/polaris.sh"; env'
+    plain, told = (execute(["bash", "-c", words], env={"NCCL_PLUGIN": value}).out for value in ("", "1"))
+    assert "NCCL_NET=" not in plain and "FI_CXI" not in plain
+    assert "NCCL_NET=AWS Libfabric" in told and len(re.findall("^FI_CXI_", told, re.M)) == 9
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_headers(script):
     text = (ROOT / script).read_text()
