@@ -62,7 +62,8 @@ def render() -> str:
     for page, claims in register().items():
         lines += ["", f"## [{page}]({page})", "", "| it says | proof | looked |", "|---|---|---|"]
         for claim in claims:
-            words = re.sub(r"\]\([^)]*\)", "]", squeezed(claim["words"])).strip("| ").replace("|", "\\|")
+            words = re.sub(r"\]\([^)]*\)|!(?=\[)", lambda link: link[0][:1].strip("!"), squeezed(claim["words"]))
+            words = words.strip("| ").replace("|", "\\|")
             lines.append(f"| {words} | {squeezed(claim['proof'])} | {claim['looked']} |")
     return "\n".join(lines) + "\n"
 
