@@ -12,6 +12,8 @@ from filelock import FileLock
 from launch import command
 from tolerances import FP64, ROOM, TIES, apart, close, distance
 
+from tools.pages import docs
+
 GLOBAL_BATCH = "48"  # divides by 1, 2, 3 and 4, and does not divide the 1,437 images
 EPOCHS = 5
 BASES = ONE, ONE_TF = "01_single_node", "01_single_node/main_tf.py"
@@ -196,11 +198,10 @@ def test_a_resnet_is_evaluated_with_one_rank_s_statistics(chapter, tmp_path):
     assert abs(right[0] - right[1]) <= TIES
 
 
-def test_batchnorm_of_all_ranks_is_the_training_of_one_rank_and_that_of_each_rank_is_not(tmp_path):
-    found = {}
-    for ranks in 1, 2:
-        done = forked.run([ROOT / "03_ddp" / "batchnorm.py"], ranks, environment())
-        assert done.code == 0, done.err
-        found[ranks] = [round(1e6 * float(number)) for number in re.findall(r"images: +([\d.]+)", done.out)]
-    (one, one_together), (each, together) = found[1], found[2]
+def test_batchnorm_of_all_ranks_is_the_training_of_one_rank_and_that_of_each_rank_is_not():
+    """Two ranks' numbers are those that a page shows: test_what_commands_print_is_what_pages_show runs them."""
+    done = forked.run([ROOT / "03_ddp" / "batchnorm.py"], 1, environment())
+    assert done.code == 0, done.err
+    said = done.out + docs.recorded("03_ddp/batchnorm.py", "2")
+    one, one_together, each, together = (round(1e6 * float(loss)) for loss in re.findall(r"images: +([\d.]+)", said))
     assert abs(one - one_together) <= 1 and abs(one - together) <= 1 < abs(one - each)  # of the last digit
