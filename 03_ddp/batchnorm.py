@@ -54,7 +54,7 @@ class BatchNormOfAllRanks(nn.BatchNorm2d):
 def train(norm_layer, rank, ranks):
     """The mean loss over all steps and ranks."""
     torch.manual_seed(0)
-    model = resnet18(num_classes=10, norm_layer=norm_layer).double()
+    model = resnet18(num_classes=10, norm_layer=norm_layer)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     images, labels = map(torch.tensor, load_digits(return_X_y=True))
@@ -76,6 +76,7 @@ def main():
     if BATCH % ranks:
         sys.exit(f"{ranks} ranks do not divide {BATCH} images: take 1, 2 or 4")
     torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)  # random numbers, too: in fp32 they depend on the CPU
     dist.init_process_group("gloo")
     each = train(nn.BatchNorm2d, rank, ranks)
     together = train(BatchNormOfAllRanks, rank, ranks)

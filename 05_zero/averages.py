@@ -18,7 +18,7 @@ def refuse_sums(device: object) -> None:
     fsdp.fully_shard(layer)
     layer(torch.ones(1, 1, device=device)).sum().backward()
     times = layer.weight.grad.full_tensor().item()
-    if times != 1:
+    if round(times) != 1:  # a mean over 7 ranks may be 0.9999999
         sys.exit(f"FSDP of PyTorch {torch.__version__} makes gradients {times:g} times as large as "
                  f"the mean over {dist.get_world_size()} ranks: take another PyTorch, or NCCL "
                  "(github.com/pytorch/pytorch/issues/162338)")
