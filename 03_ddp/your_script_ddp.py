@@ -35,7 +35,9 @@ def main():
     sampler = DistributedSampler(train, drop_last=True)  # DDP: shuffles, and deals out the images
     train_loader = DataLoader(train, batch_size=64 // ranks,  # DDP: a rank's; 64 in all
                               sampler=sampler,  # DDP: instead of shuffle=True
-                              drop_last=True, num_workers=1)  # DDP: each rank starts its own
+                              drop_last=True, num_workers=1,  # DDP: each rank starts its own,
+                              multiprocessing_context="forkserver",  # DDP: and not by a fork,
+                              persistent_workers=True)  # DDP: which beside gloo may hang
     test_loader = DataLoader(test, batch_size=64, sampler=range(rank, len(test), ranks))  # DDP
 
     model = nn.Sequential(

@@ -52,6 +52,7 @@ def main():
         tf.config.experimental.set_memory_growth(gpu, True)  # take what is needed, not all there is
     threads = int(os.environ.get("OMP_NUM_THREADS", ranks > 1))  # ranks share the cores; 0: all
     tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations side by side
     device = "cuda" if gpus else "cpu"
     keras.utils.set_random_seed(args.seed)
     keras.config.set_floatx("float64" if args.precision == "fp64" else "float32")
