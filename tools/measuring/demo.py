@@ -94,8 +94,7 @@ def table(records):
     formats = ["{}".format, "{}".format, "{:,.0f}".format, "{:.4f}".format, "{:.1e}".format, "{}".format,
                "{:.2f}".format]
     records = records.assign(chapter=records.apply(label, axis=1))
-    return ("Handwritten digits, global batch 64; CPU, one thread a rank (TensorFlow has a second pool of threads,\n"
-            "one a core: its rates are no match for PyTorch's). Chapters 1 to 4: cnn, five epochs.\n"
+    return ("Handwritten digits, global batch 64; CPU, one thread a rank. Chapters 1 to 4: cnn, five epochs.\n"
             "Chapter 5: a perceptron of 0.5 million parameters, one epoch; MB a rank: its parameters, gradients,\n"
             "master copy and optimizer state on rank 0.\n"
             "difference: the largest of any parameter after one epoch, from the first row with the same network, in\n"
