@@ -39,7 +39,7 @@ def main():
     # The device: one process, one GPU or CPU.
     args = workshop.parse_args(__doc__)
     refuse_ranks()
-    device = torch.device("cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu")
+    device = workshop.choose_device(args)  # the CPU, or a kind of GPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 

@@ -41,12 +41,12 @@ def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = workshop.parse_args(__doc__)
     rank, ranks, local_rank = find_ranks()  # my number, how many, my number on this node
-    device = torch.device("cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # 0 if it sees one GPU alone
+    device = workshop.choose_device(args)  # the CPU, or a kind of GPU
+    if device.type != "cpu":  # this rank's GPU: 0 if it sees one alone
+        torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
     workshop.share_cores(device.type, ranks)  # on CPUs one thread a rank
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group(workshop.BACKENDS[device.type])
     workshop.refuse_shared_gpus(device.type)  # stops where two ranks have one GPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)

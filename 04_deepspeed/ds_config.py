@@ -47,7 +47,7 @@ def read_config(args: argparse.Namespace, device: str, zero: dict | None = None)
         args.precision = half[0]
     if args.precision == "fp64":
         sys.exit("--precision fp64: DeepSpeed has none; take fp32")
-    if args.precision == "fp16" and device != "cuda":
+    if args.precision == "fp16" and device == "cpu":
         sys.exit("ds_config.json: fp16 needs a GPU: take it out")
     return config
 

@@ -79,8 +79,9 @@ class Accounting:
         for hook in self.hooks:
             hook.remove()
         self.look()
-        if self.device.type == "cuda":
-            self.bytes["allocator's peak"] = torch.cuda.max_memory_allocated()
+        if self.device.type != "cpu":
+            gpu = torch.get_device_module(self.device)
+            self.bytes["allocator's peak"] = gpu.max_memory_allocated()
         gc.collect()  # what is only waiting to be collected
         everything = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
         groups = self.tensors() | {"data": self.data, "unclassified": everything}

@@ -22,6 +22,8 @@ from tqdm import tqdm
 from ranks import gather, horovod
 
 CLASSES = 10
+BACKENDS = {  # torch.distributed's, by device: AMD's GPUs are cuda, too; Intel's, untried, are xpu
+    "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl", "cpu": "gloo"}
 STARTED = time.perf_counter()
 
 
@@ -52,7 +54,7 @@ def make_parser(doc: str, lr: float) -> Parser:
     add("--lr", type=float, default=lr, help=f"learning rate per 256 images of global batch ({lr})")
     add("--warmup-epochs", type=float, default=0, help="the learning rate rises over these (0)")
     add("--seed", type=int, default=0)
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--device", choices=("auto", *BACKENDS), default="auto")
     add("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
     add("--image-size", type=whole, default=32, help="pixels a side, for synthetic images (32)")
     add("--checkpoint", metavar="PATH", help="saved after each epoch")
@@ -79,12 +81,12 @@ def check(args: argparse.Namespace, device: str, rank: int = 0, ranks: int = 1,
         saves_folders = "checkpoints" in sys.modules  # chapters 4 and 5
         if not (saves_folders and args.checkpoint and os.path.isdir(args.checkpoint)):
             refuse_unwritable(args.checkpoint)
-    if args.device == "cuda" and device != "cuda":
-        sys.exit("--device cuda: no GPU is seen here; take --device cpu")
+    if args.device not in ("auto", device):
+        sys.exit(f"--device {args.device}: no such GPU is seen here; take --device cpu")
     if args.precision == "bf16":
         refuse_missing_bf16(args, device)
     hvd = horovod()
-    if device == "cuda" and hvd and not hvd.cuda_built() and not hvd.rocm_built():
+    if device != "cpu" and hvd and not hvd.cuda_built() and not hvd.rocm_built():
         sys.exit("Horovod was built without GPUs: see its README")
     if args.global_batch_size % (ranks * accumulation):
         steps = f" x {accumulation} accumulation steps" if accumulation > 1 else ""
@@ -144,6 +146,14 @@ def refuse_missing_bf16(args, device):
                      "of 16 pixels or fewer; take fp32, or --dataset synthetic --image-size 32")
 
 
+def choose_device(args: argparse.Namespace) -> object:
+    """torch.device of the kind of GPU that is seen here and --device allows, or of the CPU."""
+    import torch
+    allowed = [name for name in BACKENDS if args.device in ("auto", name)]
+    seen = [name for name in allowed if torch.get_device_module(name).is_available()]
+    return torch.device((seen or ["cpu"])[0])
+
+
 def share_cores(device: str, ranks: int) -> None:
     """On CPUs each of several ranks takes one thread, or they crowd each other on the cores."""
     if device == "cpu" and ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
@@ -153,9 +163,9 @@ def share_cores(device: str, ranks: int) -> None:
 def refuse_shared_gpus(device: str) -> None:
     """Exit where two ranks have the same GPU, in a line; NCCL would say it in pages."""
     own = None
-    if device == "cuda":
-        import torch
-        own = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    if device != "cpu":
+        gpu = sys.modules["torch"].get_device_module(device)
+        own = str(gpu.get_device_properties(gpu.current_device()).uuid)
     gpus = [gpu for gpu in gather(own) if gpu]
     if len(set(gpus)) < len(gpus):
         sys.exit("several ranks have the same GPU: start at most one a GPU, or take --device cpu")
@@ -258,7 +268,8 @@ class Report:
 
     def __init__(self, chapter, args, device, parameters, images, rank=0, ranks=1, nodes=1):
         self.args, self.rank, self.images = args, rank, images
-        self.cuda_events = device == "cuda" and "tensorflow" not in sys.modules
+        on_gpu = device != "cpu" and "tensorflow" not in sys.modules
+        self.gpu = sys.modules["torch"].get_device_module(device) if on_gpu else None
         self.times, self.step_seconds = [], []
         self.record = {"chapter": chapter, "ranks": ranks, "nodes": nodes, "device": device,
                        **training_of(args), "precision": args.precision,
@@ -287,10 +298,10 @@ class Report:
                 self.times.append(self.now())
 
     def now(self):
-        if not self.cuda_events:
+        if not self.gpu:
             return time.perf_counter()
-        import torch  # a GPU notes the time in passing: nobody waits
-        return torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
+        # A GPU notes the time in passing: nobody waits.
+        return self.gpu.current_stream().record_event(self.gpu.Event(enable_timing=True))
 
     def epoch(self, epoch, loss, accuracy):
         """After each epoch, when loss and accuracy have been read, so that the device is idle."""
@@ -302,7 +313,7 @@ class Report:
         self.print(f"epoch {epoch + 1}/{self.args.epochs}: loss {loss:.4f}, accuracy "
                    f"{accuracy:.4f}, {speed:,.0f} images/s")
         for start, end in zip(self.times, self.times[1:]):
-            step_time = start.elapsed_time(end) / 1000 if self.cuda_events else end - start
+            step_time = start.elapsed_time(end) / 1000 if self.gpu else end - start
             self.step_seconds.append(step_time)
         self.record |= {"loss": loss, "accuracy": accuracy}
 
@@ -322,8 +333,8 @@ class Report:
             file.write(json.dumps(self.record) + "\n")
 
     def peak_memory(self):
-        if self.cuda_events:
-            return sys.modules["torch"].cuda.max_memory_allocated()
+        if self.gpu:
+            return self.gpu.max_memory_allocated()
         if self.record["device"] == "cuda":
             return sys.modules["tensorflow"].config.experimental.get_memory_info("GPU:0")["peak"]
         unit = 1 if sys.platform == "darwin" else 1024

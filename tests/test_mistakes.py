@@ -57,7 +57,7 @@ MISTAKES = [  # flags, with {} for a folder
     ("--resume --checkpoint {}/foreign", "foreign"),
     ("--resume --checkpoint {}/checkpoint --model resnet18", "checkpoint.*.model.: .cnn."),
     ("--resume --checkpoint {}/checkpoint --global-batch-size 32", "checkpoint.*.global_batch_size.: 64"),
-    ("--device cuda", "no GPU.*--device cpu"),
+    ("--device cuda", "no such GPU.*--device cpu"),
     ("--image-size 3", "--image-size"),
     ("--lr -1", "--lr has to be above 0"),
     ("--results {}/new --lr nan", "--lr has to be above 0"),

@@ -245,6 +245,8 @@ def test_a_submit_script_runs_without_a_scheduler(tmp_path):
     ("mvapich", {"MVAPICH": "/opt/m"}, "srun --kill-on-bad-exit=1 --export=ALL,LD_PRELOAD=/opt/m/lib/libmpi.so python"),
     ("frontier", {"PYTORCH": "/opt/p", "USER": "me"},
      "srun --kill-on-bad-exit=1 --gpus-per-task=1 --gpu-bind=closest python"),
+    ("lumi", {"CONTAINER": "/opt/c.sif", "USER": "me"}, "srun --kill-on-bad-exit=1 --cpu-bind=mask_cpu=0x00fe"),
+    ("aurora", {"PBS_NODEFILE": "nodes"}, "mpiexec -n 24 --ppn 12 --cpu-bind list:4-7:"),
     ("slurm_cpu", {}, "srun --mpi=pmi2 --kill-on-bad-exit=1 python"), ("here", {}, "mpiexec -n 2 python")])
 def test_a_site_s_launch_command(site, env, expected, tmp_path):
     """With stand-ins that print their words; the nodes of a PBS file count once, however often they stand in it."""

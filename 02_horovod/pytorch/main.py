@@ -43,9 +43,9 @@ def main():
     hvd.init()  # all ranks meet, by MPI or gloo, on GPUs by NCCL
     rank, ranks, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()  # the last: on this node
     refuse_lone_ranks(ranks)
-    device = torch.device("cuda" if torch.cuda.is_available() and args.device != "cpu" else "cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # 0 if it sees one GPU alone
+    device = workshop.choose_device(args)  # the CPU, or a kind of GPU
+    if device.type != "cpu":  # this rank's GPU: 0 if it sees one alone
+        torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
     workshop.share_cores(device.type, ranks)  # on CPUs one thread a rank
     workshop.refuse_shared_gpus(device.type)  # stops where two ranks have one GPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32

@@ -83,7 +83,8 @@ def observe_torch():
         fake_horovod("torch")
         torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: int(fake_gpus)
         torch.cuda.is_bf16_supported = lambda *_: False
-        torch.cuda.set_device = lambda index: note("gpus", index)
+        torch.accelerator.device_count = lambda: int(fake_gpus)
+        torch.cuda.set_device = torch.accelerator.set_device_index = lambda index: note("gpus", index)
         torch.cuda.current_device = lambda: 0
         torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid=rank() if identity == "own" else "the same")
         dist.init_process_group = lambda backend, original=dist.init_process_group: original("gloo")
