@@ -144,9 +144,10 @@ def deepspeed_formula(args: argparse.Namespace, ranks: int, sizes: list[int],
     """formula() for DeepSpeed's ZeRO and Adam: a master copy in fp32 and two moments."""
     on_gpu = args.offload == "none"
     has_master = args.stage > 0 or args.precision != "fp32"
-    return formula(args.stage, ranks, sum(sizes), max(sizes), width=compute.itemsize,
-                   gathered=compute.itemsize, master=4 if has_master and on_gpu else 0,
-                   moments=8 if on_gpu else 0)
+    expected = formula(args.stage, ranks, sum(sizes), max(sizes), width=compute.itemsize,
+                       gathered=compute.itemsize, master=4 if has_master and on_gpu else 0,
+                       moments=8 if on_gpu else 0)
+    return expected if on_gpu else expected | {"gradients": 0}
 
 
 def held_by_deepspeed(model: torch.nn.Module, optimizer: object,

@@ -2,8 +2,8 @@
 
     python submit/check_script.py 03_ddp/submit.pbs my_own.slurm
 
-`#SBATCH--time` without its space, `# PBS`, directives after the first command, lines that end as on Windows: the job
-runs, with other settings than are written there. A misspelt option the scheduler itself names: `sbatch --test-only`.
+`# PBS`, or a directive after the first command: the job runs, with other settings than are written there. (And lines that
+end as on Windows, which sbatch refuses.) A misspelt option the scheduler itself names: `sbatch --test-only`.
 """
 
 import argparse
@@ -21,12 +21,12 @@ def check(path):
         problems.append("line 1: the first line has to name the shell: #!/bin/bash")
     for number, line in enumerate(text.splitlines(), 1):
         found = []
-        match = re.match(r"(#|# +(?=\w+ *-))(SBATCH|PBS)\b(\s?)(.*)", line)
-        if match and (match[1] != "#" or not match[3]):
+        match = re.match(r"(#|# +(?=\w+ *-))(SBATCH|PBS)\b(.*)", line)
+        if match and match[1] != "#":
             found.append(f"not read by the scheduler: it wants `#{match[2]} ` at the start of the line")
         elif match:
             directives += 1
-            if not match[4].lstrip().startswith("-"):
+            if not match[3].lstrip().startswith("-"):
                 found.append("no option: it begins with -")
             if command:
                 found.append(f"not read by the scheduler: it comes after the first command (line {command})")

@@ -114,6 +114,32 @@ def test_every_submit_script_trains_as_one_rank_does(chapter, cluster, tmp_path)
 
 
 @real_slurm
+def test_sbatch_passes_over_what_the_header_check_names(cluster, tmp_path):
+    """Two nodes there are; 99 are refused where the line is read."""
+    for line, code in ("#SBATCH --nodes=99", 1), ("#SBATCH--nodes=99", 1), ("# SBATCH --nodes=99", 0), \
+                      ("true\n#SBATCH --nodes=99", 0):
+        (tmp_path / "submit").write_text(f"#!/bin/bash\n#SBATCH --time=0:10:00\n{line}\n")
+        cluster.run("sbatch", "--test-only", tmp_path / "submit", code=code)
+        assert bool(header.check(tmp_path / "submit")) == (code == 0), line
+
+
+@real_slurm
+def test_srun_starts_the_ranks_and_torchrun_does_as_the_page_has_it(cluster, tmp_path):
+    """The two lines of submit/README.md, with what this machine has not: cores, and ranks for them."""
+    fence = next(fence for fence in re.findall(r"```\n(.*?)```", (ROOT / "submit" / "README.md").read_text(), re.S)
+                 if "torchrun --nnodes" in fence)
+    words = re.sub(r"(--cpus-per-task=)\d+", r"\g<1>1", fence).replace("--ntasks-per-node=4", "--ntasks-per-node=1")
+    words = words.replace("--nproc-per-node 4", "--nproc-per-node 1")
+    words = words.replace("main.py", f"main.py {' '.join(ONE_STEP)} --results {tmp_path / 'results'}")
+    script = tmp_path / "both"
+    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --time=0:10:00\n{words}")
+    job = re.search(r"\d+", cluster.run("sbatch", "--output=job-%j.txt", script))[0]
+    state, printed = cluster.end(job)
+    assert state == "COMPLETED 0:0", printed
+    assert [(record["ranks"], record["nodes"]) for record in lines(tmp_path / "results")] == [(2, 2), (2, 2)]
+
+
+@real_slurm
 def test_the_allocation_says_how_many_ranks(cluster, tmp_path):
     """The script as it stands: 4 ranks a node, on as many nodes as the command line asks for."""
     flags = [(*ONE_STEP, "--results", tmp_path / name) for name in "abc"]
@@ -368,8 +394,8 @@ def test_the_header_check_reads_the_whole_script(text, said, tmp_path):
 
 
 @pytest.mark.parametrize(("line", "said"), [
-    ("#SBATCH--time=0:10:00", "not read by the scheduler"), ("# SBATCH --nodes=2", "not read by the scheduler"),
-    ("#PBS-q debug", "not read by the scheduler"), ("#SBATCH nodes=2", "no option"),
+    ("# SBATCH --nodes=2", "not read by the scheduler"), ("# PBS -q debug", "not read by the scheduler"),
+    ("#SBATCH nodes=2", "no option"),
     ("cd ../nowhere/else", "no file ../nowhere/else"),
     ('. "${WORKSHOP:-..}/submit/sit.sh"', "no file ../submit/sit.sh"), ("ls\n#SBATCH --nodes=2", "first command")])
 def test_the_header_check_names_what_is_wrong(line, said, tmp_path):

@@ -75,7 +75,7 @@ def main():
 
     @tf.function(reduce_retracing=True)
     def standardised(images, batch):
-        """A batch is one slice of the data set, which is fast."""
+        """A batch is one gather from the data set, which is fast."""
         batch %= tf.shape(images, tf.int64)[0]  # of synthetic images there is a single one
         return (tf.cast(tf.gather(images, batch), dtype) - mean) / std
 

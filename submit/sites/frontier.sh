@@ -4,13 +4,15 @@
 # GPUs, srun) and /software/analytics/pytorch_frontier.html (modules, interface, cache). Submit with 8 tasks a node:
 #     SITE=frontier PYTORCH=/path/of/the/environment sbatch -A PROJECT --ntasks-per-node=8 --gpus-per-node=8 \
 #         --cpus-per-task=7 submit.slurm
-# OLCF advises against torchrun here: it binds all ranks of a node to one core. LUMI has the same GPUs, in a container.
+# OLCF advises against torchrun here: on its page all ranks of a node share one core.
 
 module load PrgEnv-gnu rocm craype-accel-amd-gfx90a miniforge3 || return 1
+module load rccl-net-plugin || return 1  # else RCCL sends through TCP sockets, "which does not scale"
 : "${PYTORCH:?the folder of a conda environment with a ROCm build of PyTorch, made as the second page says}"
 conda activate "$PYTORCH" || return 1
 
-export NCCL_SOCKET_IFNAME=hsn0 GLOO_SOCKET_IFNAME=hsn0  # Slingshot's; NCCL is RCCL here, and takes NCCL's variables
+# Slingshot's interfaces; hsn0 alone where it hangs. NCCL is RCCL here, and takes NCCL's variables.
+export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 GLOO_SOCKET_IFNAME=hsn0
 export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen" MIOPEN_CUSTOM_CACHE_DIR="/tmp/$USER-miopen"  # not in the shared home
 export MPICH_GPU_SUPPORT_ENABLED=0  # else Cray's MPI wants a library for GPUs; by MPI goes only what is on CPUs
 export SITE_MPICC="cc -shared"  # for make setup
