@@ -271,8 +271,8 @@ def test_a_submit_script_runs_without_a_scheduler(tmp_path):
     ("mvapich", {"MVAPICH": "/opt/m"}, "srun --kill-on-bad-exit=1 --export=ALL,LD_PRELOAD=/opt/m/lib/libmpi.so python"),
     ("frontier", {"PYTORCH": "/opt/p", "USER": "me"},
      "srun --kill-on-bad-exit=1 --gpus-per-task=1 --gpu-bind=closest python"),
-    ("lumi", {"CONTAINER": "/opt/c.sif", "USER": "me"}, "srun --kill-on-bad-exit=1 --cpu-bind=mask_cpu=0x00fe"),
-    ("aurora", {"PBS_NODEFILE": "nodes"}, "mpiexec -n 24 --ppn 12 --cpu-bind list:4-7:"),
+    ("lumi", {"CONTAINER": "/opt/c.sif", "USER": "me"}, "srun --mpi=none --kill-on-bad-exit=1 --cpu-bind=mask_cpu="),
+    ("aurora", {"PBS_NODEFILE": "nodes"}, "mpiexec --pmi=pmix -n 24 --ppn 12 --cpu-bind list:4-7:"),
     ("slurm_cpu", {}, "srun --mpi=pmi2 --kill-on-bad-exit=1 python"), ("here", {}, "mpiexec -n 2 python")])
 def test_a_site_s_launch_command(site, env, expected, tmp_path):
     """With stand-ins that print their words; the nodes of a PBS file count once, however often they stand in it."""
@@ -284,6 +284,18 @@ def test_a_site_s_launch_command(site, env, expected, tmp_path):
     assert done.out.startswith(expected) and done.out.endswith("python main.py --epochs 3\n")
     assert "srun" not in done.out or "SRUN_CPUS_PER_TASK=8" in execute(
         ["bash", "-euc", f"{words} >/dev/null; env"], env=env | {"SLURM_CPUS_PER_TASK": "8"}, cwd=tmp_path).out
+
+
+@pytest.mark.parametrize("pmi", ["", "PMI_RANK=3 PMI_SIZE=24"])
+def test_aurora_s_ranks_are_known_by_torchrun_s_variables(pmi, tmp_path):
+    """Whatever else PALS, for which a stand-in starts one rank, may set."""
+    (tmp_path / "nodes").write_text("x1.hsn.cm.aurora.alcf.anl.gov\nx2.hsn.cm.aurora.alcf.anl.gov\n")
+    asked = f"import sys; sys.path[0] = '{ROOT / '03_ddp'}'; import os, ranks; " \
+            "print(*ranks.find_ranks(), os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])"
+    words = f'module() {{ :; }}; mpiexec() {{ PALS_RANKID=3 PALS_LOCAL_RANKID=2 {pmi} "${{@:8}}"; }}; ' \
+            f'. "{ROOT}/submit/sites/aurora.sh"; launch {sys.executable} -c "{asked}"'
+    done = execute(["bash", "-euc", words], env={"PBS_NODEFILE": "nodes", "PBS_JOBID": "12345.aurora-pbs"}, cwd=tmp_path)
+    assert done.code == 0 and done.out.split() == ["3", "24", "2", "x1.hsn.cm.aurora.alcf.anl.gov", "22345"], done.err
 
 
 def queues(site):

@@ -7,18 +7,20 @@
 # Queues, with their nodes and hours [3]: debug 1-2, 1 h; debug-scaling 2-256, 1 h; capacity 1-16, 168 h
 
 module load frameworks || return 1  # [1] the site's PyTorch and mpi4py
+export SITE_MPICC=mpicc  # for make setup, which then takes that PyTorch
 
 export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.anl.gov:3128  # [3] from compute nodes
 export CCL_PROCESS_LAUNCHER=pmix CCL_ATL_TRANSPORT=mpi CCL_KVS_MODE=mpi  # [2] the least that oneCCL needs
 export FI_MR_CACHE_MONITOR=userfaultfd  # [2] and this
 
-# PALS counts by its own variables here; the ranks get torchrun's, and meet over Slingshot [1]. Cores: a rank has four [1].
+# PALS counts by variables of its own; the ranks get torchrun's, and meet over Slingshot [1]. Cores: a rank has four [1].
+# shellcheck disable=SC2016 # for the shell of each rank
 as_torchrun='export RANK=${PALS_RANKID:?is this mpiexec PALS?} LOCAL_RANK=${PALS_LOCAL_RANKID:?}; exec "$@"'
 cores=4-7:8-11:12-15:16-19:20-23:24-27:56-59:60-63:64-67:68-71:72-75:76-79
 launch() {
     local ranks=${RANKS:-$((12 * $(sort -u "$PBS_NODEFILE" | wc -l)))} job=${PBS_JOBID:-0}
-    export WORLD_SIZE=$ranks MASTER_PORT=$((20000 + ${job%%[!0-9]*} % 10000))
+    export WORLD_SIZE=$ranks MASTER_PORT=$((20000 + ${job%%[!0-9]*} % 10000)) TORCHELASTIC_RUN_ID=$job
     MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE" | cut -d. -f1).hsn.cm.aurora.alcf.anl.gov
     export MASTER_ADDR
-    mpiexec -n "$ranks" --ppn 12 --cpu-bind "list:$cores" bash -c "$as_torchrun" as_torchrun "$@"
+    mpiexec --pmi=pmix -n "$ranks" --ppn 12 --cpu-bind "list:$cores" bash -c "$as_torchrun" as_torchrun "$@"
 }

@@ -14,12 +14,13 @@ module load lumi-aif-singularity-bindings || return 1  # Slingshot and the file 
 export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen" MIOPEN_CUSTOM_CACHE_DIR="/tmp/$USER-miopen"  # not in the shared home
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-7}"  # srun of Slurm 22.05 to 23.02 does not take it from the header
 
+# Without MPI the ranks go by Slurm's variables: the container's MPI does not know Cray's.
 # Every task sees all GPUs of its node, takes the one of its local rank, and gets the seven cores nearest to that.
 cores=0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000
 cores+=,0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000
 # shellcheck disable=SC2016 # for the shell in the container
 inside='. "$VIRTUAL_ENV/bin/activate"; exec "$@"'
 launch() {
-    srun ${RANKS:+--ntasks="$RANKS" --nodes="$NODES"} --kill-on-bad-exit=1 --cpu-bind="mask_cpu=$cores" \
+    srun ${RANKS:+--ntasks="$RANKS" --nodes="$NODES"} --mpi=none --kill-on-bad-exit=1 --cpu-bind="mask_cpu=$cores" \
         singularity run "$CONTAINER" bash -c "$inside" inside "$@"
 }
