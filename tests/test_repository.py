@@ -271,7 +271,7 @@ def test_every_file_and_module_that_a_page_names_is_there():
     found = 0
     for path, text in pages():
         modules = [f"{name.replace('.', '/')}.py" for name in re.findall(r"-m (tools[.\w]+\w)", text)]
-        for name in {*named.findall(text), *modules} - {"submit/sites/NAME.sh", "submit/bench.py"}:
+        for name in {*named.findall(text), *modules} - {"submit/sites/NAME.sh"}:
             assert (ROOT / name).exists() or (path.parent / name).exists(), (path, name)
             found += 1
     assert found > 100

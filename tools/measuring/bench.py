@@ -89,6 +89,10 @@ def chapter_1(flags):
     return [launch("01_single_node", 1, *flags)]
 
 
+def chapter_1_tf(flags):
+    return [launch("01_single_node/main_tf.py", 1, *flags)]
+
+
 def bare(flags):
     return [json.loads(output("-m", "tools.measuring.bench", "--bare", *flags).splitlines()[-1]) | machine()]
 
@@ -250,7 +254,11 @@ SECTIONS = {  # number: runs, title, what is run, how
         f"A: mpiexec -n 2 python 05_zero/main.py {' '.join(perceptron('digits', '', 20))}\n"
         f"B: mpiexec -n 2 python 05_zero/fsdp.py {' '.join(perceptron('digits', '', 20))}",
         lambda *to: compare("stage 3", *to, on_2("05_zero"), on_2("05_zero/fsdp.py"),
-                            [("digits", "perceptron", 20)], perceptron))}
+                            [("digits", "perceptron", 20)], perceptron)),
+    10: (PAIRS, f"TensorFlow against PyTorch, one thread, {REPEATS} pairs in turn",
+         f"A: python 01_single_node/main_tf.py {COMMAND}\n"
+         f"B: python 01_single_node/main.py {COMMAND}",
+         lambda *to: compare("frameworks", *to, chapter_1_tf, chapter_1))}
 
 
 def report(bar, runs, numbers):
