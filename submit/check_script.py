@@ -2,8 +2,8 @@
 
     python submit/check_script.py 03_ddp/submit.pbs my_own.slurm
 
-`# PBS`, or a directive after the first command: the job runs, with other settings than are written there. (And lines that
-end as on Windows, which sbatch refuses.) A misspelt option the scheduler itself names: `sbatch --test-only`.
+`# PBS`, or a directive after the first command: the job runs, with other settings than are written there. (And lines
+that end as on Windows, which sbatch refuses.) A misspelt option the scheduler itself names: `sbatch --test-only`.
 """
 
 import argparse

@@ -24,7 +24,8 @@ from runs import study
 RECORDS = ROOT / "assets" / "records" / "collectives.jsonl"
 FLAGS = ("--device", "cpu", "--global-batch-size", 64, "--max-steps", 5, "--width", 256, "--layers", 8)
 COUNTED = {  # the profiler's name of an operation: which of its inputs is the whole tensor
-    "gloo:all_reduce": 0, "gloo:reduce": 0, "gloo:broadcast": 0, "c10d::_allgather_base_": 0, "c10d::_reduce_scatter_base_": 1}
+    "gloo:all_reduce": 0, "gloo:reduce": 0, "gloo:broadcast": 0, "c10d::_allgather_base_": 0,
+    "c10d::_reduce_scatter_base_": 1}
 
 
 def watch(words: list[str]) -> None:

@@ -98,7 +98,7 @@ def table(records):
             "Chapter 5: a perceptron of 0.5 million parameters, one epoch; MB a rank: its parameters, gradients,\n"
             "master copy and optimizer state on rank 0.\n"
             "difference: the largest of any parameter after one epoch, from the first row with the same network, in\n"
-            "fp64; that shows whether two trainings are the same. DeepSpeed has no fp64: its rows are fp32, and its rounding.\n\n"
+            "fp64; that shows whether two trainings are the same. DeepSpeed has no fp64: its rows show rounding.\n\n"
             + records.reindex(columns=list(columns)).rename(columns=columns).to_string(
                 index=False, na_rep="", formatters=dict(zip(columns.values(), formats))))
 
