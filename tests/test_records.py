@@ -156,7 +156,8 @@ SHOWN = {"weak.jsonl": [lambda: docs.table("weak"), figures.scaling, lambda: nee
          "allreduce.jsonl": [lambda: needs("allreduce.jsonl")],
          "step.jsonl": [lambda: needs("step.jsonl")], "collectives.jsonl": [lambda: needs("collectives.jsonl")],
          "bench.txt": [lambda: docs.bench(1)], "bench_horovod.txt": [lambda: docs.bench(5)],
-         "bench_start.txt": [lambda: docs.bench(3)], "bench_deepspeed.txt": [lambda: docs.bench(8)]}
+         "bench_frameworks.txt": [lambda: docs.bench(10)], "bench_start.txt": [lambda: docs.bench(3)],
+         "bench_deepspeed.txt": [lambda: docs.bench(8)]}
 
 
 def test_all_that_is_published_is_tried_below():

@@ -126,9 +126,9 @@ def test_sbatch_passes_over_what_the_header_check_names(cluster, tmp_path):
 @real_slurm
 def test_srun_starts_the_ranks_and_torchrun_does_as_the_page_has_it(cluster, tmp_path):
     """The two lines of submit/README.md, with what this machine has not: cores, and ranks for them."""
-    fence = next(fence for fence in re.findall(r"```\n(.*?)```", (ROOT / "submit" / "README.md").read_text(), re.S)
-                 if "torchrun --nnodes" in fence)
-    words = re.sub(r"(--cpus-per-task=)\d+", r"\g<1>1", fence).replace("--ntasks-per-node=4", "--ntasks-per-node=1")
+    page = (ROOT / "submit" / "README.md").read_text()
+    both = re.search(r"^srun --ntasks-per-node=4 .*?torchrun .*?(?=^```)", page, re.M | re.S)[0]
+    words = re.sub(r"(--cpus-per-task=)\d+", r"\g<1>1", both).replace("--ntasks-per-node=4", "--ntasks-per-node=1")
     words = words.replace("--nproc-per-node 4", "--nproc-per-node 1")
     words = words.replace("main.py", f"main.py {' '.join(ONE_STEP)} --results {tmp_path / 'results'}")
     script = tmp_path / "both"
