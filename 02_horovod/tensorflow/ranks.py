@@ -108,8 +108,9 @@ def meet_by_mpi(launcher, ranks):
         from mpi4py import MPI
     except (ImportError, RuntimeError) as reason:
         sys.exit(f"mpi4py, which has to belong to the MPI of this mpiexec, does not load: {reason}")
-    if launcher != "Open MPI" or "MPICH" not in MPI.Get_library_version():
-        MPI.Init_thread()  # MPICH would abort under Open MPI's mpiexec
+    foreign = launcher == "Open MPI" and "MPICH" in MPI.Get_library_version()  # would abort
+    if not foreign and not MPI.Is_initialized():
+        MPI.Init_thread()
     if not MPI.Is_initialized() or MPI.COMM_WORLD.size != ranks:
         sys.exit(f"the mpiexec that started these {ranks} ranks is not of mpi4py's MPI: "
                  "take the one beside python")

@@ -1,0 +1,282 @@
+"""What agree.py concludes from what it saw of each rank: the lines of its table, and the findings."""
+
+from collections import Counter
+from statistics import median
+
+SAME = 1e-3  # of gradients: rounding of fp32, and of another order of summation; a mistake differs by more than a tenth
+SAME_HALF = 3e-2  # where gradients have 8 or 11 bits
+STRAGGLER = 1.5
+
+FINDINGS = {  # key: (symptom, cause, cure); those of NOTES are said, and are no mistake by themselves
+    "weights": ("the ranks begin with different weights", "each rank drew its own, and nobody broadcast one's: no "
+                "wrapper, or the weights were made or loaded after it", "wrap the model before the first step, or "
+                "broadcast rank 0's parameters"),
+    "apart": ("the ranks' weights drift apart", "the optimizer takes different gradients or state on each rank",
+              "see the findings on gradients; load the same optimizer state on all ranks"),
+    "own gradients": ("each rank takes its own gradients: there are as many trainings as ranks", "the wrapper is "
+                      "missing or by-passed, as by `model(x)` or `ddp.module(x)` in the place of `ddp(x)`, or "
+                      "`no_sync` stayed on", "call the wrapped model, and average in each step"),
+    "one rank's": ("all ranks take the gradients of one of them", "gradients are broadcast, not averaged, or the loss is "
+                   "computed from one rank's images", "all-reduce them, or let DDP"),
+    "sum": ("the ranks' gradients are summed, not averaged: they are as many times too large as there are ranks",
+            "an all-reduce without a division, or an FSDP over gloo that sums (torch 2.8)", "divide by the number "
+            "of ranks, or take op=AVG; Adam hides this, SGD does not"),
+    "scaled": ("the ranks' gradients are averaged, and a factor beside", "clipping, loss scaling, a loss that is divided "
+               "by accumulation steps; or averaged twice", "if none of the first is meant, look for a second division"),
+    "other gradients": ("what the optimizer takes is neither the average of the ranks' gradients nor any rank's own",
+                        "a part of the gradients is not averaged, or something changes them after the average",
+                        "look at the parameters that are named"),
+    "part": ("some parameters' gradients are averaged and some are each rank's own", "parameters that the wrapper does not "
+             "know: made later, of another module, or ignored", "make the whole model before it is wrapped"),
+    "same data": ("all ranks train on the same images", "no sampler deals them out, and all ranks shuffle with one seed",
+                  "DistributedSampler(dataset), in the place of shuffle=True"),
+    "overlap": ("ranks draw from the whole data set, each in an order of its own: some images meet several ranks in an "
+                "epoch, some none", "shuffle=True without a sampler, with a seed a rank", "DistributedSampler(dataset), "
+                "in the place of shuffle=True"),
+    "sampler": ("the sampler deals for another number of ranks than train", "it was made before the ranks met, or with "
+                "num_replicas= or rank= of something else", "DistributedSampler(dataset) after init_process_group"),
+    "order": ("each epoch has the same order", "set_epoch is not called", "sampler.set_epoch(epoch) at the start of each"),
+    "batches": ("ranks have unequal numbers of batches: those with more wait for ever at the end of an epoch",
+                "the data set was divided unequally", "drop_last=True in the sampler, or Join"),
+    "steps": ("some ranks made fewer optimizer steps than others", "unequal data, or a condition that only some fulfil",
+              "let all ranks decide by a value that all have"),
+    "one GPU": ("two ranks are on one GPU", "`cuda` without set_device is GPU 0 for all",
+                "torch.cuda.set_device(local_rank) before the model is moved"),
+    "other GPU": ("a model is on another GPU than its rank's current one", "`.to('cuda:0')`, or set_device after it",
+                  "set_device(local_rank) first, then .to('cuda')"),
+    "alone": ("each process believes that it is alone", "the script does not ask the launcher who it is",
+              "init_process_group, hvd.init or deepspeed.initialize before the model"),
+    "hang": ("the ranks wait for each other for ever", "one of them calls other collectives than the others, or none",
+             "look at the lines: all ranks have to come to the same calls, in the same order"),
+    "buffers": ("buffers differ between ranks", "BatchNorm's statistics are of each rank's own images", "no mistake: save "
+                "rank 0's; torch.nn.SyncBatchNorm makes them one"),
+    "random": ("all ranks draw the same random numbers", "one seed for all: dropout and augmentation repeat on each rank",
+               "seed with seed + rank once the weights are equal"),
+    "batch": ("ranks have batches of unequal size", "the last batch, or a division that leaves a rest", "the mean of "
+              "means is then not the mean: drop_last=True, or weigh the loss"),
+    "threads": ("the ranks of a node have more threads than it has cores", "each takes all cores", "OMP_NUM_THREADS=1, or "
+                "the cores divided by the ranks"),
+    "straggler": ("one rank computes longer than the others, which wait for it", "another program on its cores, a slower "
+                  "device, more or longer samples", "look at that node; divide by length"),
+    "unseen": ("what the gradients are could not be seen", "no hook of this program meets them", "the weights, which were "
+               "compared, say whether the ranks train one model"),
+}
+NOTES = {"scaled", "buffers", "random", "batch", "threads", "straggler", "unseen"}
+
+
+def numbers(found):
+    return ", ".join(map(str, found))
+
+
+def ranks_text(which, ranks):
+    return "all ranks" if len(which) == ranks else f"rank{'s' * (len(which) > 1)} {numbers(which)}"
+
+
+def differing(states):
+    """{name: the ranks that have not what most have} for dicts of fingerprints."""
+    found = {}
+    for name in states[0]:
+        values = [state.get(name) for state in states]
+        if len(set(values)) > 1:
+            common = Counter(values).most_common(1)[0]
+            found[name] = [rank for rank, value in enumerate(values) if value != common[0]] if common[1] > 1 else [
+                *range(len(values))]
+    return found
+
+
+def vector(step, key, names):
+    return [number for name in names for number in step[key].get(name, [0.0])]
+
+
+def fit(one, other):
+    """The factor s and what is left of `one` beside s times `other`, relative to `one`."""
+    square = sum(b * b for b in other)
+    factor = sum(a * b for a, b in zip(one, other)) / square if square else 0.0
+    size = sum(a * a for a in one) ** 0.5
+    return factor, (sum((a - factor * b) ** 2 for a, b in zip(one, other)) ** 0.5 / size if size else 0.0)
+
+
+def judge_gradients(reports, sharded):
+    """(what is said in the table, {finding: where})."""
+    ranks, kinds, factors, where = len(reports), Counter(), [], {}
+    for number in range(min(len(report["steps"]) for report in reports)):
+        steps = [report["steps"][number] for report in reports]
+        names = sorted(set(steps[0]["local"]) & set.intersection(*(set(step["final"]) for step in steps)))
+        if not names:
+            continue
+        local = [vector(step, "local", names) for step in steps]
+        final = [vector(step, "final", names) for step in steps]
+        if sharded:  # each rank has a part: their projections add up to those of the whole
+            final = [[sum(column) for column in zip(*final)]] * ranks
+        mean = [sum(column) / ranks for column in zip(*local)]
+        tolerance = SAME_HALF if any(report.get("half") for report in reports) else SAME
+        fits = [fit(one, mean) for one in final]
+        if all(left < tolerance for _, left in fits):
+            factor = median(factor for factor, _ in fits)
+            factors.append(factor)
+            if abs(factor - 1) < 10 * tolerance:
+                kinds["mean"] += 1
+            elif abs(factor - ranks) < 10 * tolerance * ranks:
+                kinds["sum"] += 1
+            else:
+                kinds["scaled"] += 1
+                where["scaled"] = f"the mean times {factor:.4g} in step {number + 1}"
+            continue
+        owns = [fit(one, own)[1] < tolerance for one, own in zip(final, local)]
+        leaders = [rank for rank in range(ranks) if all(fit(one, local[rank])[1] < tolerance for one in final)]
+        bad = [name for name in names if any(
+            fit(vector(step, "final", [name]), [sum(c) / ranks for c in zip(*(vector(s, "local", [name]) for s in steps))]
+                )[1] > 10 * tolerance for step in steps)]
+        if leaders:
+            kinds["one rank's"] += 1
+            where["one rank's"] = f"those of rank {leaders[0]}, since step {number + 1}"
+        elif all(owns):
+            kinds["own gradients"] += 1
+            where.setdefault("own gradients", f"since step {number + 1}")
+        else:
+            some_own = [name for name in bad if all(fit(vector(step, "final", [name]), vector(step, "local", [name]))[1]
+                                                    < tolerance for step in steps)]
+            kind = "part" if some_own and len(some_own) < len(names) else "other gradients"
+            kinds[kind] += 1
+            where.setdefault(kind, f"step {number + 1}: {numbers((some_own or bad)[:3])}")
+    if not kinds:
+        return "not seen", {"unseen": ""}
+    if kinds["sum"]:
+        where["sum"] = f"factor {factors[-1]:.3g}, {ranks} ranks"
+    text = {"mean": "the mean of the ranks' own"}
+    said = numbers(text.get(kind, FINDINGS[kind][0] if kind in FINDINGS else kind) for kind in kinds)
+    return said, {kind: where.get(kind, "") for kind in kinds if kind != "mean"}
+
+
+def judge_data(reports):
+    """The same of the data: by the numbers of a loader's items, or by what a model is given."""
+    ranks = len(reports)
+    used = {name for report in reports for name, loader in report["loaders"].items() if loader["used"]}
+    found = {}
+    for name in sorted(used):
+        loaders = [report["loaders"].get(name) for report in reports]
+        if not all(loaders):
+            continue
+        batches = [loader["batches"] for loader in loaders]
+        if len(set(batches)) > 1:
+            found["batches"] = f"{numbers(batches)} batches an epoch on ranks 0 to {ranks - 1}"
+        if all("ranks" in loader for loader in loaders):
+            if any(loader["ranks"] != ranks for loader in loaders):
+                found["sampler"] = f"for {loaders[0]['ranks']} ranks, and {ranks} train"
+            drawn = [loader["drawn"] for loader in loaders][0]
+            if loaders[0]["shuffle"] and (len(drawn) > len(set(drawn)) or not loaders[0]["set"]):
+                found["order"] = "" if len(drawn) > len(set(drawn)) else "no set_epoch before the first epoch"
+        first = [loader["epochs"][0] for loader in loaders]
+        if all(first):
+            sets = [set(items) for items in first]
+            common = set.intersection(*sets)
+            several = [item for item, times in Counter(i for items in sets for i in items).items() if times > 1]
+            if min(map(len, sets)) == len(common):
+                found["same data"] = f"items {numbers(sorted(common)[:4])}, ... on each rank"
+            elif len(several) > ranks * 2:
+                found["overlap"] = f"{len(several)} of {sum(map(len, sets))} drawn items"
+            else:
+                return f"{numbers(sorted({len(items) for items in sets}))} items drawn on each rank, none on two", found
+    contents = [[row for batch in report["rows"] for row in batch] for report in reports]
+    if not found and all(contents):
+        common = set.intersection(*map(set, contents))
+        if len(common) > 0.5 * min(map(len, map(set, contents))):
+            found["same data"] = "by what the models are given"
+        return f"{numbers(sorted({len(rows) for rows in contents}))} images given on each rank", found
+    return "see below" if found else "no DataLoader, no batch: not seen", found
+
+
+def judge(reports):
+    """([(what, what is seen)], {finding: where}) of the reports of all ranks, in their order."""
+    ranks, lines, found = len(reports), [], {}
+    sharded = any(report.get("sharded") for report in reports)
+    steps = [len(report["steps"]) for report in reports]
+    if len(set(steps)) > 1:
+        found["steps"] = f"{numbers(steps)} on ranks 0 to {ranks - 1}"
+
+    before = [report["before"]["parameters"] for report in reports]
+    apart = {} if sharded else differing(before)
+    if apart:
+        name, which = next(iter(apart.items()))
+        found["weights"] = f"{len(apart)} of {len(before[0])} tensors, such as {name}, on {ranks_text(which, ranks)}"
+    lines.append(("weights before step 1", "sharded" if sharded else "equal" if not apart else found["weights"]))
+    since = None
+    for number in range(min(steps)):
+        after = [report["steps"][number]["after"]["parameters"] for report in reports]
+        moved = {} if sharded else differing(after)
+        if moved and not apart:
+            name, which = next(iter(moved.items()))
+            since = f"since step {number + 1}: {len(moved)} of {len(after[0])}, such as {name}, on {ranks_text(which, ranks)}"
+            found["apart"] = since
+            break
+    lines.append((f"weights after steps 1 to {min(steps)}", "sharded: each rank has its part" if sharded else
+                  "equal" if not apart and not since else since or "different"))
+    buffers = differing([report["steps"][-1]["after"]["buffers"] for report in reports if report["steps"]] or [{}])
+    if buffers:
+        found["buffers"] = f"{len(buffers)}, such as {next(iter(buffers))}"
+
+    said, wrong = judge_gradients(reports, sharded)
+    lines.append(("gradients the optimizer takes", said))
+    found |= wrong
+    said, wrong = judge_data(reports)
+    lines.append(("data", said))
+    found |= wrong
+    sizes = [[len(batch) for batch in report["rows"]] for report in reports]
+    if any(len(set(column)) > 1 for column in zip(*sizes)):
+        found["batch"] = f"{numbers(next(c for c in zip(*sizes) if len(set(c)) > 1))} on ranks 0 to {ranks - 1}"
+
+    randoms = [report["random"] for report in reports]
+    if len({seed["torch"] for seed in randoms}) == 1 and any(seed["drops"] for seed in randoms):
+        found["random"] = "the model has dropout"
+    places = [(report["host"], report.get("gpu")) for report in reports]
+    twice = [place for place, times in Counter(places).items() if times > 1 and place[1]]
+    if twice:
+        found["one GPU"] = ranks_text([rank for rank, place in enumerate(places) if place == twice[0]], ranks)
+    for rank, report in enumerate(reports):
+        if report.get("current") and report["current"] != report["device"]:
+            found["other GPU"] = f"rank {rank}: the model is on {report['device']}, {report['current']} is current"
+    threads = Counter()
+    for report in reports:
+        threads[report["host"]] += report["threads"]
+    cores = {report["host"]: report["cores"] for report in reports}
+    crowded = [host for host in threads if threads[host] > cores[host] and "cpu" in reports[0]["device"]]
+    if crowded:
+        found["threads"] = f"{crowded[0]}: {threads[crowded[0]]} threads, {cores[crowded[0]]} cores"
+    lines.append(("devices", f"{numbers(sorted({report['device'] for report in reports}))}; {reports[0]['threads']} "
+                  f"thread{'s' * (reports[0]['threads'] > 1)} a rank"))
+    if min(steps) > 1:
+        own = [median(step["seconds"] for step in report["steps"][1:]) for report in reports]
+        lines.append(("own seconds of a step", numbers(f"{seconds:.4f}" for seconds in own)))
+        slowest = max(range(ranks), key=own.__getitem__)
+        if own[slowest] > STRAGGLER * median(own) and own[slowest] > 0.01:
+            found["straggler"] = f"rank {slowest}, {own[slowest] / median(own):.1f} times the others' time"
+    return lines, found
+
+
+def why_not(reports):
+    """Why no step was seen."""
+    if any(report["steps"] for report in reports):
+        return "trains no torch.nn.Module that was seen in training mode: nothing to compare"
+    return "ended before an optimizer step of PyTorch's: nothing to compare"
+
+
+def explain(key):
+    symptom, cause, cure = FINDINGS[key]
+    return f"{key}: {symptom}.\ncause: {cause}.\ncure: {cure}."
+
+
+def show(script, ranks, reports, lines, found):
+    if reports:
+        wrappers = ", ".join(reports[0]["wrappers"]) or "no wrapper that is known here"
+        hosts = len({report["host"] for report in reports})
+        print(f"{script}: {ranks} ranks on {hosts} node{'s' * (hosts > 1)}, {min(len(r['steps']) for r in reports)} steps; "
+              f"{wrappers}; {len(reports[0]['before']['parameters'])} tensors")
+    for what, seen in lines:
+        print(f"  {what:28} {seen}")
+    for key in sorted(found, key=lambda key: key in NOTES):
+        where = f" ({found[key]})" if found[key] else ""
+        symptom, cause, cure = FINDINGS[key]
+        print(f"{'note' if key in NOTES else 'WRONG'}: {key}: {symptom}{where}\n  cause: {cause}\n  cure: {cure}")
+    wrong = found.keys() - NOTES
+    print(f"verdict: {'wrong: ' + ', '.join(sorted(wrong)) if wrong else 'nothing wrong was found' if lines else 'nothing seen'}",
+          flush=True)
