@@ -21,6 +21,8 @@ FINDINGS = {  # key: (symptom, cause, cure); those of NOTES are said, and are no
     "sum": ("the ranks' gradients are summed, not averaged: they are as many times too large as there are ranks",
             "an all-reduce without a division, or an FSDP over gloo that sums (torch 2.8)", "divide by the number "
             "of ranks, or take op=AVG; Adam hides this, SGD does not"),
+    "twice": ("the ranks' gradients are averaged twice: they are as many times too small as there are ranks",
+              "a division beside that of DDP or Horovod", "divide once"),
     "scaled": ("the ranks' gradients are averaged, and a factor beside", "clipping, loss scaling, a loss that is divided "
                "by accumulation steps; or averaged twice", "if none of the first is meant, look for a second division"),
     "other gradients": ("what the optimizer takes is neither the average of the ranks' gradients nor any rank's own",
@@ -96,18 +98,20 @@ def fit(one, other):
     return factor, (sum((a - factor * b) ** 2 for a, b in zip(one, other)) ** 0.5 / size if size else 0.0)
 
 
-def judge_gradients(reports, sharded):
+def judge_gradients(reports):
     """(what is said in the table, {finding: where})."""
     ranks, kinds, factors, where = len(reports), Counter(), [], {}
+    shards = set(reports[0].get("shards", []))
     for number in range(min(len(report["steps"]) for report in reports)):
         steps = [report["steps"][number] for report in reports]
         names = sorted(set(steps[0]["local"]) & set.intersection(*(set(step["final"]) for step in steps)))
         if not names:
             continue
+        for name in shards & set(names):  # each rank has a part: their projections add up to those of the whole
+            whole = [sum(column) for column in zip(*(step["final"][name] for step in steps))]
+            steps = [step | {"final": step["final"] | {name: whole}} for step in steps]
         local = [vector(step, "local", names) for step in steps]
         final = [vector(step, "final", names) for step in steps]
-        if sharded:  # each rank has a part: their projections add up to those of the whole
-            final = [[sum(column) for column in zip(*final)]] * ranks
         mean = [sum(column) / ranks for column in zip(*local)]
         tolerance = SAME_HALF if any(report.get("half") for report in reports) else SAME
         fits = [fit(one, mean) for one in final]
@@ -118,6 +122,8 @@ def judge_gradients(reports, sharded):
                 kinds["mean"] += 1
             elif abs(factor - ranks) < 10 * tolerance * ranks:
                 kinds["sum"] += 1
+            elif abs(factor - 1 / ranks) < 10 * tolerance / ranks:
+                kinds["twice"] += 1
             else:
                 kinds["scaled"] += 1
                 where["scaled"] = f"the mean times {factor:.4g} in step {number + 1}"
@@ -189,33 +195,33 @@ def judge_data(reports):
 def judge(reports):
     """([(what, what is seen)], {finding: where}) of the reports of all ranks, in their order."""
     ranks, lines, found = len(reports), [], {}
-    sharded = any(report.get("sharded") for report in reports)
+    shards = len(reports[0].get("shards", []))
+    kept = f"; {shards} tensors are shards, each rank has its part" if shards else ""
     steps = [len(report["steps"]) for report in reports]
     if len(set(steps)) > 1:
         found["steps"] = f"{numbers(steps)} on ranks 0 to {ranks - 1}"
 
     before = [report["before"]["parameters"] for report in reports]
-    apart = {} if sharded else differing(before)
+    apart = differing(before)
     if apart:
         name, which = next(iter(apart.items()))
         found["weights"] = f"{len(apart)} of {len(before[0])} tensors, such as {name}, on {ranks_text(which, ranks)}"
-    lines.append(("weights before step 1", "sharded" if sharded else "equal" if not apart else found["weights"]))
+    lines.append(("weights before step 1", ("equal" if not apart else found["weights"]) + kept))
     since = None
     for number in range(min(steps)):
         after = [report["steps"][number]["after"]["parameters"] for report in reports]
-        moved = {} if sharded else differing(after)
+        moved = differing(after)
         if moved and not apart:
             name, which = next(iter(moved.items()))
             since = f"since step {number + 1}: {len(moved)} of {len(after[0])}, such as {name}, on {ranks_text(which, ranks)}"
             found["apart"] = since
             break
-    lines.append((f"weights after steps 1 to {min(steps)}", "sharded: each rank has its part" if sharded else
-                  "equal" if not apart and not since else since or "different"))
+    lines.append((f"weights after steps 1 to {min(steps)}", "equal" if not apart and not since else since or "different"))
     buffers = differing([report["steps"][-1]["after"]["buffers"] for report in reports if report["steps"]] or [{}])
     if buffers:
         found["buffers"] = f"{len(buffers)}, such as {next(iter(buffers))}"
 
-    said, wrong = judge_gradients(reports, sharded)
+    said, wrong = judge_gradients(reports)
     lines.append(("gradients the optimizer takes", said))
     found |= wrong
     said, wrong = judge_data(reports)
@@ -270,7 +276,7 @@ def show(script, ranks, reports, lines, found):
         wrappers = ", ".join(reports[0]["wrappers"]) or "no wrapper that is known here"
         hosts = len({report["host"] for report in reports})
         print(f"{script}: {ranks} ranks on {hosts} node{'s' * (hosts > 1)}, {min(len(r['steps']) for r in reports)} steps; "
-              f"{wrappers}; {len(reports[0]['before']['parameters'])} tensors")
+              f"{wrappers}; {len(reports[0]['before']['parameters']) + len(reports[0].get('shards', []))} tensors")
     for what, seen in lines:
         print(f"  {what:28} {seen}")
     for key in sorted(found, key=lambda key: key in NOTES):

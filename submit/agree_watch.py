@@ -134,7 +134,7 @@ class Watch:
                 self.names[parameter] = name
                 if not hasattr(parameter, "to_local"):
                     parameter.register_hook(lambda gradient, name=name: self.note_local(name, gradient))
-        self.record["sharded"] = any(hasattr(parameter, "to_local") for parameter in self.names)
+        self.record["shards"] = [name for parameter, name in self.names.items() if hasattr(parameter, "to_local")]
         if first:
             self.note_seeds(module)
             parameter = next(module.parameters())
@@ -190,7 +190,8 @@ class Watch:
 
     def state(self):
         """{name: fingerprint} of all parameters and buffers."""
-        found = {"parameters": {name: fingerprint(parameter) for parameter, name in self.names.items()}, "buffers": {}}
+        whole = {name: parameter for parameter, name in self.names.items() if not hasattr(parameter, "to_local")}
+        found = {"parameters": {name: fingerprint(parameter) for name, parameter in whole.items()}, "buffers": {}}
         for model in self.models:
             for name, buffer in model.named_buffers():
                 found["buffers"][name.removeprefix("module.")] = fingerprint(buffer)
