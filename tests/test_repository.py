@@ -197,7 +197,7 @@ def test_what_commands_print_is_what_pages_show(path):
 
     def masked(text):
         text = re.sub(r"(<!-- output: .*? -->\n```\n)(.*?)(```\n)",
-                      lambda match: match[1] + re.sub(r"\d[\d,.]*", "#", match[2]) + match[3], text, flags=re.S)
+                      lambda match: match[1] + re.sub(r" *\d[\d,.]*", " #", match[2]) + match[3], text, flags=re.S)
         return re.sub(r"(<!-- sample: .*? -->\n```\n).*?(```\n)", r"\1\2", text, flags=re.S)
 
     text = path.read_text()
