@@ -184,7 +184,7 @@ def test_under_a_launcher_of_ranks_one_speaks_for_all(words):
 def test_a_rank_started_by_hand_that_meets_nobody_says_so(chapter, rank, tmp_path):
     """With a limit of two seconds instead of half an hour."""
     folder, name = chapter.partition("/")[0], Path(chapter).name if chapter.endswith(".py") else "main.py"
-    hasty = 'else "gloo")', 'else "gloo", timeout=__import__("datetime").timedelta(seconds=2))'
+    hasty = "[device.type])", "[device.type], timeout=__import__('datetime').timedelta(seconds=2))"
     main = copy_of(folder, tmp_path, hasty, name=name)
     port = free_port()
     done = run(str(main), 1, timeout=100, env=FIVE | {
