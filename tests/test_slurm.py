@@ -269,6 +269,7 @@ def test_a_submit_script_runs_without_a_scheduler(tmp_path):
     ("polaris", {"PBS_NODEFILE": "nodes"}, "mpiexec -n 8 --ppn 4 --depth=8 --cpu-bind depth bash -c"),
     ("slurm_gpu", {}, "srun --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none python"),
     ("mvapich", {"MVAPICH": "/opt/m"}, "srun --kill-on-bad-exit=1 --export=ALL,LD_PRELOAD=/opt/m/lib/libmpi.so python"),
+    ("mvapich4", {"SLURM_NTASKS": "8", "SLURM_NNODES": "2"}, "mpiexec -n 8 -ppn 4 -bind-to none python"),
     ("frontier", {"PYTORCH": "/opt/p", "USER": "me"},
      "srun --kill-on-bad-exit=1 --gpus-per-task=1 --gpu-bind=closest python"),
     ("lumi", {"CONTAINER": "/opt/c.sif", "USER": "me"}, "srun --mpi=none --kill-on-bad-exit=1 --cpu-bind=mask_cpu="),
