@@ -133,7 +133,8 @@ def test_srun_starts_the_ranks_and_torchrun_does_as_the_page_has_it(cluster, tmp
     words = words.replace("--nproc-per-node 4", "--nproc-per-node 1").replace("29500", str(free_port()))
     words = words.replace("main.py", f"main.py {' '.join(ONE_STEP)} --results {tmp_path / 'results'}")
     script = tmp_path / "both"
-    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --time=0:10:00\n{words}")
+    script.write_text("#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --time=0:10:00\n"
+                      f'. "$VENV/bin/activate"\n{words}')
     job = re.search(r"\d+", cluster.run("sbatch", "--output=job-%j.txt", script))[0]
     state, printed = cluster.end(job)
     assert state == "COMPLETED 0:0", printed
