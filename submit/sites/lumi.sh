@@ -21,6 +21,7 @@ cores=0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe00000
 cores+=,0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000
 # shellcheck disable=SC2016 # for the shell in the container
 inside='. "$VIRTUAL_ENV/bin/activate"; exec "$@"'
+python() { singularity run "$CONTAINER" bash -c "$inside" inside python "$@"; }  # chapter 1 needs no launch
 launch() {
     srun ${RANKS:+--ntasks="$RANKS" --nodes="$NODES"} --mpi=none --kill-on-bad-exit=1 --cpu-bind="mask_cpu=$cores" \
         singularity run "$CONTAINER" bash -c "$inside" inside "$@"
