@@ -36,7 +36,7 @@ def main():
     train_loader = DataLoader(train, batch_size=64 // ranks,  # DDP: a rank's; 64 in all
                               sampler=sampler,  # DDP: instead of shuffle=True
                               drop_last=True, num_workers=1,  # DDP: each rank starts its own,
-                              multiprocessing_context="forkserver",  # DDP: and not by a fork,
+                              multiprocessing_context="spawn",  # DDP: and not by a fork,
                               persistent_workers=True)  # DDP: which beside gloo may hang
     test_loader = DataLoader(test, batch_size=64, sampler=range(rank, len(test), ranks))  # DDP
 

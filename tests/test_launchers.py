@@ -13,6 +13,7 @@ from conftest import (
     BIN,
     ON,
     ROOT,
+    THREADS,
     case,
     chapters,
     copy_of,
@@ -184,7 +185,7 @@ def test_under_a_launcher_of_ranks_one_speaks_for_all(words):
 def test_a_rank_started_by_hand_that_meets_nobody_says_so(chapter, rank, tmp_path):
     """With a limit of two seconds instead of half an hour."""
     folder, name = chapter.partition("/")[0], Path(chapter).name if chapter.endswith(".py") else "main.py"
-    hasty = 'else "gloo")', 'else "gloo", timeout=__import__("datetime").timedelta(seconds=2))'
+    hasty = "[device.type])", "[device.type], timeout=__import__('datetime').timedelta(seconds=2))"
     main = copy_of(folder, tmp_path, hasty, name=name)
     port = free_port()
     done = run(str(main), 1, timeout=100, env=FIVE | {
@@ -234,8 +235,9 @@ def test_a_taken_port_is_one_line(clean_environment):
 @chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
 @pytest.mark.parametrize(("gpus", "chosen"), [("4,own", [0, 1]), ("1,own", [0, 0])])
 def test_local_rank_picks_the_gpu_and_a_single_one_is_index_0(chapter, gpus, chosen, tmp_path):
-    """The run itself ends where a real GPU would be needed."""
+    """The run itself ends where a real GPU would be needed. TensorFlow's two pools of threads are as large as told."""
     observe(chapter, 2, tmp_path, "--dataset", "digits", env={"FAKE_GPUS": gpus})
+    assert "tensorflow" not in chapter or lines(tmp_path / "threads.0") == 2 * [int(THREADS)]
     assert [lines(tmp_path / f"gpus.{rank}") for rank in range(2)] == [[index] for index in chosen]
 
 

@@ -14,6 +14,7 @@ import check_script as header
 import psutil
 import pytest
 from conftest import BIN, ROOT, case, chapters, environment, execute, lines, pages, parameters
+from forked import free_port
 from tolerances import FP64, LOSS, close
 
 SCRIPTS = sorted(path.relative_to(ROOT) for pattern in ("0*/**/submit.*", "submit/*.pbs", "submit/*.slurm")
@@ -129,10 +130,11 @@ def test_srun_starts_the_ranks_and_torchrun_does_as_the_page_has_it(cluster, tmp
     page = (ROOT / "submit" / "README.md").read_text()
     both = re.search(r"^srun --ntasks-per-node=4 .*?torchrun .*?(?=^```)", page, re.M | re.S)[0]
     words = re.sub(r"(--cpus-per-task=)\d+", r"\g<1>1", both).replace("--ntasks-per-node=4", "--ntasks-per-node=1")
-    words = words.replace("--nproc-per-node 4", "--nproc-per-node 1")
+    words = words.replace("--nproc-per-node 4", "--nproc-per-node 1").replace("29500", str(free_port()))
     words = words.replace("main.py", f"main.py {' '.join(ONE_STEP)} --results {tmp_path / 'results'}")
     script = tmp_path / "both"
-    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --time=0:10:00\n{words}")
+    script.write_text("#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --time=0:10:00\n"
+                      f'. "$VENV/bin/activate"\n{words}')
     job = re.search(r"\d+", cluster.run("sbatch", "--output=job-%j.txt", script))[0]
     state, printed = cluster.end(job)
     assert state == "COMPLETED 0:0", printed
@@ -269,6 +271,7 @@ def test_a_submit_script_runs_without_a_scheduler(tmp_path):
     ("polaris", {"PBS_NODEFILE": "nodes"}, "mpiexec -n 8 --ppn 4 --depth=8 --cpu-bind depth bash -c"),
     ("slurm_gpu", {}, "srun --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none python"),
     ("mvapich", {"MVAPICH": "/opt/m"}, "srun --kill-on-bad-exit=1 --export=ALL,LD_PRELOAD=/opt/m/lib/libmpi.so python"),
+    ("mvapich4", {"SLURM_NTASKS": "8", "SLURM_NNODES": "2"}, "mpiexec -n 8 -ppn 4 -bind-to none python"),
     ("frontier", {"PYTORCH": "/opt/p", "USER": "me"},
      "srun --kill-on-bad-exit=1 --gpus-per-task=1 --gpu-bind=closest python"),
     ("lumi", {"CONTAINER": "/opt/c.sif", "USER": "me"}, "srun --mpi=none --kill-on-bad-exit=1 --cpu-bind=mask_cpu="),

@@ -2,7 +2,7 @@
 # Aurora (ALCF): PBS, 6 Intel GPUs a node, each two to a program, Cray PALS, Slingshot 11. Written from its documentation;
 # not tried by us. Sources, at docs.alcf.anl.gov/aurora, read in August 2026: [1] data-science/frameworks/pytorch
 # [2] data-science/frameworks/oneCCL  [3] running-jobs-aurora. PyTorch calls these GPUs xpu; oneCCL (xccl) is their NCCL.
-# Not chapter 2: Horovod for PyTorch is no longer there [1]. The doctor does not look at these GPUs. Submit with:
+# Not chapter 2: Horovod 0.28.1 knows no Intel GPUs. The doctor does not look at these GPUs. Submit with:
 #     qsub -A PROJECT -q debug -l select=2 -l filesystems=flare -v SITE=aurora submit.pbs
 # Queues, with their nodes and hours [3]: debug 1-2, 1 h; debug-scaling 2-256, 1 h; capacity 1-16, 168 h
 

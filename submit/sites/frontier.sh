@@ -3,7 +3,7 @@
 # Written from its documentation; not tried by us. Sources: docs.olcf.ornl.gov/systems/frontier_user_guide.html (cores,
 # GPUs, srun) and /software/analytics/pytorch_frontier.html (modules, interface, cache). Submit with 8 tasks a node:
 #     SITE=frontier PYTORCH=/path/of/the/environment sbatch -A PROJECT --ntasks-per-node=8 --gpus-per-node=8 \
-#         --cpus-per-task=7 submit.slurm
+#         --cpus-per-task=7 --network=disable_rdzv_get submit.slurm
 # OLCF advises against torchrun here: on its page all ranks of a node share one core.
 
 module load PrgEnv-gnu rocm craype-accel-amd-gfx90a miniforge3 || return 1

@@ -2,6 +2,7 @@
 # LUMI (CSC): Slurm, 4 MI250X a node, each two GPUs to a program, Slingshot 11; PyTorch is in a container. Not tried by us.
 # Source: github.com/Lumi-supercomputer/LUMI-AI-Guide, of May 2026, chapters 2 (container, environment) and 5 (cores, cache).
 # Its containers lie in /appl/local/laifs/containers; take one called ...-full-..., with PyTorch and DeepSpeed. Once:
+#     module use /appl/local/laifs/modules; module load lumi-aif-singularity-bindings
 #     singularity exec $CONTAINER python -m venv --system-site-packages .venv     (in the place of make setup)
 # Then submit with 8 tasks a node:
 #     SITE=lumi CONTAINER=/path/of/it.sif sbatch -A PROJECT -p standard-g --ntasks-per-node=8 --gpus-per-node=8 \
@@ -14,12 +15,13 @@ module load lumi-aif-singularity-bindings || return 1  # Slingshot and the file 
 export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen" MIOPEN_CUSTOM_CACHE_DIR="/tmp/$USER-miopen"  # not in the shared home
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-7}"  # srun of Slurm 22.05 to 23.02 does not take it from the header
 
-# Without MPI the ranks go by Slurm's variables: the container's MPI does not know Cray's.
+# Without MPI the ranks go by Slurm's variables, as in the guide.
 # Every task sees all GPUs of its node, takes the one of its local rank, and gets the seven cores nearest to that.
 cores=0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000
 cores+=,0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000
 # shellcheck disable=SC2016 # for the shell in the container
 inside='. "$VIRTUAL_ENV/bin/activate"; exec "$@"'
+python() { singularity run "$CONTAINER" bash -c "$inside" inside python "$@"; }  # chapter 1 needs no launch
 launch() {
     srun ${RANKS:+--ntasks="$RANKS" --nodes="$NODES"} --mpi=none --kill-on-bad-exit=1 --cpu-bind="mask_cpu=$cores" \
         singularity run "$CONTAINER" bash -c "$inside" inside "$@"

@@ -3,7 +3,8 @@
 Into FOLDER go a copy of the checkpoint after each epoch (parameters.1, .2, ...), and a JSON line for each pass over
 data (batches.RANK: the indices of all its batches; TensorFlow's chapters: a line a batch), each optimizer step
 (rates.RANK: the learning rate), each input of PyTorch's cnn (inputs.RANK: mean, standard deviation, dtype) and each
-choice of a GPU (gpus.RANK). FAKE_GPUS=N,same|own lets the framework believe in N GPUs, to see which one is taken.
+choice of a GPU (gpus.RANK) or of how many threads TensorFlow takes (threads.RANK). FAKE_GPUS=N,same|own lets the
+framework believe in N GPUs, to see which one is taken.
 
 TWIN=smooth trains the twin of smooth.py, TWIN=reversed,N that twin with the N images of each batch in the opposite
 order, TWIN=order,N the chapter's own network so.
@@ -104,6 +105,12 @@ def observe_tensorflow():
     def loadtxt(*args, original=numpy.loadtxt, **kwargs):
         return original(*args, **kwargs).view(Labels)
 
+    def observe_threads(original):
+        def setter(threads):
+            note("threads", threads)
+            return original(threads)
+        return setter
+
     def set_rate(optimizer, value, original=keras.optimizers.SGD.learning_rate):
         note("rates", value)
         original.fset(optimizer, value)
@@ -125,6 +132,9 @@ def observe_tensorflow():
     if batch_size:
         numpy.random.default_rng = shuffling
     numpy.loadtxt = loadtxt
+    threading = tensorflow.config.threading
+    for name in "set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads":
+        setattr(threading, name, observe_threads(getattr(threading, name)))
     keras.optimizers.SGD.learning_rate = keras.optimizers.SGD.learning_rate.setter(set_rate)
     if int(fake_gpus):
         fake_horovod("tensorflow")

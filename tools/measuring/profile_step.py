@@ -4,7 +4,8 @@
 
 main.py runs unchanged, under torch.profiler; for chapter 2 the all-reduces come from Horovod's own timeline, which
 rank 0 writes. Each rank appends a line: for each step after the warm-up a list of [what, start, end], in microseconds
-since 1970; what is "forward", "backward", "all-reduce" (with the wait for the other ranks) or "optimizer".
+since 1970; what is "forward", "backward", "all-reduce" (DDP's with the wait for the other ranks, Horovod's without) or
+"optimizer".
 """
 
 import argparse
