@@ -2,68 +2,133 @@
 
 from collections import Counter
 from statistics import median
+from typing import NamedTuple
 
 SAME = 1e-3  # of gradients: rounding of fp32, and of another order of summation; a mistake differs by more than a tenth
 SAME_HALF = 3e-2  # where gradients have 8 or 11 bits
-STRAGGLER = 1.5
+STRAGGLER = 2  # times the time of the others
 
-FINDINGS = {  # key: (symptom, cause, cure); those of NOTES are said, and are no mistake by themselves
-    "weights": ("the ranks begin with different weights", "each rank drew its own, and nobody broadcast one's: no "
-                "wrapper, or the weights were made or loaded after it", "wrap the model before the first step, or "
-                "broadcast rank 0's parameters"),
-    "apart": ("the ranks' weights drift apart", "the optimizer takes different gradients or state on each rank",
-              "see the findings on gradients; load the same optimizer state on all ranks"),
-    "own gradients": ("each rank takes its own gradients: there are as many trainings as ranks", "the wrapper is "
-                      "missing or by-passed, as by `model(x)` or `ddp.module(x)` in the place of `ddp(x)`, or "
-                      "`no_sync` stayed on", "call the wrapped model, and average in each step"),
-    "one rank's": ("all ranks take the gradients of one of them", "gradients are broadcast, not averaged, or the loss is "
-                   "computed from one rank's images", "all-reduce them, or let DDP"),
-    "sum": ("the ranks' gradients are summed, not averaged: they are as many times too large as there are ranks",
-            "an all-reduce without a division, or an FSDP over gloo that sums (torch 2.8)", "divide by the number "
-            "of ranks, or take op=AVG; Adam hides this, SGD does not"),
-    "twice": ("the ranks' gradients are averaged twice: they are as many times too small as there are ranks",
-              "a division beside that of DDP or Horovod", "divide once"),
-    "scaled": ("the ranks' gradients are averaged, and a factor beside", "clipping, loss scaling, a loss that is divided "
-               "by accumulation steps; or averaged twice", "if none of the first is meant, look for a second division"),
-    "other gradients": ("what the optimizer takes is neither the average of the ranks' gradients nor any rank's own",
-                        "a part of the gradients is not averaged, or something changes them after the average",
-                        "look at the parameters that are named"),
-    "part": ("some parameters' gradients are averaged and some are each rank's own", "parameters that the wrapper does not "
-             "know: made later, of another module, or ignored", "make the whole model before it is wrapped"),
-    "same data": ("all ranks train on the same images", "no sampler deals them out, and all ranks shuffle with one seed",
-                  "DistributedSampler(dataset), in the place of shuffle=True"),
-    "overlap": ("ranks draw from the whole data set, each in an order of its own: some images meet several ranks in an "
-                "epoch, some none", "shuffle=True without a sampler, with a seed a rank", "DistributedSampler(dataset), "
-                "in the place of shuffle=True"),
-    "sampler": ("the sampler deals for another number of ranks than train", "it was made before the ranks met, or with "
-                "num_replicas= or rank= of something else", "DistributedSampler(dataset) after init_process_group"),
-    "order": ("each epoch has the same order", "set_epoch is not called", "sampler.set_epoch(epoch) at the start of each"),
-    "batches": ("ranks have unequal numbers of batches: those with more wait for ever at the end of an epoch",
-                "the data set was divided unequally", "drop_last=True in the sampler, or Join"),
-    "steps": ("some ranks made fewer optimizer steps than others", "unequal data, or a condition that only some fulfil",
-              "let all ranks decide by a value that all have"),
-    "one GPU": ("two ranks are on one GPU", "`cuda` without set_device is GPU 0 for all",
-                "torch.cuda.set_device(local_rank) before the model is moved"),
-    "other GPU": ("a model is on another GPU than its rank's current one", "`.to('cuda:0')`, or set_device after it",
-                  "set_device(local_rank) first, then .to('cuda')"),
-    "alone": ("each process believes that it is alone", "the script does not ask the launcher who it is",
-              "init_process_group, hvd.init or deepspeed.initialize before the model"),
-    "hang": ("the ranks wait for each other for ever", "one of them calls other collectives than the others, or none",
-             "look at the lines: all ranks have to come to the same calls, in the same order"),
-    "buffers": ("buffers differ between ranks", "BatchNorm's statistics are of each rank's own images", "no mistake: save "
-                "rank 0's; torch.nn.SyncBatchNorm makes them one"),
-    "random": ("all ranks draw the same random numbers", "one seed for all: dropout and augmentation repeat on each rank",
-               "seed with seed + rank once the weights are equal"),
-    "batch": ("ranks have batches of unequal size", "the last batch, or a division that leaves a rest", "the mean of "
-              "means is then not the mean: drop_last=True, or weigh the loss"),
-    "threads": ("the ranks of a node have more threads than it has cores", "each takes all cores", "OMP_NUM_THREADS=1, or "
-                "the cores divided by the ranks"),
-    "straggler": ("one rank computes longer than the others, which wait for it", "another program on its cores, a slower "
-                  "device, more or longer samples", "look at that node; divide by length"),
-    "unseen": ("what the gradients are could not be seen", "no hook of this program meets them", "the weights, which were "
-               "compared, say whether the ranks train one model"),
+class Finding(NamedTuple):
+    """What --explain and the page say of it."""
+    symptom: str
+    cause: str
+    cure: str
+    note: bool = False  # worth knowing, no mistake by itself
+
+
+FINDINGS = {
+    "alone": Finding(
+        "each process trains alone, as if it were the only one",
+        "nothing in the script asks the launcher which rank it is",
+        "init_process_group and DDP, hvd.init, or deepspeed.initialize; chapter 3 shows each line"),
+    "weights": Finding(
+        "the ranks begin with different weights",
+        "each rank has drawn its own and nobody has broadcast one's, or they were drawn or loaded after the wrapper was made",
+        "wrap the model when it is ready, or broadcast rank 0's parameters before the first step"),
+    "apart": Finding(
+        "the ranks' weights drift apart, though they take the same gradients",
+        "the optimizer has another learning rate or state on each rank, or something else changes the weights",
+        "the same optimizer on all ranks; load its state on all of them, or on none"),
+    "own gradients": Finding(
+        "each rank takes its own gradients: there are as many trainings as ranks",
+        "the wrapper is missing, or is by-passed by `model(x)` or `ddp.module(x)` in the place of `ddp(x)`, or `no_sync` "
+        "stays on",
+        "call the wrapped model, and let the last backward before each step average"),
+    "one rank's": Finding(
+        "all ranks take the gradients of one of them, and the others' images are lost",
+        "gradients are broadcast, not averaged",
+        "all-reduce them and divide by the number of ranks, or let DDP"),
+    "sum": Finding(
+        "the ranks' gradients are summed, not averaged: as many times too large as there are ranks",
+        "an all-reduce without a division, or op=Sum; Adam hides it, SGD does not",
+        "divide by the number of ranks, or op=AVG; or mean the sum, and divide the learning rate"),
+    "twice": Finding(
+        "the ranks' gradients are averaged twice: as many times too small as there are ranks",
+        "a division beside that of DDP or Horovod",
+        "divide once"),
+    "part": Finding(
+        "some parameters' gradients are averaged, others are each rank's own",
+        "the wrapper does not know these parameters: they were made after it, belong to another module, or are ignored",
+        "make the whole model before it is wrapped; wrap every model that is trained"),
+    "other gradients": Finding(
+        "what the optimizer takes is neither the average of the ranks' gradients nor any rank's own",
+        "something changes the gradients on a rank before they are averaged: clipping, noise, a scale of its own",
+        "average first; clip, unscale and the like afterwards, on all ranks alike"),
+    "same data": Finding(
+        "all ranks train on the same samples",
+        "no sampler deals them out, and all ranks shuffle with one seed",
+        "sampler=DistributedSampler(dataset) in the place of shuffle=True"),
+    "overlap": Finding(
+        "each rank draws from the whole data set in an order of its own: in an epoch some samples meet several ranks, "
+        "some none",
+        "shuffle=True without a sampler, with another seed on each rank",
+        "sampler=DistributedSampler(dataset) in the place of shuffle=True"),
+    "sampler": Finding(
+        "the sampler deals for another number of ranks than train",
+        "its num_replicas and rank are of something else, or it was made before the ranks met",
+        "DistributedSampler(dataset) after init_process_group; with Horovod num_replicas=hvd.size(), rank=hvd.rank()"),
+    "order": Finding(
+        "each epoch has the same order",
+        "sampler.set_epoch is not called: DistributedSampler shuffles by its seed and the epoch that it was told",
+        "sampler.set_epoch(epoch) at the start of each epoch; a training of one epoch needs none"),
+    "batches": Finding(
+        "the ranks have unequal numbers of batches: those with more wait for ever at the end of the epoch",
+        "the data set is divided unequally",
+        "drop_last=True in the sampler, or torch.distributed.algorithms.Join"),
+    "steps": Finding(
+        "some ranks have made fewer optimizer steps than others",
+        "unequal data, or a condition that only some ranks fulfil",
+        "let all ranks decide by a value that all have, such as an all-reduced one"),
+    "one GPU": Finding(
+        "two ranks are on one GPU",
+        "`cuda` without set_device is GPU 0 for every rank",
+        "torch.cuda.set_device(local_rank) before the model is moved"),
+    "other GPU": Finding(
+        "a rank's model is on another GPU than its current one",
+        "`.to('cuda:0')` on every rank, or set_device after the model was moved",
+        "torch.cuda.set_device(local_rank) first, then .to('cuda')"),
+    "hang": Finding(
+        "the ranks wait for each other for ever",
+        "one of them calls other collectives than the others, or none: a condition, an exception, or a loop's end that "
+        "only some ranks meet",
+        "look at the lines that are named: all ranks have to come to the same calls in the same order"),
+    "sequence": Finding(
+        "the ranks call different collectives",
+        "a condition on the rank, around a call that all have to make",
+        "take the call out of the condition; print or save under `rank == 0`, and communicate outside"),
+    "scaled": Finding(
+        "the gradients are the mean of the ranks', and a factor beside",
+        "clipping, loss scaling, or a loss that is divided for accumulation",
+        "nothing, if one of these is meant; else look for a second division", note=True),
+    "buffers": Finding(
+        "buffers differ between the ranks",
+        "BatchNorm's statistics are of each rank's own images",
+        "nothing: save rank 0's; torch.nn.SyncBatchNorm makes them one", note=True),
+    "random": Finding(
+        "all ranks draw the same random numbers: dropout or augmentation does the same on each",
+        "one seed for all, or none, which in PyTorch is one, too",
+        "torch.manual_seed(seed + rank) once the weights are equal", note=True),
+    "batch": Finding(
+        "the ranks' batches are of unequal size in a step",
+        "the last batch of an epoch, or a division with a rest",
+        "drop_last=True, or weigh each rank's loss: a mean of means is not the mean", note=True),
+    "threads": Finding(
+        "the ranks of a node have more threads than it has cores",
+        "each rank takes all cores",
+        "OMP_NUM_THREADS=1, or the cores divided by the ranks", note=True),
+    "straggler": Finding(
+        "one rank computes longer than the others, which wait for it",
+        "another program on its cores, a slower device, more or longer samples, work that one rank does alone",
+        "look at that node; deal samples out by their length", note=True),
+    "unseen": Finding(
+        "the gradients could not be compared",
+        "no hook meets them in this program",
+        "the weights were compared, and say whether the ranks train one model", note=True),
 }
-NOTES = {"scaled", "buffers", "random", "batch", "threads", "straggler", "unseen"}
+NOTES = {key for key, finding in FINDINGS.items() if finding.note}
+FOLLOWS = {"apart": {"own gradients", "part", "other gradients"},  # what another finding brings about is not said again
+           "weights": {"alone"}, "own gradients": {"alone"}, "same data": {"alone", "sampler"}, "overlap": {"alone", "sampler"},
+           "order": {"alone"}, "batches": {"sampler"}, "hang": {"sequence"}, "batch": {"batches"}}
 
 
 def numbers(found):
@@ -150,7 +215,7 @@ def judge_gradients(reports):
     if kinds["sum"]:
         where["sum"] = f"factor {factors[-1]:.3g}, {ranks} ranks"
     text = {"mean": "the mean of the ranks' own"}
-    said = numbers(text.get(kind, FINDINGS[kind][0] if kind in FINDINGS else kind) for kind in kinds)
+    said = numbers(text.get(kind, kind) for kind in kinds)
     return said, {kind: where.get(kind, "") for kind in kinds if kind != "mean"}
 
 
@@ -232,8 +297,8 @@ def judge(reports):
         found["batch"] = f"{numbers(next(c for c in zip(*sizes) if len(set(c)) > 1))} on ranks 0 to {ranks - 1}"
 
     randoms = [report["random"] for report in reports]
-    if len({seed["torch"] for seed in randoms}) == 1 and any(seed["drops"] for seed in randoms):
-        found["random"] = "the model has dropout"
+    if len({seed["torch"] for seed in randoms}) == 1 and randoms[0]["draws"]:
+        found["random"] = randoms[0]["draws"]
     places = [(report["host"], report.get("gpu")) for report in reports]
     twice = [place for place, times in Counter(places).items() if times > 1 and place[1]]
     if twice:
@@ -248,15 +313,39 @@ def judge(reports):
     crowded = [host for host in threads if threads[host] > cores[host] and "cpu" in reports[0]["device"]]
     if crowded:
         found["threads"] = f"{crowded[0]}: {threads[crowded[0]]} threads, {cores[crowded[0]]} cores"
+    lines.append(("communication of a step", communication(reports)))
     lines.append(("devices", f"{numbers(sorted({report['device'] for report in reports}))}; {reports[0]['threads']} "
                   f"thread{'s' * (reports[0]['threads'] > 1)} a rank"))
     if min(steps) > 1:
         own = [median(step["seconds"] for step in report["steps"][1:]) for report in reports]
-        lines.append(("own seconds of a step", numbers(f"{seconds:.4f}" for seconds in own)))
+        whole = [median(step["whole"] for step in report["steps"][1:]) for report in reports]
+        lines.append(("seconds of a step", f"{numbers(f'{seconds:.4f}' for seconds in own)} until the rank's gradients are "
+                      f"there; {median(whole):.4f} with communication, waiting and the optimizer"))
         slowest = max(range(ranks), key=own.__getitem__)
-        if own[slowest] > STRAGGLER * median(own) and own[slowest] > 0.01:
-            found["straggler"] = f"rank {slowest}, {own[slowest] / median(own):.1f} times the others' time"
-    return lines, found
+        others = median(own[:slowest] + own[slowest + 1:])
+        if own[slowest] > STRAGGLER * others and own[slowest] - others > 0.02:
+            found["straggler"] = f"rank {slowest}, {own[slowest] / others:.1f} times the others' time"
+    if "own gradients" in found and not any(report["met"] for report in reports):
+        found["alone"] = ""
+    return lines, causes(found)
+
+
+def communication(reports):
+    """What rank 0 sends in its last step, by whom."""
+    sent = reports[0]["steps"][-1]["sent"]
+    return "; ".join(f"{what}: {calls} call{'s' * (calls > 1)}, {size:,} bytes" for what, (calls, size) in sent.items()) or (
+        "none that could be seen")
+
+
+def odd_one(alive):
+    """Where the ranks' sequences of collectives part, in words; None if they do not, as far as they were told."""
+    first = max((rank["first"] for rank in alive), default=0)
+    last = min((rank["first"] + len(rank["calls"]) for rank in alive), default=0)
+    for number in range(first, last):
+        calls = [rank["calls"][number - rank["first"]] for rank in alive]
+        if len({call.split(" at ")[0] for call in calls}) > 1:
+            return "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
+    return None
 
 
 def why_not(reports):
@@ -267,8 +356,13 @@ def why_not(reports):
 
 
 def explain(key):
-    symptom, cause, cure = FINDINGS[key]
-    return f"{key}: {symptom}.\ncause: {cause}.\ncure: {cure}."
+    finding = FINDINGS[key]
+    return f"{key}: {finding.symptom}\n  cause: {finding.cause}\n  cure: {finding.cure}"
+
+
+def causes(found):
+    """The findings without those that follow from another."""
+    return {key: where for key, where in found.items() if not FOLLOWS.get(key, set()) & found.keys()}
 
 
 def show(script, ranks, reports, lines, found):
@@ -280,9 +374,7 @@ def show(script, ranks, reports, lines, found):
     for what, seen in lines:
         print(f"  {what:28} {seen}")
     for key in sorted(found, key=lambda key: key in NOTES):
-        where = f" ({found[key]})" if found[key] else ""
-        symptom, cause, cure = FINDINGS[key]
-        print(f"{'note' if key in NOTES else 'WRONG'}: {key}: {symptom}{where}\n  cause: {cause}\n  cure: {cure}")
+        symptom, *advice = explain(key).split("\n")
+        print("\n".join([f"{'note' if key in NOTES else 'WRONG'}: {symptom}{f' ({found[key]})' if found[key] else ''}", *advice]))
     wrong = found.keys() - NOTES
-    print(f"verdict: {'wrong: ' + ', '.join(sorted(wrong)) if wrong else 'nothing wrong was found' if lines else 'nothing seen'}",
-          flush=True)
+    print(f"verdict: {'wrong: ' + ', '.join(sorted(wrong)) if wrong else 'nothing wrong was found'}", flush=True)

@@ -1,20 +1,32 @@
 """What agree.py sees of a rank's training: hooks on modules, gradients, optimizers and data loaders, which change nothing."""
 
+import functools
 import os
-import random
 import socket
 import sys
+import threading
 import time
 from collections import defaultdict
 
-import numpy as np
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DistributedSampler, dataloader
 
-VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 CHUNK = 2**22
+COLUMNS = 2**12
 PROJECTIONS = 3
+LATEST = 20  # collectives that are told to the watchdog
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
+               "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "send", "recv",
+               "isend", "irecv", "_broadcast_coalesced")
+HOROVODS = "_allreduce_async", "_grouped_allreduce_async", "_allgather_async", "_broadcast_async", "_reducescatter_async"
+WRAPPERS = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP1", "DeepSpeedEngine": "DeepSpeed"}
+CALLERS = {"/deepspeed/": "DeepSpeed", "/torch/distributed/fsdp": "FSDP", "/torch/nn/parallel/distributed": "DDP",
+           "/torch/nn/modules/_functions": "SyncBatchNorm", "/torch/distributed/optim": "ZeroRedundancyOptimizer",
+           "/horovod/torch/optimizer": "Horovod's optimizer", "/horovod/torch/functions": "Horovod's functions",
+           "/accelerate/": "Accelerate", "/lightning": "Lightning"}
+COMMUNICATES = "/torch/distributed/", "/torch/nn/parallel/distributed", "/horovod/", "/deepspeed/comm", "/mpi4py/"
 
 
 def shard_of(tensor):
@@ -26,41 +38,60 @@ def shard_of(tensor):
     return tensor.to_local().detach(), sum(at * step for at, step in zip(offset, tensor.stride()))
 
 
+@functools.cache
+def column_weights(device, dtype):
+    """PROJECTIONS pseudo-random weights for each of COLUMNS columns."""
+    place = torch.arange(COLUMNS)
+    return torch.stack([scatter(place, number) for number in range(PROJECTIONS)], 1).to(device, dtype)
+
+
+def scatter(place, number):
+    """Pseudo-random numbers from -0.5 to 0.5, which follow from the places and the number of a projection."""
+    mixed = (place + 1) * (2654435761 + 2 * number) ^ (place + 7 * number) * 40503
+    return (mixed * 6364136223846793005 >> 33).double() / 2**31
+
+
+def table(flat, before=0):
+    """A flat tensor as rows of COLUMNS numbers: with `before` zeros in front of it, and others behind."""
+    return torch.nn.functional.pad(flat, (before, -(before + flat.numel()) % COLUMNS)).view(-1, COLUMNS)
+
+
 def fingerprint(tensor):
     """A number of 64 bits that another value of any element makes another: equal tensors have equal ones."""
-    local, _ = shard_of(tensor)
-    flat, total = local.contiguous().reshape(-1), 0
-    for start in range(0, flat.numel(), CHUNK):
-        piece = flat[start:start + CHUNK]
-        piece = piece.view(VIEWS[piece.element_size()]) if piece.dtype != torch.bool else piece.to(torch.uint8)
-        place = torch.arange(start, start + piece.numel(), device=piece.device)
-        total += ((piece.to(torch.int64) + 1) * (place * 6364136223846793005 + 1442695040888963407)).sum().item()
+    flat, total = shard_of(tensor)[0].contiguous().reshape(-1), 0
+    for number, start in enumerate(range(0, flat.numel(), CHUNK)):
+        piece = flat[start:start + CHUNK].view(torch.uint8)
+        words = torch.nn.functional.pad(piece, (0, -piece.numel() % 8)).clone().view(torch.int64)
+        sums = table(words).sum(1)
+        rows = torch.arange(len(sums), device=sums.device) + number * CHUNK
+        total += (sums * (2 * rows + 1)).sum().item()
     return total % 2**64
 
 
 def projections(tensor):
-    """PROJECTIONS sums of all elements, each with its own pseudo-random weight, in fp64: linear, as averaging is.
+    """PROJECTIONS sums of all elements, each with its own pseudo-random weight: linear, as averaging is.
 
-    So the projections of an average of gradients are the average of their projections, and the sum of those of its shards.
+    So the projections of an average of gradients are the average of their projections, and those of a whole tensor are the
+    sum of its shards'.
     """
     local, first = shard_of(tensor)
-    flat, sums = local.reshape(-1), [0.0] * PROJECTIONS
+    flat, sums = local.reshape(-1), torch.zeros(PROJECTIONS, dtype=torch.float64)
     for start in range(0, flat.numel(), CHUNK):
-        piece = flat[start:start + CHUNK].double()
-        place = torch.arange(first + start, first + start + piece.numel(), device=piece.device)
-        for number in range(PROJECTIONS):
-            weights = (place * 2654435761 + 97 * number) * (number + 1) % 2147483647 / 2147483647 - 0.5
-            sums[number] += (piece * weights).sum().item()
-    return sums
+        place = first + start
+        lines = table(flat[start:start + CHUNK], place % COLUMNS)
+        kind = torch.float64 if lines.dtype == torch.float64 else torch.float32
+        products = (lines.to(kind) @ column_weights(lines.device, kind)).cpu().double()
+        rows = torch.arange(len(products)) + place // COLUMNS
+        sums += (products * torch.stack([scatter(rows, 10 + number) for number in range(PROJECTIONS)], 1)).sum(0)
+    return sums.tolist()
 
 
-def rows(tensor):
-    """A fingerprint of each of a batch's items."""
-    flat = tensor.detach().reshape(len(tensor), -1)
-    flat = flat.to(torch.uint8) if flat.dtype == torch.bool else flat.contiguous().view(VIEWS[flat.element_size()])
-    place = torch.arange(flat.shape[1], device=flat.device)
-    weights = place * 6364136223846793005 + 1442695040888963407
-    return ((flat.to(torch.int64) + 1) * weights).sum(1).tolist()
+def items(batch):
+    """A fingerprint of each of a batch's items, by their values and the order of these."""
+    words = batch.detach().reshape(len(batch), -1).contiguous().view(torch.uint8)
+    words = torch.nn.functional.pad(words, (0, -words.shape[1] % 8)).clone().view(torch.int64)
+    place = torch.arange(words.shape[1], device=words.device)
+    return (words * (place * 6364136223846793005 + 1442695040888963407)).sum(1).tolist()
 
 
 class Watch:
@@ -69,14 +100,16 @@ class Watch:
     def __init__(self, steps, done):
         self.steps, self.done = steps, done
         self.depth = self.inside = 0  # of modules; of optimizers' steps, which Horovod and DeepSpeed nest
-        self.models, self.names, self.local, self.final = [], {}, {}, {}
+        self.models, self.ddp, self.names, self.local, self.final = [], [], {}, {}, {}
         self.loaders = {}
         self.taken = defaultdict(int)
+        self.augments = ""  # the name of a loader's transform that draws random numbers
+        self.heard, self.on_gpu = set(), False
         self.started = self.computed = time.perf_counter()
         self.happened = 0  # anything at all: the watchdog looks whether it grows
-        self.record = {
-            "host": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "wrappers": [], "steps": [],
-            "loaders": {}, "rows": [], "tensors": {}, "collectives": {}}
+        self.calls, self.sent = [], {}  # of collectives: each as "name at place"; and by caller in this step
+        self.record = {"host": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "met": False, "wrappers": [],
+                       "steps": [], "loaders": {}, "rows": []}
 
     def install(self):
         modules = torch.nn.modules.module
@@ -88,6 +121,9 @@ class Watch:
         self.replace(dataloader._BaseDataLoaderIter, "_next_index", self.draw)
         self.replace(dataloader._BaseDataLoaderIter, "__next__", self.use)
         self.replace(DistributedSampler, "set_epoch", self.set_epoch)
+        for name in COLLECTIVES:
+            if hasattr(dist, name):
+                self.listen(dist, name, lambda args, kwargs: [*args, *kwargs.values()])
 
     @staticmethod
     def replace(kind, name, seen):
@@ -96,6 +132,29 @@ class Watch:
         def method(self, *args, **kwargs):
             return seen(original, self, *args, **kwargs)
         setattr(kind, name, method)
+
+    # Collectives: what each sends, and who has called it.
+
+    def listen(self, module, name, tensors_of):
+        """Note the calls of a communicating function: in torch.distributed, in its implementation, in Horovod."""
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def call(*args, **kwargs):
+            self.happened += 1
+            size = max((size_of(value) for value in tensors_of(args, kwargs)), default=0)
+            name_of_call, caller = name.strip("_").removesuffix("_async"), caller_of(sys._getframe(1))
+            self.calls.append(f"{name_of_call} at {caller}")
+            self.count(name_of_call, caller, 1, size)
+            return original(*args, **kwargs)
+        for place in (module, dist.distributed_c10d):
+            if getattr(place, name, None) is original:
+                setattr(place, name, call)
+
+    def count(self, name, caller, calls, size):
+        key = f"{name} by {caller}"
+        before = self.sent.get(key, [0, 0])
+        self.sent[key] = [before[0] + calls, before[1] + size]
 
     # Modules: the outermost that is called in training mode is a model, and what it is given is data.
 
@@ -108,7 +167,7 @@ class Watch:
             self.meet(module)
         batch = next((arg for arg in args if torch.is_tensor(arg) and arg.dim() > 1), None)
         if batch is not None and len(self.record["rows"]) < self.steps:
-            self.record["rows"].append(rows(batch))
+            self.record["rows"].append(items(batch))
 
     def leave(self, *_):
         self.depth -= 1
@@ -117,13 +176,15 @@ class Watch:
         """A model at its first use: names, and hooks on the gradients before anybody has averaged them."""
         first = not self.models
         self.models.append(module)
+        self.listen_to_horovod()
         for part in module.modules():
             name = type(part).__name__
-            known = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP1", "DeepSpeedEngine": "DeepSpeed"}
-            wrapper = known.get(name) or ("FSDP2" if name.startswith("FSDP") else None)
+            wrapper = WRAPPERS.get(name) or ("FSDP2" if name.startswith("FSDP") else None)
             if wrapper and wrapper not in self.record["wrappers"]:
                 self.record["wrappers"].append(wrapper)
-            if name == "DeepSpeedEngine":
+            if name == "DistributedDataParallel":
+                self.ddp.append(part)
+            elif name == "DeepSpeedEngine":
                 self.before_deepspeed_steps(part)
             elif wrapper == "FSDP2":
                 self.before_fsdp_reduces()
@@ -139,6 +200,7 @@ class Watch:
             self.note_seeds(module)
             parameter = next(module.parameters())
             self.record["device"] = str(parameter.device)
+            self.on_gpu = parameter.device.type != "cpu"
             if parameter.device.type == "cuda":
                 self.record["gpu"] = str(torch.cuda.get_device_properties(parameter.device).uuid)
                 self.record["current"] = f"cuda:{torch.cuda.current_device()}"
@@ -146,6 +208,13 @@ class Watch:
         known = self.record.get("before", {"parameters": {}})["parameters"]
         self.record["before"] = self.state()
         self.record["before"]["parameters"] |= known  # of a model that has trained meanwhile
+
+    def listen_to_horovod(self):
+        module = sys.modules.get("horovod.torch.mpi_ops")
+        if module and "Horovod" not in self.heard:
+            self.heard.add("Horovod")
+            for name in HOROVODS:
+                self.listen(module, name, lambda args, kwargs: args[:1])
 
     def before_deepspeed_steps(self, engine):
         """Its gradients are its own matter; it hands them out between backward and step."""
@@ -175,12 +244,11 @@ class Watch:
         place.foreach_reduce = foreach_reduce
 
     def note_seeds(self, module):
+        """The generators' states before the first step, and what draws from them."""
         drops = any("Dropout" in type(part).__name__ and getattr(part, "p", 0) for part in module.modules())
         device = next(module.parameters()).device
         state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-        self.record["random"] = {"torch": fingerprint(state), "python": hash(random.getstate()),
-                                 "numpy": fingerprint(torch.from_numpy(np.random.get_state()[1].astype(np.int64))),
-                                 "drops": drops}
+        self.record["random"] = {"torch": fingerprint(state), "draws": "dropout" if drops else self.augments}
 
     def note_local(self, name, gradient):
         self.happened += 1
@@ -216,14 +284,26 @@ class Watch:
             return
         if hasattr(optimizer, "_allreduce_delay") and "Horovod" not in self.record["wrappers"]:
             self.record["wrappers"].append("Horovod")
-        number = id(optimizer)
+        number, whole = id(optimizer), time.perf_counter() - self.started
         self.taken[number] += 1
-        self.record["steps"].append({"optimizer": list(self.taken).index(number), "seconds": self.seconds,
-                                     "local": self.local, "final": self.final, "after": self.state()})
-        self.local, self.final = {}, {}
+        self.count_ddp()
+        self.record["met"] = self.record["met"] or dist.is_initialized() or "Horovod" in self.heard
+        self.record["steps"].append({"seconds": self.seconds, "whole": whole, "local": self.local, "final": self.final,
+                                     "sent": self.sent, "after": self.state()})
+        self.local, self.final, self.sent = {}, {}, {}
         if self.taken[number] == self.steps:
             self.done()
         self.started = self.computed = time.perf_counter()
+
+    def count_ddp(self):
+        """DDP sends its buckets from C++, where no hook of Python's is; it tells their sizes."""
+        for ddp in self.ddp:
+            if ddp.require_backward_grad_sync and ddp.logger:
+                told = ddp._get_ddp_logging_data()
+                sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
+                sizes = [int(size) for size in str(sizes).split(",") if size.strip()]
+                hook = told.get("comm_hook", "")
+                self.count("all_reduce", f"DDP{f', hook {hook}' if hook else ''}", len(sizes), sum(sizes))
 
     # Data: which items of which loader, by their numbers, and how often each epoch's order was drawn.
 
@@ -233,6 +313,7 @@ class Watch:
             batches, items = len(loader), len(loader.dataset)
         except TypeError:
             batches = items = None
+        self.augments = self.augments or augmentation(loader.dataset)
         sampler = loader.sampler
         found = self.record["loaders"].setdefault(name, {"batches": batches, "items": items, "epochs": [], "used": 0})
         found["sampler"] = type(sampler).__name__
@@ -264,18 +345,58 @@ class Watch:
         return original(sampler, epoch)
 
 
-def place_of(frame, script):
-    """Where the script is: "file:line, in function", of the innermost frame that is its own and not a library's."""
-    own = None
+    # For the watchdog.
+
+    def whereabouts(self, script):
+        """Where the main thread is, whether it waits for other ranks there, and what it called last."""
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        files = [path for path, _ in stack(frame)]
+        waits = any(part in path for path in files for part in COMMUNICATES)
+        waits = waits or bool(self.models) and (self.on_gpu or any(path.endswith("autograd/graph.py") for path in files))
+        return {"place": place_of(frame, script), "waits": waits, "happened": self.happened,
+                "first": max(0, len(self.calls) - LATEST), "calls": self.calls[-LATEST:]}
+
+
+def size_of(value):
+    """Bytes of a tensor or of a list of tensors; 0 for anything else."""
+    if torch.is_tensor(value):
+        return value.numel() * value.element_size()
+    return sum(map(size_of, value)) if isinstance(value, (list, tuple)) else 0
+
+
+def augmentation(dataset):
+    """What a data set, or the one within it, does at random to its items; "" if nothing is seen."""
+    while dataset is not None:
+        for name in "transform", "transforms":
+            words = repr(getattr(dataset, name, ""))
+            found = next((word for word in ("Random", "AutoAugment", "Jitter", "Erasing") if word in words), None)
+            if found:
+                return f"augmentation: {found}"
+        dataset = getattr(dataset, "dataset", None)
+    return ""
+
+
+def stack(frame):
+    """(file, line) of a frame and its callers."""
     while frame:
-        path = frame.f_code.co_filename
-        if path == script:
-            return f"{os.path.basename(path)}:{frame.f_lineno}"
-        own = own or (f"{os.path.basename(path)}:{frame.f_lineno}" if "site-packages" not in path else None)
+        yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
-    return own or "unknown"
 
 
-def main_frame():
-    import threading
-    return sys._current_frames().get(threading.main_thread().ident)
+def caller_of(frame):
+    """A library that is known, or "file:line" of whoever else has called."""
+    for path, line in stack(frame):
+        known = next((name for part, name in CALLERS.items() if part in path), None)
+        if known:
+            return known
+        if "/torch/" not in path:
+            return f"{os.path.basename(path)}:{line}"
+    return "torch"
+
+
+def place_of(frame, script):
+    """Where the script is, as "file:line"; elsewhere the innermost file that is no library's."""
+    frames = list(stack(frame))
+    own = [(path, line) for path, line in frames if path == script] or [
+        (path, line) for path, line in frames if "site-packages" not in path] or [("unknown", 0)]
+    return f"{os.path.basename(own[0][0])}:{own[0][1]}"
