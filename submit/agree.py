@@ -221,9 +221,14 @@ def refusal(script):
     return None
 
 
+def one_speaks():
+    """Whether this process is rank 0, or no rank."""
+    return next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0") == "0"
+
+
 def fail(line):
     """Say it, from one rank; the exit code of what could not look."""
-    if next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0") == "0":
+    if one_speaks():
         print(f"agree.py: {line}", file=sys.stderr)
     return UNSEEN
 
@@ -234,11 +239,13 @@ def main():
     parser.add_argument("--timeout", type=float, default=30, help="seconds of waiting that are called a hang (30)")
     parser.add_argument("--record", type=Path, help="write what was seen, as JSON, to this file")
     parser.add_argument("--explain", choices=verdicts.FINDINGS, help="say what a finding means, and stop")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher says it to what it starts
     parser.add_argument("script", nargs="?", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's")
     args = parser.parse_args()
     if args.explain:
-        print(verdicts.explain(args.explain))
+        if one_speaks():
+            print(verdicts.explain(args.explain))
         return RIGHT
     if args.steps < 1 or not args.timeout > 0:
         return fail("--steps and --timeout have to be more than 0")
@@ -254,8 +261,9 @@ def main():
     session = Session(args.script.resolve(), rank, ranks, store, args.timeout, args.record)
     session.watch = Watch(args.steps, session.hand_in)
     session.watch.install()
+    session.watch.record["met"] = "mpi4py" in args.script.read_text()  # whose calls are not seen
     threading.Thread(target=session.look_after, daemon=True).start()
-    run(session, args.arguments)
+    run(session, [f"--local_rank={args.local_rank}"] * (args.local_rank is not None) + args.arguments)
     return None
 
 

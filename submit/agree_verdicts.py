@@ -203,7 +203,7 @@ def judge_gradients(reports):
             where["one rank's"] = f"those of rank {leaders[0]}, since step {number + 1}"
         elif all(owns):
             kinds["own gradients"] += 1
-            where.setdefault("own gradients", f"since step {number + 1}")
+            where.setdefault("own gradients", f"since step {number + 1}, such as {names[0]}")
         else:
             some_own = [name for name in bad if all(fit(vector(step, "final", [name]), vector(step, "local", [name]))[1]
                                                     < tolerance for step in steps)]
@@ -214,7 +214,7 @@ def judge_gradients(reports):
         return "not seen", {"unseen": ""}
     if kinds["sum"]:
         where["sum"] = f"factor {factors[-1]:.3g}, {ranks} ranks"
-    text = {"mean": "the mean of the ranks' own"}
+    text = {"mean": "the mean of the ranks' own", "scaled": "their mean times a factor"}
     said = numbers(text.get(kind, kind) for kind in kinds)
     return said, {kind: where.get(kind, "") for kind in kinds if kind != "mean"}
 
@@ -261,7 +261,9 @@ def judge(reports):
     """([(what, what is seen)], {finding: where}) of the reports of all ranks, in their order."""
     ranks, lines, found = len(reports), [], {}
     shards = len(reports[0].get("shards", []))
-    kept = f"; {shards} tensors are shards, each rank has its part" if shards else ""
+    whole = len(reports[0]["before"]["parameters"])
+    kept = f"; {shards} tensors are shards, of which each rank has another part" if shards else ""
+    equal = "equal" if whole else "not compared"
     steps = [len(report["steps"]) for report in reports]
     if len(set(steps)) > 1:
         found["steps"] = f"{numbers(steps)} on ranks 0 to {ranks - 1}"
@@ -271,7 +273,7 @@ def judge(reports):
     if apart:
         name, which = next(iter(apart.items()))
         found["weights"] = f"{len(apart)} of {len(before[0])} tensors, such as {name}, on {ranks_text(which, ranks)}"
-    lines.append(("weights before step 1", ("equal" if not apart else found["weights"]) + kept))
+    lines.append(("weights before step 1", (found["weights"] if apart else equal) + kept))
     since = None
     for number in range(min(steps)):
         after = [report["steps"][number]["after"]["parameters"] for report in reports]
@@ -281,7 +283,7 @@ def judge(reports):
             since = f"since step {number + 1}: {len(moved)} of {len(after[0])}, such as {name}, on {ranks_text(which, ranks)}"
             found["apart"] = since
             break
-    lines.append((f"weights after steps 1 to {min(steps)}", "equal" if not apart and not since else since or "different"))
+    lines.append((f"weights after steps 1 to {min(steps)}", (since or "different" if apart or since else equal) + kept))
     buffers = differing([report["steps"][-1]["after"]["buffers"] for report in reports if report["steps"]] or [{}])
     if buffers:
         found["buffers"] = f"{len(buffers)}, such as {next(iter(buffers))}"
@@ -317,10 +319,10 @@ def judge(reports):
     lines.append(("devices", f"{numbers(sorted({report['device'] for report in reports}))}; {reports[0]['threads']} "
                   f"thread{'s' * (reports[0]['threads'] > 1)} a rank"))
     if min(steps) > 1:
-        own = [median(step["seconds"] for step in report["steps"][1:]) for report in reports]
-        whole = [median(step["whole"] for step in report["steps"][1:]) for report in reports]
-        lines.append(("seconds of a step", f"{numbers(f'{seconds:.4f}' for seconds in own)} until the rank's gradients are "
-                      f"there; {median(whole):.4f} with communication, waiting and the optimizer"))
+        own = [median(step["seconds"] - step["waiting"] for step in report["steps"][1:]) for report in reports]
+        waits = [median(step["waiting"] for step in report["steps"][1:]) for report in reports]
+        lines.append(("a step computes", f"{numbers(f'{seconds:.4f}' for seconds in own)} s, and waits for communication "
+                      f"{numbers(f'{seconds:.4f}' for seconds in waits)} s"))
         slowest = max(range(ranks), key=own.__getitem__)
         others = median(own[:slowest] + own[slowest + 1:])
         if own[slowest] > STRAGGLER * others and own[slowest] - others > 0.02:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ COLUMNS = 2**12
 PROJECTIONS = 3
 LATEST = 20  # collectives that are told to the watchdog
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
-               "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "send", "recv",
+               "reduce_scatter", "reduce_scatter_tensor", "all_gather_single", "reduce_scatter_single", "all_to_all", "all_to_all_single", "barrier", "send", "recv",
                "isend", "irecv", "_broadcast_coalesced")
 HOROVODS = "_allreduce_async", "_grouped_allreduce_async", "_allgather_async", "_broadcast_async", "_reducescatter_async"
 WRAPPERS = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP1", "DeepSpeedEngine": "DeepSpeed"}
@@ -56,13 +57,20 @@ def table(flat, before=0):
     return torch.nn.functional.pad(flat, (before, -(before + flat.numel()) % COLUMNS)).view(-1, COLUMNS)
 
 
+def words(tensor):
+    """A tensor's bytes along its last dimension as integers of 64 bits, with zeros behind them where they do not fill one."""
+    found = tensor.contiguous().view(torch.uint8)
+    found = torch.nn.functional.pad(found, (0, -found.shape[-1] % 8))
+    return (found if found.data_ptr() % 8 == 0 else found.clone()).view(torch.int64)
+
+
 def fingerprint(tensor):
     """A number of 64 bits that another value of any element makes another: equal tensors have equal ones."""
-    flat, total = shard_of(tensor)[0].contiguous().reshape(-1), 0
+    flat, total = shard_of(tensor)[0].reshape(-1), 0
     for number, start in enumerate(range(0, flat.numel(), CHUNK)):
-        piece = flat[start:start + CHUNK].view(torch.uint8)
-        words = torch.nn.functional.pad(piece, (0, -piece.numel() % 8)).clone().view(torch.int64)
-        sums = table(words).sum(1)
+        found = words(flat[start:start + CHUNK])
+        full = len(found) // COLUMNS * COLUMNS
+        sums = torch.cat([found[:full].view(-1, COLUMNS).sum(1), found[full:].sum(0, keepdim=True)])
         rows = torch.arange(len(sums), device=sums.device) + number * CHUNK
         total += (sums * (2 * rows + 1)).sum().item()
     return total % 2**64
@@ -88,10 +96,9 @@ def projections(tensor):
 
 def items(batch):
     """A fingerprint of each of a batch's items, by their values and the order of these."""
-    words = batch.detach().reshape(len(batch), -1).contiguous().view(torch.uint8)
-    words = torch.nn.functional.pad(words, (0, -words.shape[1] % 8)).clone().view(torch.int64)
-    place = torch.arange(words.shape[1], device=words.device)
-    return (words * (place * 6364136223846793005 + 1442695040888963407)).sum(1).tolist()
+    found = words(batch.detach().reshape(len(batch), -1))
+    place = torch.arange(found.shape[1], device=found.device)
+    return (found * (place * 6364136223846793005 + 1442695040888963407)).sum(1).tolist()
 
 
 class Watch:
@@ -104,8 +111,10 @@ class Watch:
         self.loaders = {}
         self.taken = defaultdict(int)
         self.augments = ""  # the name of a loader's transform that draws random numbers
+        self.within = False
         self.heard, self.on_gpu = set(), False
         self.started = self.computed = time.perf_counter()
+        self.spent = {"watching": 0.0, "waiting": 0.0}  # s of this step
         self.happened = 0  # anything at all: the watchdog looks whether it grows
         self.calls, self.sent = [], {}  # of collectives: each as "name at place"; and by caller in this step
         self.record = {"host": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "met": False, "wrappers": [],
@@ -121,6 +130,7 @@ class Watch:
         self.replace(dataloader._BaseDataLoaderIter, "_next_index", self.draw)
         self.replace(dataloader._BaseDataLoaderIter, "__next__", self.use)
         self.replace(DistributedSampler, "set_epoch", self.set_epoch)
+        self.replace(torch.autograd, "backward", self.backward)
         for name in COLLECTIVES:
             if hasattr(dist, name):
                 self.listen(dist, name, lambda args, kwargs: [*args, *kwargs.values()])
@@ -129,24 +139,37 @@ class Watch:
     def replace(kind, name, seen):
         original = getattr(kind, name)
 
-        def method(self, *args, **kwargs):
-            return seen(original, self, *args, **kwargs)
+        def method(*args, **kwargs):
+            return seen(original, *args, **kwargs)
         setattr(kind, name, method)
+
+    @contextmanager
+    def spending(self, what):
+        started = time.perf_counter()
+        yield
+        self.spent[what] += time.perf_counter() - started
 
     # Collectives: what each sends, and who has called it.
 
     def listen(self, module, name, tensors_of):
         """Note the calls of a communicating function: in torch.distributed, in its implementation, in Horovod."""
-        original = getattr(module, name)
+        original, plain = getattr(module, name), name.strip("_").removesuffix("_async")
 
         @functools.wraps(original)
         def call(*args, **kwargs):
             self.happened += 1
+            if self.within:  # one that is made of others
+                return original(*args, **kwargs)
             size = max((size_of(value) for value in tensors_of(args, kwargs)), default=0)
-            name_of_call, caller = name.strip("_").removesuffix("_async"), caller_of(sys._getframe(1))
-            self.calls.append(f"{name_of_call} at {caller}")
-            self.count(name_of_call, caller, 1, size)
-            return original(*args, **kwargs)
+            caller = caller_of(sys._getframe(1))
+            self.calls.append(f"{plain} at {caller}")
+            self.count(plain, caller, 1, size)
+            self.within = True
+            try:
+                with self.spending("waiting"):
+                    return original(*args, **kwargs)
+            finally:
+                self.within = False
         for place in (module, dist.distributed_c10d):
             if getattr(place, name, None) is original:
                 setattr(place, name, call)
@@ -165,6 +188,10 @@ class Watch:
             return
         if not any(module is model for model in self.models) and any(p.requires_grad for p in module.parameters()):
             self.meet(module)
+        with self.spending("watching"):
+            self.note_batch(args)
+
+    def note_batch(self, args):
         batch = next((arg for arg in args if torch.is_tensor(arg) and arg.dim() > 1), None)
         if batch is not None and len(self.record["rows"]) < self.steps:
             self.record["rows"].append(items(batch))
@@ -215,6 +242,16 @@ class Watch:
             self.heard.add("Horovod")
             for name in HOROVODS:
                 self.listen(module, name, lambda args, kwargs: args[:1])
+            self.replace(sys.modules["horovod.torch.optimizer"], "synchronize", self.wait)
+
+    def backward(self, original, *args, **kwargs):
+        """From its last gradient to its end, it waits for the others: DDP in C++, where no hook is."""
+        original(*args, **kwargs)
+        self.spent["waiting"] += max(0.0, time.perf_counter() - max(self.computed, self.started))
+
+    def wait(self, original, *args, **kwargs):
+        with self.spending("waiting"):
+            return original(*args, **kwargs)
 
     def before_deepspeed_steps(self, engine):
         """Its gradients are its own matter; it hands them out between backward and step."""
@@ -252,8 +289,9 @@ class Watch:
 
     def note_local(self, name, gradient):
         self.happened += 1
-        found = projections(gradient)
-        self.local[name] = [a + b for a, b in zip(self.local.get(name, [0.0] * PROJECTIONS), found)]
+        with self.spending("watching"):
+            found = projections(gradient)
+            self.local[name] = [a + b for a, b in zip(self.local.get(name, [0.0] * PROJECTIONS), found)]
         self.computed = time.perf_counter()
 
     def state(self):
@@ -270,30 +308,32 @@ class Watch:
     def before_step(self, optimizer, *_):
         self.happened += 1
         self.inside += 1
-        own = self.computed - self.started  # until its last gradient was there, before it waits for others'
-        self.seconds = own if own > 0 else time.perf_counter() - self.started
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                name = self.names.get(parameter)
-                if name and parameter.grad is not None:
-                    self.final[name] = projections(parameter.grad)
+        with self.spending("watching"):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = self.names.get(parameter)
+                    if name and parameter.grad is not None:
+                        self.final[name] = projections(parameter.grad)
 
     def after_step(self, optimizer, *_):
         self.inside -= 1
-        if self.inside:
+        if self.inside or not self.models:  # Horovod makes an empty step when it broadcasts an optimizer's state
             return
         if hasattr(optimizer, "_allreduce_delay") and "Horovod" not in self.record["wrappers"]:
             self.record["wrappers"].append("Horovod")
-        number, whole = id(optimizer), time.perf_counter() - self.started
+        whole = time.perf_counter() - self.started - self.spent["watching"]
+        number = id(optimizer)
         self.taken[number] += 1
         self.count_ddp()
         self.record["met"] = self.record["met"] or dist.is_initialized() or "Horovod" in self.heard
-        self.record["steps"].append({"seconds": self.seconds, "whole": whole, "local": self.local, "final": self.final,
-                                     "sent": self.sent, "after": self.state()})
-        self.local, self.final, self.sent = {}, {}, {}
+        with self.spending("watching"):
+            after = self.state()
+        self.record["steps"].append({"seconds": whole, **self.spent, "local": self.local, "final": self.final,
+                                     "sent": self.sent, "after": after})
+        self.local, self.final, self.sent, self.spent = {}, {}, {}, {"watching": 0.0, "waiting": 0.0}
         if self.taken[number] == self.steps:
             self.done()
-        self.started = self.computed = time.perf_counter()
+        self.started = time.perf_counter()
 
     def count_ddp(self):
         """DDP sends its buckets from C++, where no hook of Python's is; it tells their sizes."""
@@ -328,8 +368,8 @@ class Watch:
     def draw(self, original, iterator):
         index = original(iterator)
         if hasattr(iterator, "agree") and len(iterator.agree[1]) < 10_000:
-            iterator.agree[1].extend(map(int, index) if isinstance(index, (list, tuple)) else
-                                     [int(index)] if isinstance(index, int) else [])
+            found = index if isinstance(index, (list, tuple)) else [index]
+            iterator.agree[1].extend(int(item) for item in found if hasattr(item, "__index__"))
         return index
 
     def use(self, original, iterator):

@@ -61,6 +61,16 @@ GOOD = {
 }
 
 
+TRAININGS = ROOT / "tests" / "programs" / "trainings"
+SEEDED_BY_RANK = ("torch.manual_seed(1 + rank)\n", "")
+OTHERS_BROKEN = {  # the same of whole scripts in other styles
+    "by_horovod": {
+        "no optimizer of Horovod's": ([("optimizer = hvd.DistributedOptimizer", "_ = hvd.DistributedOptimizer"),
+                                       ("optimizer, named", "torch.optim.SGD(model.parameters(), lr=0.01), named")], "sum"),
+    },
+}
+
+
 def agree(tmp_path, changes, *flags):
     script = copy_of("03_ddp", tmp_path, QUICK, *changes, name="your_script_ddp.py")
     done = forked.run([AGREE, "--timeout", 6, *flags, script], 2, environment(), timeout=60)
