@@ -2,9 +2,9 @@
 
     mpiexec -n 4 python submit/agree.py my_train.py --its flags      # or srun, torchrun, horovodrun, deepspeed
 
-The script, a PyTorch program, runs unmodified until each optimizer has made five steps. Then one table says what was
-seen on all ranks, and a verdict. The exit code is 0 where nothing wrong was found, 1 where something was, 2 where
-nothing could be seen. `--explain` says what a finding means. The page is submit/agree.md.
+The script, a PyTorch program, runs unmodified until one of its optimizers has made five steps. Then one table says
+what was seen on all ranks, and a verdict. The exit code is 0 where nothing wrong was found, 1 where something was,
+2 where nothing could be seen. `--explain` says what a finding means. The page is AGREE.md.
 """
 
 import argparse
@@ -66,16 +66,17 @@ def meet(seconds):
 def meet_by_horovodrun(rank, ranks, seconds):
     """horovodrun's driver keeps keys and values for all, and rank 0 tells there where its store is."""
     import torch.distributed as dist
+    ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # a node's proxy leads elsewhere
     place = "http://{HOROVOD_GLOO_RENDEZVOUS_ADDR}:{HOROVOD_GLOO_RENDEZVOUS_PORT}/agree/store".format_map(os.environ)
     if rank == 0:
         store = dist.TCPStore("0.0.0.0", 0, ranks, True, timedelta(seconds=seconds), False)
         told = f"{socket.gethostname()}:{store.port}".encode()
-        urllib.request.urlopen(urllib.request.Request(place, told, method="PUT")).close()
+        ask(urllib.request.Request(place, told, method="PUT")).close()
         return store
     end = time.monotonic() + seconds
     while True:
         try:
-            host, port = urllib.request.urlopen(place).read().decode().split(":")
+            host, port = ask(place).read().decode().split(":")
             return dist.TCPStore(host, int(port), ranks, False, timedelta(seconds=seconds), False)
         except OSError:
             if time.monotonic() > end:
@@ -146,14 +147,14 @@ class Session:
             odd = verdicts.odd_one([alive or {"first": 0, "calls": []} for _, alive in now])
             if odd:
                 found = {"sequence": odd}
-            verdicts.show(self.script.name, self.ranks, [], [], found)
+            verdicts.show(self.script.name, [], [], found)
             code = WRONG
         elif not all(report["steps"] and "before" in report for report in reports):
             print(f"agree.py: {self.script.name} {verdicts.why_not(reports)}", file=sys.stderr)
             code = UNSEEN
         else:
             lines, found = verdicts.judge(reports)
-            verdicts.show(self.script.name, self.ranks, reports, lines, found)
+            verdicts.show(self.script.name, reports, lines, found)
             code = WRONG if found.keys() - verdicts.NOTES else RIGHT
             if self.record:
                 self.record.write_text(json.dumps({"found": found, "reports": reports}))
@@ -168,7 +169,7 @@ def place(rank, report, alive):
 
 
 def leave(store, rank, ranks, code, finalize=""):
-    """At once: what the script still waits for would let this process hang. Rank 0, whose process is the store, last."""
+    """At once: what the script still waits for would let this process hang. Rank 0, which is the store, last."""
     for child in multiprocessing.active_children():  # a DataLoader's workers
         child.terminate()
     multiprocessing.util._exit_function()  # what Python does at its end, which os._exit leaves out
@@ -196,7 +197,7 @@ def run(session, arguments):
         runpy.run_path(str(session.script), run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
-            how, problem = "died", f"exit code {end.code}" if isinstance(end.code, int) else f"the words: {end.code}"
+            how, problem = "died", f"exit code {end.code}" if isinstance(end.code, int) else f"{end.code}"
     except KeyboardInterrupt:
         raise
     except BaseException as fault:
@@ -213,11 +214,11 @@ def refusal(script):
         return f"{script} cannot be read: {problem}"
     except SyntaxError as problem:
         return f"{script} does not parse: line {problem.lineno}: {problem.msg}"
-    names = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    others = names & {"tensorflow", "keras", "jax"}
-    if others and "torch" not in names:
-        return f"{script} trains with {others.pop()}; only PyTorch's training can be looked at"
+    modules = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = {module.split(".")[0] for module in modules}
+    if "torch" not in names and (others := sorted(names & {"tensorflow", "keras", "jax"})):
+        return f"{script} trains with {others[0]}; only PyTorch's training can be looked at"
     return None
 
 
@@ -235,7 +236,7 @@ def fail(line):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--steps", type=int, default=5, help="steps of each optimizer to watch (5)")
+    parser.add_argument("--steps", type=int, default=5, help="until an optimizer has made so many steps (5)")
     parser.add_argument("--timeout", type=float, default=30, help="seconds of waiting that are called a hang (30)")
     parser.add_argument("--record", type=Path, help="write what was seen, as JSON, to this file")
     parser.add_argument("--explain", choices=verdicts.FINDINGS, help="say what a finding means, and stop")

@@ -1,4 +1,4 @@
-"""What agree.py sees of a rank's training: hooks on modules, gradients, optimizers and data loaders, which change nothing."""
+"""What agree.py sees of a rank's training: hooks on modules, gradients, optimizers, loaders, which change nothing."""
 
 import functools
 import os
@@ -18,10 +18,11 @@ CHUNK = 2**22
 COLUMNS = 2**12
 PROJECTIONS = 3
 LATEST = 20  # collectives that are told to the watchdog
-COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
-               "reduce_scatter", "reduce_scatter_tensor", "all_gather_single", "reduce_scatter_single", "all_to_all", "all_to_all_single", "barrier", "send", "recv",
-               "isend", "irecv", "_broadcast_coalesced")
-HOROVODS = "_allreduce_async", "_grouped_allreduce_async", "_allgather_async", "_broadcast_async", "_reducescatter_async"
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv", "isend", "irecv",
+               "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
+               "reduce_scatter_single", "all_to_all", "all_to_all_single", "_broadcast_coalesced")
+HOROVODS = ("_allreduce_async", "_grouped_allreduce_async", "_allgather_async", "_broadcast_async",
+            "_reducescatter_async")
 WRAPPERS = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP1", "DeepSpeedEngine": "DeepSpeed"}
 CALLERS = {"/deepspeed/": "DeepSpeed", "/torch/distributed/fsdp": "FSDP", "/torch/nn/parallel/distributed": "DDP",
            "/torch/nn/modules/_functions": "SyncBatchNorm", "/torch/distributed/optim": "ZeroRedundancyOptimizer",
@@ -58,7 +59,7 @@ def table(flat, before=0):
 
 
 def words(tensor):
-    """A tensor's bytes along its last dimension as integers of 64 bits, with zeros behind them where they do not fill one."""
+    """A tensor's bytes along its last dimension as integers of 64 bits, with zeros behind them to fill the last."""
     found = tensor.contiguous().view(torch.uint8)
     found = torch.nn.functional.pad(found, (0, -found.shape[-1] % 8))
     return (found if found.data_ptr() % 8 == 0 else found.clone()).view(torch.int64)
@@ -79,8 +80,8 @@ def fingerprint(tensor):
 def projections(tensor):
     """PROJECTIONS sums of all elements, each with its own pseudo-random weight: linear, as averaging is.
 
-    So the projections of an average of gradients are the average of their projections, and those of a whole tensor are the
-    sum of its shards'.
+    So the projections of an average of gradients are the average of their projections, and those of a whole tensor are
+    the sum of its shards'.
     """
     local, first = shard_of(tensor)
     flat, sums = local.reshape(-1), torch.zeros(PROJECTIONS, dtype=torch.float64)
@@ -102,23 +103,28 @@ def items(batch):
 
 
 class Watch:
-    """The hooks of one rank. `record` is what they have seen, in types that JSON has; `done()` is called after `steps`."""
+    """The hooks of a rank. `record` is what they have seen, in types that JSON has; after `steps` they call `done`."""
 
     def __init__(self, steps, done):
         self.steps, self.done = steps, done
-        self.depth = self.inside = 0  # of modules; of optimizers' steps, which Horovod and DeepSpeed nest
-        self.models, self.ddp, self.names, self.local, self.final = [], [], {}, {}, {}
-        self.loaders = {}
-        self.taken = defaultdict(int)
-        self.augments = ""  # the name of a loader's transform that draws random numbers
-        self.within = False
-        self.heard, self.on_gpu = set(), False
-        self.started = self.computed = time.perf_counter()
-        self.spent = {"watching": 0.0, "waiting": 0.0}  # s of this step
-        self.happened = 0  # anything at all: the watchdog looks whether it grows
-        self.calls, self.sent = [], {}  # of collectives: each as "name at place"; and by caller in this step
-        self.record = {"host": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "met": False, "wrappers": [],
-                       "steps": [], "loaders": {}, "rows": []}
+        self.models, self.ddp, self.names = [], [], {}  # names: {parameter: its name}
+        self.loaders, self.augments = {}, ""  # augments: the name of a transform that draws random numbers
+        self.taken = defaultdict(int)  # {id of an optimizer: its steps}
+        self.modules_deep = self.steps_deep = 0  # Horovod and DeepSpeed call another step inside of theirs
+        self.in_collective = self.on_gpu = self.hears_horovod = False
+        self.happened, self.calls = 0, []  # for the watchdog: whether it grows; collectives, each as "name at place"
+        self.computed = 0.0  # when the last gradient was there
+        self.begin_step()
+        self.record = {
+            "host": socket.gethostname(), "cores": sorted(os.sched_getaffinity(0)), "gpu": None, "current": None,
+            "met": False, "bare": False, "half": False, "hook": "", "wrappers": [], "shards": [], "loaders": {},
+            "rows": [], "steps": []}
+
+    def begin_step(self):
+        """What is known of one step: {name: projections} before and after the average, {caller: [calls, bytes]}, s."""
+        self.local, self.final, self.sent = {}, {}, {}
+        self.spent = {"watching": 0.0, "waiting": 0.0}
+        self.started = time.perf_counter()
 
     def install(self):
         modules = torch.nn.modules.module
@@ -158,18 +164,18 @@ class Watch:
         @functools.wraps(original)
         def call(*args, **kwargs):
             self.happened += 1
-            if self.within:  # one that is made of others
+            if self.in_collective:  # one that is made of others
                 return original(*args, **kwargs)
             size = max((size_of(value) for value in tensors_of(args, kwargs)), default=0)
             caller = caller_of(sys._getframe(1))
             self.calls.append(f"{plain} at {caller}")
             self.count(plain, caller, 1, size)
-            self.within = True
+            self.in_collective = True
             try:
                 with self.spending("waiting"):
                     return original(*args, **kwargs)
             finally:
-                self.within = False
+                self.in_collective = False
         for place in (module, dist.distributed_c10d):
             if getattr(place, name, None) is original:
                 setattr(place, name, call)
@@ -183,8 +189,8 @@ class Watch:
 
     def enter(self, module, args):
         self.happened += 1
-        self.depth += 1
-        if self.depth > 1 or not module.training or not torch.is_grad_enabled():
+        self.modules_deep += 1
+        if self.modules_deep > 1 or not module.training or not torch.is_grad_enabled():
             return
         if not any(module is model for model in self.models) and any(p.requires_grad for p in module.parameters()):
             self.meet(module)
@@ -197,7 +203,7 @@ class Watch:
             self.record["rows"].append(items(batch))
 
     def leave(self, *_):
-        self.depth -= 1
+        self.modules_deep -= 1
 
     def meet(self, module):
         """A model at its first use: names, and hooks on the gradients before anybody has averaged them."""
@@ -238,8 +244,8 @@ class Watch:
 
     def listen_to_horovod(self):
         module = sys.modules.get("horovod.torch.mpi_ops")
-        if module and "Horovod" not in self.heard:
-            self.heard.add("Horovod")
+        if module and not self.hears_horovod:
+            self.hears_horovod = True
             for name in HOROVODS:
                 self.listen(module, name, lambda args, kwargs: args[:1])
             self.replace(sys.modules["horovod.torch.optimizer"], "synchronize", self.wait)
@@ -289,6 +295,7 @@ class Watch:
 
     def note_local(self, name, gradient):
         self.happened += 1
+        self.record["half"] = self.record["half"] or gradient.element_size() < 4
         with self.spending("watching"):
             found = projections(gradient)
             self.local[name] = [a + b for a, b in zip(self.local.get(name, [0.0] * PROJECTIONS), found)]
@@ -307,7 +314,7 @@ class Watch:
 
     def before_step(self, optimizer, *_):
         self.happened += 1
-        self.inside += 1
+        self.steps_deep += 1
         with self.spending("watching"):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -316,8 +323,11 @@ class Watch:
                         self.final[name] = projections(parameter.grad)
 
     def after_step(self, optimizer, *_):
-        self.inside -= 1
-        if self.inside or not self.models:  # Horovod makes an empty step when it broadcasts an optimizer's state
+        self.steps_deep -= 1
+        if self.steps_deep:
+            return
+        if not self.models:  # or Horovod, which makes an empty step when it broadcasts an optimizer's state
+            self.record["bare"] = True
             return
         if hasattr(optimizer, "_allreduce_delay") and "Horovod" not in self.record["wrappers"]:
             self.record["wrappers"].append("Horovod")
@@ -325,15 +335,14 @@ class Watch:
         number = id(optimizer)
         self.taken[number] += 1
         self.count_ddp()
-        self.record["met"] = self.record["met"] or dist.is_initialized() or "Horovod" in self.heard
+        self.record["met"] = self.record["met"] or dist.is_initialized() or self.hears_horovod
         with self.spending("watching"):
             after = self.state()
         self.record["steps"].append({"seconds": whole, **self.spent, "local": self.local, "final": self.final,
                                      "sent": self.sent, "after": after})
-        self.local, self.final, self.sent, self.spent = {}, {}, {}, {"watching": 0.0, "waiting": 0.0}
         if self.taken[number] == self.steps:
             self.done()
-        self.started = time.perf_counter()
+        self.begin_step()
 
     def count_ddp(self):
         """DDP sends its buckets from C++, where no hook of Python's is; it tells their sizes."""
@@ -342,8 +351,8 @@ class Watch:
                 told = ddp._get_ddp_logging_data()
                 sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
                 sizes = [int(size) for size in str(sizes).split(",") if size.strip()]
-                hook = told.get("comm_hook", "")
-                self.count("all_reduce", f"DDP{f', hook {hook}' if hook else ''}", len(sizes), sum(sizes))
+                hook = self.record["hook"] = told.get("comm_hook", "")
+                self.count("all_reduce", f"DDP with {hook}" if hook else "DDP", len(sizes), sum(sizes))
 
     # Data: which items of which loader, by their numbers, and how often each epoch's order was drawn.
 
@@ -392,7 +401,8 @@ class Watch:
         frame = sys._current_frames().get(threading.main_thread().ident)
         files = [path for path, _ in stack(frame)]
         waits = any(part in path for path in files for part in COMMUNICATES)
-        waits = waits or bool(self.models) and (self.on_gpu or any(path.endswith("autograd/graph.py") for path in files))
+        if self.models:  # DDP waits at the end of backward; a GPU's queue is waited for anywhere
+            waits = waits or self.on_gpu or any(path.endswith("autograd/graph.py") for path in files)
         return {"place": place_of(frame, script), "waits": waits, "happened": self.happened,
                 "first": max(0, len(self.calls) - LATEST), "calls": self.calls[-LATEST:]}
 
