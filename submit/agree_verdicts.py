@@ -361,7 +361,7 @@ def judge_times(reports):
 
 # All.
 
-def judge(reports):
+def judge(reports: list[dict]) -> tuple[list[tuple[str, str]], dict[str, str]]:
     """([(what, what is seen)], {finding: where}) of the reports of all ranks, in their order."""
     steps = [len(report["steps"]) for report in reports]
     lines, found = [], {"steps": f"{numbers(steps)} on ranks 0 to {len(steps) - 1}"} if len(set(steps)) > 1 else {}
@@ -378,7 +378,7 @@ def causes(found):
     return {key: where for key, where in found.items() if not FOLLOWS.get(key, set()) & found.keys()}
 
 
-def odd_one(alive):
+def odd_one(alive: list[dict]) -> str | None:
     """Where the ranks' sequences of collectives part, in words; None if they do not, as far as they were told."""
     first = max(rank["first"] for rank in alive)
     last = min(rank["first"] + len(rank["calls"]) for rank in alive)
@@ -389,7 +389,7 @@ def odd_one(alive):
     return None
 
 
-def why_not(reports):
+def why_not(reports: list[dict]) -> str:
     """Why nothing can be judged."""
     if any(report["bare"] for report in reports):
         return "trains no torch.nn.Module that was seen in training mode: nothing to compare"
@@ -398,7 +398,7 @@ def why_not(reports):
 
 # Words.
 
-def explain(key):
+def explain(key: str) -> str:
     finding = FINDINGS[key]
     return f"{key}: {finding.symptom}\n  cause: {finding.cause}\n  cure: {finding.cure}"
 
@@ -412,7 +412,7 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def show(script, reports, lines, found):
+def show(script: str, reports: list[dict], lines: list[tuple[str, str]], found: dict[str, str]) -> None:
     """Print the table, the findings, and the verdict."""
     if reports:
         hosts = len({report["host"] for report in reports})
