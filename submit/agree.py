@@ -138,34 +138,24 @@ class Session:
         patience = self.seconds if all(waits) else PATIENCE * self.seconds
         if len(there) < self.ranks and silence < (min(2, patience) if died else patience):
             return
+        lines, found, problem = [], {}, ""
         if died:
-            print(f"agree.py: rank {died[0]} ended with {reports[died[0]]['problem']}", file=sys.stderr)
-            code = UNSEEN
+            problem = f"rank {died[0]} ended with {reports[died[0]]['problem']}"
         elif len(there) < self.ranks:
-            places = [place(rank, report, alive) for rank, (report, alive) in enumerate(now)]
-            found = {"hang": f"for {silence:.0f} s: {', '.join(places)}"}
-            odd = verdicts.odd_one([alive or {"first": 0, "calls": []} for _, alive in now])
-            if odd:
-                found = {"sequence": odd}
-            verdicts.show(self.script.name, [], [], found)
-            code = WRONG
+            lines, found = verdicts.judge_hang(now, silence)
         elif not all(report["steps"] and "before" in report for report in reports):
-            print(f"agree.py: {self.script.name} {verdicts.why_not(reports)}", file=sys.stderr)
-            code = UNSEEN
+            problem = f"{self.script.name} {verdicts.why_not(reports)}"
         else:
             lines, found = verdicts.judge(reports)
+        if problem:
+            print(f"agree.py: {problem}", file=sys.stderr)
+            code = UNSEEN
+        else:
             verdicts.show(self.script.name, reports, lines, found)
             code = WRONG if found.keys() - verdicts.NOTES else RIGHT
-            if self.record:
-                self.record.write_text(json.dumps({"found": found, "reports": reports}))
+        if self.record:
+            self.record.write_text(json.dumps({"found": found, "problem": problem, "reports": reports}))
         self.publish("code", code)
-
-
-def place(rank, report, alive):
-    """Where a rank is, in words."""
-    if report:
-        return f"rank {rank} has ended"
-    return f"rank {rank} at {alive['place']}" if alive else f"rank {rank} at its start"
 
 
 def leave(store, rank, ranks, code, finalize=""):

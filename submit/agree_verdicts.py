@@ -378,7 +378,20 @@ def causes(found):
     return {key: where for key, where in found.items() if not FOLLOWS.get(key, set()) & found.keys()}
 
 
-def odd_one(alive: list[dict]) -> str | None:
+def judge_hang(now: list[tuple[dict, dict]], seconds: float) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """The same of ranks that wait for ever: of each its report, if it has ended, and its last sign of life."""
+    places, lines = {}, []
+    for rank, (report, alive) in enumerate(now):
+        here = "has ended" if report else f"is at {alive['stack'][0]}" if alive else "is at its start"
+        places.setdefault(here, []).append(rank)
+        lines.append((f"rank {rank}", " < ".join(alive["stack"]) if alive and not report else here))
+    rarest = sorted(places.items(), key=lambda place: len(place[1]))  # where most are is rarely the mistake
+    said = "; ".join(f"rank{'s' * (len(which) > 1)} {numbers(which)} {here}" for here, which in rarest)
+    odd = odd_one([alive for _, alive in now if alive])
+    return lines, {"sequence": odd} if odd else {"hang": f"{said}, for {seconds:.0f} s"}
+
+
+def odd_one(alive):
     """Where the ranks' sequences of collectives part, in words; None if they do not, as far as they were told."""
     first = max(rank["first"] for rank in alive)
     last = min(rank["first"] + len(rank["calls"]) for rank in alive)
@@ -414,7 +427,7 @@ def table() -> str:
 
 def show(script: str, reports: list[dict], lines: list[tuple[str, str]], found: dict[str, str]) -> None:
     """Print the table, the findings, and the verdict."""
-    if reports:
+    if all(reports):
         hosts = len({report["host"] for report in reports})
         wrappers = numbers(reports[0]["wrappers"]) or "no wrapper that is known here"
         tensors = len(reports[0]["before"]["parameters"]) + len(reports[0]["shards"])

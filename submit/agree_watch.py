@@ -28,6 +28,7 @@ CALLERS = {"/deepspeed/": "DeepSpeed", "/torch/distributed/fsdp": "FSDP", "/torc
            "/torch/nn/modules/_functions": "SyncBatchNorm", "/torch/distributed/optim": "ZeroRedundancyOptimizer",
            "/horovod/torch/optimizer": "Horovod's optimizer", "/horovod/torch/functions": "Horovod's functions",
            "/accelerate/": "Accelerate", "/lightning": "Lightning"}
+HERE = os.path.splitext(__file__)[0].removesuffix("_watch")  # agree.py, and its two files
 COMMUNICATES = "/torch/distributed/", "/torch/nn/parallel/distributed", "/horovod/", "/deepspeed/comm", "/mpi4py/"
 
 
@@ -396,14 +397,16 @@ class Watch:
 
     # For the watchdog.
 
-    def whereabouts(self, script):
-        """Where the main thread is, whether it waits for other ranks there, and what it called last."""
-        frame = sys._current_frames().get(threading.main_thread().ident)
-        files = [path for path, _ in stack(frame)]
-        waits = any(part in path for path in files for part in COMMUNICATES)
+    def whereabouts(self, script: str) -> dict:
+        """Where the main thread is, whether it waits for other ranks there, and the collectives it has called last."""
+        frames = list(stack(sys._current_frames().get(threading.main_thread().ident)))
+        waits = any(part in path for path, _, _ in frames for part in COMMUNICATES)
         if self.models:  # DDP waits at the end of backward; a GPU's queue is waited for anywhere
-            waits = waits or self.on_gpu or any(path.endswith("autograd/graph.py") for path in files)
-        return {"place": place_of(frame, script), "waits": waits, "happened": self.happened,
+            waits = waits or self.on_gpu or any(path.endswith("autograd/graph.py") for path, _, _ in frames)
+        last = [path for path, _, _ in frames].index(script) if script in [path for path, _, _ in frames] else len(frames)
+        own = [f"{os.path.basename(path)}:{line}, in {name}" for path, line, name in frames[:last + 1]
+               if "site-packages" not in path and not path.startswith(HERE)]
+        return {"stack": own or ["its start"], "waits": waits, "happened": self.happened,
                 "first": max(0, len(self.calls) - LATEST), "calls": self.calls[-LATEST:]}
 
 
@@ -427,26 +430,18 @@ def augmentation(dataset):
 
 
 def stack(frame):
-    """(file, line) of a frame and its callers."""
+    """(file, line, function) of a frame and its callers."""
     while frame:
-        yield frame.f_code.co_filename, frame.f_lineno
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
 
 
 def caller_of(frame):
     """A library that is known, or "file:line" of whoever else has called."""
-    for path, line in stack(frame):
+    for path, line, _ in stack(frame):
         known = next((name for part, name in CALLERS.items() if part in path), None)
         if known:
             return known
         if "/torch/" not in path:
             return f"{os.path.basename(path)}:{line}"
     return "torch"
-
-
-def place_of(frame, script):
-    """Where the script is, as "file:line"; elsewhere the innermost file that is no library's."""
-    frames = list(stack(frame))
-    own = [(path, line) for path, line in frames if path == script] or [
-        (path, line) for path, line in frames if "site-packages" not in path] or [("unknown", 0)]
-    return f"{os.path.basename(own[0][0])}:{own[0][1]}"
