@@ -278,21 +278,21 @@ def judge_loader(loaders):
     if all("ranks" in loader for loader in loaders):
         if any(loader["ranks"] != ranks for loader in loaders):
             found["sampler"] = f"for {plural(loaders[0]['ranks'], 'rank')}, and {ranks} train"
-        drawn, told = loaders[0]["drawn"], loaders[0]["set"]
+        drawn = loaders[0]["drawn"]
         if loaders[0]["shuffle"] and len(drawn) > len(set(drawn)):
             found["order"] = "seen in two epochs"
-        elif loaders[0]["shuffle"] and not told:
-            found["order"] = "no set_epoch before the first epoch"
+        elif loaders[0]["shuffle"] and loaders[0]["forgets"]:
+            found["order"] = "no set_epoch within the loop over the epochs"
     first = [set(loader["epochs"][0]) for loader in loaders]
-    if not all(first):
-        return "", found
+    if not all(first) or len({loader["like"] for loader in loaders}) > 1:
+        return "", found  # a stream; or each rank has data of its own, and its numbers say nothing
     common = set.intersection(*first)
     several = [item for item, times in Counter(item for items in first for item in items).items() if times > 1]
     if min(map(len, first)) == len(common):
         found["same data"] = f"items {numbers(sorted(common)[:4])}, ... on each rank"
-    elif len(several) > 2 * ranks:  # a sampler repeats some, so that all ranks have as many
+    elif len(several) > max(2 * ranks, sum(map(len, first)) - loaders[0]["items"]):  # some are repeated at the end
         found["overlap"] = f"{len(several)} of {sum(map(len, first))} drawn items"
-    return f"{numbers(sorted({len(items) for items in first}))} items drawn on each rank, none on two", found
+    return f"{numbers(sorted({len(items) for items in first}))} items drawn on each rank, {len(several)} on several", found
 
 
 def judge_data(reports):
@@ -309,7 +309,7 @@ def judge_data(reports):
         common = set.intersection(*given)
         if len(common) > min(map(len, given)) / 2:
             found["same data"] = f"{len(common)} of the {min(map(len, given))} samples that the models are given"
-        seen = f"{numbers(sorted(map(len, given)))} samples given on each rank, none on two"
+        seen = f"{numbers(sorted(set(map(len, given))))} samples given on each rank, {len(common)} on all"
     sizes = [[len(batch) for batch in report["rows"]] for report in reports]
     unequal = next((column for column in zip(*sizes) if len(set(column)) > 1), None)
     if unequal:

@@ -9,14 +9,13 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager
 
+import agree_frames as frames
 import torch
 import torch.distributed as dist
+from agree_sums import PROJECTIONS, fingerprint, items, likeness, projections, size_of
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DistributedSampler, dataloader
+from torch.utils.data import DistributedSampler, Subset, dataloader
 
-CHUNK = 2**22
-COLUMNS = 2**12
-PROJECTIONS = 3
 LATEST = 20  # collectives that are told to the watchdog
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv", "isend", "irecv",
                "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
@@ -24,83 +23,6 @@ COLLECTIVES = ("all_reduce", "broadcast", "reduce", "gather", "scatter", "barrie
 HOROVODS = ("_allreduce_async", "_grouped_allreduce_async", "_allgather_async", "_broadcast_async",
             "_reducescatter_async")
 WRAPPERS = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP1", "DeepSpeedEngine": "DeepSpeed"}
-CALLERS = {"/deepspeed/": "DeepSpeed", "/torch/distributed/fsdp": "FSDP", "/torch/nn/parallel/distributed": "DDP",
-           "/torch/nn/modules/_functions": "SyncBatchNorm", "/torch/distributed/optim": "ZeroRedundancyOptimizer",
-           "/horovod/torch/optimizer": "Horovod's optimizer", "/horovod/torch/functions": "Horovod's functions",
-           "/accelerate/": "Accelerate", "/lightning": "Lightning"}
-HERE = os.path.splitext(__file__)[0].removesuffix("_watch")  # agree.py, and its two files
-COMMUNICATES = "/torch/distributed/", "/torch/nn/parallel/distributed", "/horovod/", "/deepspeed/comm", "/mpi4py/"
-
-
-def shard_of(tensor):
-    """The part of a tensor that this rank has, and the place in the whole where it begins."""
-    if not hasattr(tensor, "to_local"):
-        return tensor.detach(), 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local().detach(), sum(at * step for at, step in zip(offset, tensor.stride()))
-
-
-@functools.cache
-def column_weights(device, dtype):
-    """PROJECTIONS pseudo-random weights for each of COLUMNS columns."""
-    place = torch.arange(COLUMNS)
-    return torch.stack([scatter(place, number) for number in range(PROJECTIONS)], 1).to(device, dtype)
-
-
-def scatter(place, number):
-    """Pseudo-random numbers from -0.5 to 0.5, which follow from the places and the number of a projection."""
-    mixed = (place + 1) * (2654435761 + 2 * number) ^ (place + 7 * number) * 40503
-    return (mixed * 6364136223846793005 >> 33).double() / 2**31
-
-
-def table(flat, before=0):
-    """A flat tensor as rows of COLUMNS numbers: with `before` zeros in front of it, and others behind."""
-    return torch.nn.functional.pad(flat, (before, -(before + flat.numel()) % COLUMNS)).view(-1, COLUMNS)
-
-
-def words(tensor):
-    """A tensor's bytes along its last dimension as integers of 64 bits, with zeros behind them to fill the last."""
-    found = tensor.contiguous().view(torch.uint8)
-    found = torch.nn.functional.pad(found, (0, -found.shape[-1] % 8))
-    return (found if found.data_ptr() % 8 == 0 else found.clone()).view(torch.int64)
-
-
-def fingerprint(tensor):
-    """A number of 64 bits that another value of any element makes another: equal tensors have equal ones."""
-    flat, total = shard_of(tensor)[0].reshape(-1), 0
-    for number, start in enumerate(range(0, flat.numel(), CHUNK)):
-        found = words(flat[start:start + CHUNK])
-        full = len(found) // COLUMNS * COLUMNS
-        sums = torch.cat([found[:full].view(-1, COLUMNS).sum(1), found[full:].sum(0, keepdim=True)])
-        rows = torch.arange(len(sums), device=sums.device) + number * CHUNK
-        total += (sums * (2 * rows + 1)).sum().item()
-    return total % 2**64
-
-
-def projections(tensor):
-    """PROJECTIONS sums of all elements, each with its own pseudo-random weight: linear, as averaging is.
-
-    So the projections of an average of gradients are the average of their projections, and those of a whole tensor are
-    the sum of its shards'.
-    """
-    local, first = shard_of(tensor)
-    flat, sums = local.reshape(-1), torch.zeros(PROJECTIONS, dtype=torch.float64)
-    for start in range(0, flat.numel(), CHUNK):
-        place = first + start
-        lines = table(flat[start:start + CHUNK], place % COLUMNS)
-        kind = torch.float64 if lines.dtype == torch.float64 else torch.float32
-        products = (lines.to(kind) @ column_weights(lines.device, kind)).cpu().double()
-        rows = torch.arange(len(products)) + place // COLUMNS
-        sums += (products * torch.stack([scatter(rows, 10 + number) for number in range(PROJECTIONS)], 1)).sum(0)
-    return sums.tolist()
-
-
-def items(batch):
-    """A fingerprint of each of a batch's items, by their values and the order of these."""
-    found = words(batch.detach().reshape(len(batch), -1))
-    place = torch.arange(found.shape[1], device=found.device)
-    return (found * (place * 6364136223846793005 + 1442695040888963407)).sum(1).tolist()
 
 
 class Watch:
@@ -111,7 +33,7 @@ class Watch:
         self.models, self.ddp, self.names = [], [], {}  # names: {parameter: its name}
         self.loaders, self.augments = {}, ""  # augments: the name of a transform that draws random numbers
         self.taken = defaultdict(int)  # {id of an optimizer: its steps}
-        self.modules_deep = self.steps_deep = 0  # Horovod and DeepSpeed call another step inside of theirs
+        self.modules_deep = self.steps_deep = self.backward_deep = 0  # DeepSpeed calls a step inside of its own
         self.in_collective = self.on_gpu = self.hears_horovod = False
         self.happened, self.calls = 0, []  # for the watchdog: whether it grows; collectives, each as "name at place"
         self.computed = 0.0  # when the last gradient was there
@@ -168,7 +90,7 @@ class Watch:
             if self.in_collective:  # one that is made of others
                 return original(*args, **kwargs)
             size = max((size_of(value) for value in tensors_of(args, kwargs)), default=0)
-            caller = caller_of(sys._getframe(1))
+            caller = frames.caller_of(sys._getframe(1))
             self.calls.append(f"{plain} at {caller}")
             self.count(plain, caller, 1, size)
             self.in_collective = True
@@ -191,7 +113,9 @@ class Watch:
     def enter(self, module, args):
         self.happened += 1
         self.modules_deep += 1
-        if self.modules_deep > 1 or not module.training or not torch.is_grad_enabled():
+        if self.modules_deep > 1 or not torch.is_grad_enabled():
+            return
+        if not any(part.training for part in module.modules()):  # Lightning's wrapper alone may be in eval mode
             return
         if not any(module is model for model in self.models) and any(p.requires_grad for p in module.parameters()):
             self.meet(module)
@@ -253,7 +177,11 @@ class Watch:
 
     def backward(self, original, *args, **kwargs):
         """From its last gradient to its end, it waits for the others: DDP in C++, where no hook is."""
-        original(*args, **kwargs)
+        self.backward_deep += 1
+        try:
+            original(*args, **kwargs)
+        finally:
+            self.backward_deep -= 1
         self.spent["waiting"] += max(0.0, time.perf_counter() - max(self.computed, self.started))
 
     def wait(self, original, *args, **kwargs):
@@ -313,9 +241,12 @@ class Watch:
 
     # Optimizers. Wrappers call another step inside of theirs: the innermost sees what the parameters move by.
 
-    def before_step(self, optimizer, *_):
+    def before_step(self, optimizer, args, kwargs):
         self.happened += 1
         self.steps_deep += 1
+        self.note_final(optimizer)
+
+    def note_final(self, optimizer):
         with self.spending("watching"):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -323,9 +254,11 @@ class Watch:
                     if name and parameter.grad is not None:
                         self.final[name] = projections(parameter.grad)
 
-    def after_step(self, optimizer, *_):
+    def after_step(self, optimizer, args, kwargs):
         self.steps_deep -= 1
-        if self.steps_deep:
+        if any(map(callable, [*args[1:], *kwargs.values()])):  # a closure, which computes gradients within the step
+            self.note_final(optimizer)
+        if self.steps_deep or self.backward_deep:  # Adasum steps each parameter in a hook of backward
             return
         if not self.models:  # or Horovod, which makes an empty step when it broadcasts an optimizer's state
             self.record["bare"] = True
@@ -366,20 +299,23 @@ class Watch:
         self.augments = self.augments or augmentation(loader.dataset)
         sampler = loader.sampler
         found = self.record["loaders"].setdefault(name, {"batches": batches, "items": items, "epochs": [], "used": 0})
-        found["sampler"] = type(sampler).__name__
         if isinstance(sampler, DistributedSampler):
-            found |= {"shuffle": sampler.shuffle, "ranks": sampler.num_replicas, "rank": sampler.rank}
+            found |= {"shuffle": sampler.shuffle, "ranks": sampler.num_replicas}
             found.setdefault("drawn", []).append(sampler.epoch)
-            found["set"] = getattr(sampler, "agree_set", False)
+            told = getattr(sampler, "agree_set", False)
+            found["forgets"] = not told and frames.epoch_comes_again(sys._getframe(2))
+        if not found["epochs"]:
+            found["like"] = likeness(whole(loader.dataset))
         found["epochs"].append([])
-        iterator.agree = found, found["epochs"][-1]
+        iterator.agree = found, loader.dataset
         original(iterator, loader, *args)
 
     def draw(self, original, iterator):
         index = original(iterator)
-        if hasattr(iterator, "agree") and len(iterator.agree[1]) < 10_000:
-            found = index if isinstance(index, (list, tuple)) else [index]
-            iterator.agree[1].extend(int(item) for item in found if hasattr(item, "__index__"))
+        found, dataset = getattr(iterator, "agree", ({"epochs": [[]]}, None))
+        if len(found["epochs"][-1]) < 10_000:
+            drawn = index if isinstance(index, (list, tuple)) else [index]
+            found["epochs"][-1].extend(number_in_whole(dataset, item) for item in drawn if hasattr(item, "__index__"))
         return index
 
     def use(self, original, iterator):
@@ -399,22 +335,22 @@ class Watch:
 
     def whereabouts(self, script: str) -> dict:
         """Where the main thread is, whether it waits for other ranks there, and the collectives it has called last."""
-        frames = list(stack(sys._current_frames().get(threading.main_thread().ident)))
-        waits = any(part in path for path, _, _ in frames for part in COMMUNICATES)
-        if self.models:  # DDP waits at the end of backward; a GPU's queue is waited for anywhere
-            waits = waits or self.on_gpu or any(path.endswith("autograd/graph.py") for path, _, _ in frames)
-        last = [path for path, _, _ in frames].index(script) if script in [path for path, _, _ in frames] else len(frames)
-        own = [f"{os.path.basename(path)}:{line}, in {name}" for path, line, name in frames[:last + 1]
-               if "site-packages" not in path and not path.startswith(HERE)]
-        return {"stack": own or ["its start"], "waits": waits, "happened": self.happened,
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        waiting = frames.waits(frame)
+        if self.models:  # a GPU's queue is waited for anywhere
+            waiting = waiting or self.on_gpu or frames.in_backward(frame)
+        return {"stack": frames.places(frame, script), "waits": waiting, "happened": self.happened,
                 "first": max(0, len(self.calls) - LATEST), "calls": self.calls[-LATEST:]}
 
 
-def size_of(value):
-    """Bytes of a tensor or of a list of tensors; 0 for anything else."""
-    if torch.is_tensor(value):
-        return value.numel() * value.element_size()
-    return sum(map(size_of, value)) if isinstance(value, (list, tuple)) else 0
+def whole(dataset):
+    """The data set of which another may be a subset, of a subset."""
+    return whole(dataset.dataset) if isinstance(dataset, Subset) else dataset
+
+
+def number_in_whole(dataset, number):
+    """The number that an item of a subset has in the whole data set."""
+    return number_in_whole(dataset.dataset, dataset.indices[number]) if isinstance(dataset, Subset) else int(number)
 
 
 def augmentation(dataset):
@@ -427,21 +363,3 @@ def augmentation(dataset):
                 return f"augmentation: {found}"
         dataset = getattr(dataset, "dataset", None)
     return ""
-
-
-def stack(frame):
-    """(file, line, function) of a frame and its callers."""
-    while frame:
-        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-        frame = frame.f_back
-
-
-def caller_of(frame):
-    """A library that is known, or "file:line" of whoever else has called."""
-    for path, line, _ in stack(frame):
-        known = next((name for part, name in CALLERS.items() if part in path), None)
-        if known:
-            return known
-        if "/torch/" not in path:
-            return f"{os.path.basename(path)}:{line}"
-    return "torch"

@@ -42,6 +42,7 @@ YOUR_SCRIPT = {  # name: (changes, the verdict)
          (MOMENTUM, f"    {BY_RANK}\n{MOMENTUM}")], "overlap"),
     "a sampler for one rank": ([("DistributedSampler(train,", "DistributedSampler(train, num_replicas=1, rank=0,")],
                                "sampler"),
+    "one epoch needs no set_epoch": ([("sampler.set_epoch(epoch)", "pass"), ("range(5)", "range(1)")], NOTHING),
     "set_epoch is forgotten": ([("sampler.set_epoch(epoch)", "pass")], "order"),
     "a sum by hand": ([BARE, (STEP, EACH + REDUCE + STEP)], "sum"),
     "a sum by hand, under Adam": ([BARE, (STEP, EACH + REDUCE + STEP), (SGD, "torch.optim.Adam(model.parameters())")],
@@ -78,6 +79,8 @@ OTHERS = {  # the same of whole trainings in other styles: file: {name: (changes
             "own gradients"),
         "op=Sum": ([("model.named_parameters())\nfor", "model.named_parameters(), op=hvd.Sum)\nfor")], "sum"),
         "nobody broadcasts": ([("hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n", "")], "weights"),
+        "each rank has its own data": ([("torch.manual_seed(0)", "torch.manual_seed(hvd.rank())"),
+                                        ("sampler=sampler", "shuffle=True")], NOTHING),
         "a sampler for one rank": ([("num_replicas=hvd.size(), rank=hvd.rank()", "num_replicas=1, rank=0")],
                                    "sampler")},
     "by_mpi": {
@@ -101,6 +104,11 @@ OTHERS = {  # the same of whole trainings in other styles: file: {name: (changes
     "sharded_optimizer": {"as it is": ([], NOTHING), "no wrapper": ([("DDP(model)", "model")], "own gradients")},
     "stream": {
         "as it is": ([], NOTHING),
+        "a closure": ([("    optimizer.zero_grad()\n    nn.functional.mse_loss(model(inputs), targets).backward()\n"
+                        "    optimizer.step()\n",
+                        "    def closure():\n        optimizer.zero_grad()\n        nn.functional.mse_loss("
+                        "model(inputs), targets).backward()\n    optimizer.step(closure)\n")], NOTHING),
+        "the wrapper is in eval mode": ([("schedule =", "model.training = False\nschedule =")], NOTHING),
         "all take all samples": ([("range(self.rank, 512, self.ranks)", "range(512)")], "same data"),
         "a rank has less": ([("range(self.rank, 512, self.ranks)", "range(512 - 448 * self.rank)")], "hang"),
         "another call on one rank": (
@@ -180,6 +188,16 @@ def test_gpus(others, expected):
     """Without any here: by reports as two ranks would give them."""
     _, found = verdicts.judge([report(), report(**others)])
     assert found.keys() == expected
+
+
+@pytest.mark.parametrize(("drawn", "like", "expected"), [
+    ([range(0, 50), range(50, 100)], "aa", set()), ([range(50), range(50)], "aa", {"same data"}),
+    ([range(50), range(50)], "ab", set()), ([range(0, 50), range(25, 75)], "aa", {"overlap"}),
+    ([[*range(50), 0, 1, 2], [*range(50, 100), 3, 4, 5]], "aa", set())],
+    ids=["shares", "the same", "own data", "overlap", "padded"])
+def test_items(drawn, like, expected):
+    loaders = [{"batches": 5, "items": 100, "like": kind, "epochs": [list(items)]} for kind, items in zip(like, drawn)]
+    assert verdicts.judge_loader(loaders)[1].keys() == expected
 
 
 def test_threads():
