@@ -290,7 +290,7 @@ def judge_loader(loaders):
     several = [item for item, times in Counter(item for items in first for item in items).items() if times > 1]
     if min(map(len, first)) == len(common):
         found["same data"] = f"items {numbers(sorted(common)[:4])}, ... on each rank"
-    elif len(several) > max(2 * ranks, sum(map(len, first)) - loaders[0]["items"]):  # some are repeated at the end
+    elif len(several) > max(2 * ranks, sum(map(len, first)) - loaders[0]["items"]):  # more than are repeated
         found["overlap"] = f"{len(several)} of {sum(map(len, first))} drawn items"
     return f"{numbers(sorted({len(items) for items in first}))} items drawn on each rank, {len(several)} on several", found
 
