@@ -1,11 +1,10 @@
 """agree.py against scripts with one mistake each, and against good ones, on two real ranks."""
 
 import re
-import sys
 
 import forked
 import pytest
-from conftest import BIN, ROOT, copy_of, environment, execute
+from conftest import ROOT, copy_of, environment
 
 AGREE = ROOT / "submit" / "agree.py"
 WORKERS = re.search(r"num_workers=.*?\)", (ROOT / "03_ddp" / "your_script_ddp.py").read_text(), re.S).group()
