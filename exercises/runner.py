@@ -28,6 +28,10 @@ class NotRun(Exception):
     """The learner's file did not run to its end: the text says where and why."""
 
 
+class NoEnd(NotRun):
+    """Some ranks were still busy, or waiting, when the time was over."""
+
+
 def show_printed():
     """What the learner's file has printed, and of which rank."""
     for rank, text in PRINTED:
@@ -50,9 +54,17 @@ def on_ranks(file, function, ranks):
                 be_rank(folder, function, rank, ranks)
             children.append(child)
         codes = wait(children, folder)
-        PRINTED[:] = [(rank, (folder / f"{rank}.out").read_text()) for rank in range(ranks)]
+        PRINTED.extend((rank, (folder / f"{rank}.out").read_text()) for rank in range(ranks))
         complain(file, codes, folder)
         return [pickle.loads((folder / f"{rank}.value").read_bytes()) for rank in range(ranks)]
+
+
+def tried(file, function, ranks):
+    """What on_ranks returns or the NotRun that it raises, for a check that goes on with what was found before."""
+    try:
+        return on_ranks(file, function, ranks)
+    except NotRun as problem:
+        return problem
 
 
 def be_rank(folder, function, rank, ranks):
@@ -74,7 +86,8 @@ def be_rank(folder, function, rank, ranks):
         except BaseException as problem:
             text = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
             lines = [f"{frame.filename}\n{frame.lineno}" for frame in frames(problem.__traceback__)]
-            (folder / f"{rank}.problem").write_text("\n".join([text.replace("\n", " "), *lines]))
+            report = [str(time.monotonic_ns()), text.replace("\n", " "), *lines]
+            (folder / f"{rank}.problem").write_text("\n".join(report))
         finally:
             sys.stdout.flush()
             os._exit(code)
@@ -115,7 +128,9 @@ def complain(file, codes, folder):
     for rank in failed:
         if not (folder / f"{rank}.problem").exists():
             raise NotRun(f"rank {rank} ended before its function returned")
-        text, *places = (folder / f"{rank}.problem").read_text().splitlines()
+    problems = {rank: (folder / f"{rank}.problem").read_text().splitlines() for rank in failed}
+    for rank in sorted(failed, key=lambda rank: int(problems[rank][0])):  # what came first is the cause of the others
+        _, text, *places = problems[rank]
         line = next((number for name, number in zip(places[::2], places[1::2]) if name == str(file)), None)
         if text.startswith("NotImplementedError"):
             raise NotRun(f"line {line} of {file.name} waits for your lines")
@@ -128,29 +143,50 @@ def complain(file, codes, folder):
                 place = (folder / f"{rank}.place").read_text()
                 lines = re.findall(rf'File "{re.escape(str(file))}", line (\d+)', place)
                 places.append(f"rank {rank} at line {lines[0]}" if lines else f"rank {rank} outside of {file.name}")
-        raise NotRun(f"no end: a loop, or ranks that wait for each other: {', '.join(places)}")
+        raise NoEnd(f"no end: a loop, or ranks that wait for each other: {', '.join(places)}")
 
 
-def counted():
+def counted(calls=None):
     """A list to which each communication of this rank is added from now on: (operation, elements, bytes, peer or None).
 
     Call it before the learner's file is loaded, which may import the functions by name.
     """
-    calls = []
+    calls, within = [] if calls is None else calls, []
 
     def watched(name, original):
         def call(*args, **kwargs):
+            if within:  # dist.send calls dist.isend
+                return original(*args, **kwargs)
             tensors = [arg for arg in [*args, *kwargs.values()] if torch.is_tensor(arg)]
             tensors += [part for arg in [*args, *kwargs.values()] if isinstance(arg, list) for part in arg
                         if torch.is_tensor(part)]
             sent = tensors[-1] if tensors else torch.empty(0)
-            peer = kwargs.get("dst", kwargs.get("src", args[1] if len(args) > 1 and isinstance(args[1], int) else None))
-            calls.append((name, sent.numel(), sent.numel() * sent.element_size(), peer))
-            return original(*args, **kwargs)
+            peers = [kwargs[word] for word in ("dst", "src", "group_dst", "group_src") if word in kwargs]
+            peers += [arg for arg in args[1:2] if isinstance(arg, int)]
+            refuse_peers(name, peers)
+            calls.append((name, sent.numel(), sent.numel() * sent.element_size(), peers[0] if peers else None))
+            within.append(name)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                within.pop()
         return call
     for name in COLLECTIVES:
-        setattr(dist, name, watched(name, getattr(dist, name)))
+        call = watched(name, getattr(dist, name))
+        for module in (dist, dist.distributed_c10d):  # there batch_isend_irecv finds it
+            setattr(module, name, call)
     return calls
+
+
+def refuse_peers(name, peers):
+    """gloo hangs, or has no plain words, where a message goes to nobody or to oneself."""
+    if name not in ("send", "isend", "recv", "irecv"):
+        return
+    for peer in peers:
+        if peer not in range(dist.get_world_size()):
+            raise ValueError(f"{name}: there is no rank {peer}, the last one is {dist.get_world_size() - 1}")
+        if peer == dist.get_rank():
+            raise ValueError(f"{name}: rank {peer} is this rank itself")
 
 
 def learner(file):
