@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,9 +20,9 @@ from grade import load
 STARTED = time.monotonic()
 LIMIT = 13  # s since then, until ranks are ended: the answer is there within 15
 PRINTED = []  # the ranks' output, in the learner's own words
-COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
-               "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "send", "recv",
-               "isend", "irecv")
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_single",
+               "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all",
+               "all_to_all_single", "barrier", "send", "recv", "isend", "irecv")
 
 
 class NotRun(Exception):
@@ -74,15 +75,16 @@ def be_rank(folder, function, rank, ranks):
     os.dup2(out, 2)
     with open(folder / f"{rank}.place", "w") as place:
         faulthandler.register(signal.SIGUSR1, place)
-        code = 1
         try:
             torch.set_num_threads(1)
             torch.manual_seed(rank)
+            warnings.simplefilter("ignore", FutureWarning)  # PyTorch's new names for some collectives
             dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+            dist.barrier()  # all are connected before one may end
             value = function(rank)
             (folder / f"{rank}.part").write_bytes(pickle.dumps(value))
             (folder / f"{rank}.part").rename(folder / f"{rank}.value")
-            code = 0
+            time.sleep(LIMIT)  # others may still need its connections: on_ranks ends all together
         except BaseException as problem:
             text = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
             lines = [f"{frame.filename}\n{frame.lineno}" for frame in frames(problem.__traceback__)]
@@ -90,7 +92,7 @@ def be_rank(folder, function, rank, ranks):
             (folder / f"{rank}.problem").write_text("\n".join(report))
         finally:
             sys.stdout.flush()
-            os._exit(code)
+            os._exit(1)
 
 
 def frames(trace):
@@ -103,20 +105,22 @@ def frames(trace):
 
 
 def wait(children, folder):
-    """The exit codes of all. Who still runs at the end, or a second after one has failed, says where, and is killed."""
-    codes, end = {}, STARTED + LIMIT
+    """The exit codes of all that came to an end. At the limit, or a second after one has failed, others say where."""
+    codes, ended, end = {}, set(), STARTED + LIMIT
     while len(codes) < len(children) and time.monotonic() < end:
-        for rank, child in enumerate(children):
-            if rank not in codes and os.waitpid(child, os.WNOHANG)[0]:
-                codes[rank] = 0 if (folder / f"{rank}.value").exists() else 1
-                if codes[rank]:
-                    end = min(end, time.monotonic() + 1)
+        for rank in set(range(len(children))) - set(codes):
+            if os.waitpid(children[rank], os.WNOHANG)[0]:
+                ended.add(rank)
+                codes[rank] = 1
+                end = min(end, time.monotonic() + 1)
+            elif (folder / f"{rank}.value").exists():
+                codes[rank] = 0
         time.sleep(0.01)
-    late = [rank for rank in range(len(children)) if rank not in codes]
+    late = set(range(len(children))) - set(codes)
     for rank in late:
         os.kill(children[rank], signal.SIGUSR1)
     time.sleep(0.2 if late else 0)
-    for rank in late:
+    for rank in set(range(len(children))) - ended:
         os.kill(children[rank], signal.SIGKILL)
         os.waitpid(children[rank], 0)
     return codes
@@ -135,15 +139,15 @@ def complain(file, codes, folder):
         if text.startswith("NotImplementedError"):
             raise NotRun(f"line {line} of {file.name} waits for your lines")
         raise NotRun(f"{file.name}, {f'line {line}, ' if line else ''}on rank {rank}: {text}")
-    late = [rank for rank in range(len(list(folder.glob("*.out")))) if rank not in codes]
-    if late:
-        places = []
-        for rank in late:
+    ranks = range(len(list(folder.glob("*.out"))))
+    if len(codes) < len(ranks):
+        places = [f"rank {rank} is done" for rank in codes]
+        for rank in set(ranks) - set(codes):
             with contextlib.suppress(OSError):
                 place = (folder / f"{rank}.place").read_text()
                 lines = re.findall(rf'File "{re.escape(str(file))}", line (\d+)', place)
                 places.append(f"rank {rank} at line {lines[0]}" if lines else f"rank {rank} outside of {file.name}")
-        raise NoEnd(f"no end: a loop, or ranks that wait for each other: {', '.join(places)}")
+        raise NoEnd(f"no end: a loop, or ranks that wait for each other: {', '.join(sorted(places))}")
 
 
 def counted(calls=None):
@@ -171,7 +175,7 @@ def counted(calls=None):
             finally:
                 within.pop()
         return call
-    for name in COLLECTIVES:
+    for name in set(COLLECTIVES) & set(dir(dist)):  # some are of newer PyTorch
         call = watched(name, getattr(dist, name))
         for module in (dist, dist.distributed_c10d):  # there batch_isend_irecv finds it
             setattr(module, name, call)
