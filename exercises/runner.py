@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,8 @@ class NotRun(Exception):
 
 class NoEnd(NotRun):
     """Some ranks were still busy, or waiting, when the time was over."""
+
+    last = MappingProxyType({})  # of in_stages: rank -> the communication that it has begun last, as counted() has it
 
 
 def show_printed():
@@ -60,12 +62,51 @@ def on_ranks(file, function, ranks):
         return [pickle.loads((folder / f"{rank}.value").read_bytes()) for rank in range(ranks)]
 
 
-def tried(file, function, ranks):
-    """What on_ranks returns or the NotRun that it raises, for a check that goes on with what was found before."""
-    try:
-        return on_ranks(file, function, ranks)
-    except NotRun as problem:
-        return problem
+def in_stages(file, stages, ranks):
+    """{name: the facts of all ranks} for the functions of {name: function(rank, exercise, calls)}, called in turn.
+
+    `exercise` is the learner's module, `calls` is what counted() counts in this stage. The stage that does not come to
+    its end on all ranks is the last, its value the NotRun. Where that is the first one, it is raised.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+
+        def on_rank(rank):
+            calls = counted(Noted(folder / f"{rank}.last"))
+            exercise = learner(file)
+            for name, stage in stages.items():
+                calls.clear()
+                fact = stage(rank, exercise, calls)
+                (folder / f"{rank}.part").write_bytes(pickle.dumps(fact))
+                (folder / f"{rank}.part").rename(folder / f"{rank}.{name}")
+        problem = None
+        try:
+            on_ranks(file, on_rank, ranks)
+        except NotRun as found:
+            problem = found
+            problem.last = {int(path.stem): pickle.loads(path.read_bytes()) for path in folder.glob("*.last")}
+        facts = {}
+        for name in stages:
+            paths = [folder / f"{rank}.{name}" for rank in range(ranks)]
+            if not all(path.exists() for path in paths):
+                facts[name] = problem
+                break
+            facts[name] = [pickle.loads(path.read_bytes()) for path in paths]
+    if facts[next(iter(stages))] is problem and problem:
+        raise problem
+    return facts
+
+
+class Noted(list):
+    """A list whose last item another process can read when this one hangs."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def append(self, item):
+        super().append(item)
+        self.path.with_suffix(".new").write_bytes(pickle.dumps(item))
+        self.path.with_suffix(".new").rename(self.path)
 
 
 def be_rank(folder, function, rank, ranks):
@@ -153,9 +194,10 @@ def complain(file, codes, folder):
 def counted(calls=None):
     """A list to which each communication of this rank is added from now on: (operation, elements, bytes, peer or None).
 
-    Call it before the learner's file is loaded, which may import the functions by name.
+    Call it before the learner's file is loaded, which may import the functions by name. What isend and irecv return is
+    kept: a request that is dropped would not be carried out, and the other rank hang.
     """
-    calls, within = [] if calls is None else calls, []
+    calls, within, requests = [] if calls is None else calls, [], []
 
     def watched(name, original):
         def call(*args, **kwargs):
@@ -171,7 +213,8 @@ def counted(calls=None):
             calls.append((name, sent.numel(), sent.numel() * sent.element_size(), peers[0] if peers else None))
             within.append(name)
             try:
-                return original(*args, **kwargs)
+                requests.append(original(*args, **kwargs))
+                return requests[-1]
             finally:
                 within.pop()
         return call

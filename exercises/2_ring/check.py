@@ -1,12 +1,10 @@
 """What the grade of exercise 2 looks at."""
 
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from runner import NoEnd, NotRun, counted, learner, tried
+from runner import NoEnd, NotRun, in_stages
 
 RANKS, LENGTH = 4, 5
 LENGTHS = 1000, 1002, 9
@@ -15,59 +13,33 @@ WHOLE = sum(10**rank for rank in range(RANKS))
 
 def watch(file):
     """What each function does, called on its own, until one does not run."""
-    stages = {"exchange": exchanging, "reduce_scatter": halving(reduce_scattered=False),
-              "all_gather": halving(reduce_scattered=True)}
+    stages = {"exchange": exchanging, "reduce_scatter": reduce_scattering, "all_gather": all_gathering}
     stages |= {f"{length:,} numbers": summing(length) for length in LENGTHS}
-    facts = {}
-    for name, stage in stages.items():
-        with tempfile.TemporaryDirectory() as folder:
-            def on_rank(rank, stage=stage, folder=Path(folder)):
-                return stage(file, rank, folder)
-            found = tried(file, on_rank, RANKS)
-            if isinstance(found, NoEnd):
-                found = NotRun(f"{found}; {waiting(Path(folder))}")
-        if isinstance(found, NotRun) and not facts:
-            raise found
-        facts[name] = found
-        if isinstance(found, NotRun):
-            break
-    return facts
+    try:
+        facts = in_stages(file, stages, RANKS)
+    except NoEnd as problem:
+        raise NotRun(f"{problem}; {waiting(problem.last)}") from None
+    return {name: NotRun(f"{found}; {waiting(found.last)}") if isinstance(found, NoEnd) else found
+            for name, found in facts.items()}
 
 
-class Noted(list):
-    """A list that another process can read when this one hangs."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def append(self, call):
-        super().append(call)
-        self.file.write_text(f"{call[0]} {call[-1]}")
-
-
-def waiting(folder):
+def waiting(last):
     """Why ranks wait for each other: from the last message that each has begun."""
-    last = {int(file.name): file.read_text().split() for file in folder.iterdir()}
+    last = {rank: (name, peer) for rank, (name, _, _, peer) in sorted(last.items()) if name != "barrier"}
     if not last:
         return "none of them has begun to send or receive"
     if len(last) == RANKS and all(name == "send" for name, _ in last.values()):
         return "all are in dist.send, which waits until the other receives; that one is in its send, too"
-    for rank, (name, peer) in sorted(last.items()):
-        if "recv" in name and peer != str((rank - 1) % RANKS):
+    for rank, (name, peer) in last.items():
+        if "recv" in name and peer != (rank - 1) % RANKS:
             return f"rank {rank} waits for a message of rank {peer}: who sends to it in a ring?"
-        if "send" in name and peer != str((rank + 1) % RANKS):
+        if "send" in name and peer != (rank + 1) % RANKS:
             return f"rank {rank} sends to rank {peer}, which does not wait for it"
     return "does each receive as often as its left neighbour sends?"
 
 
-def exchanging(file, rank, folder):
+def exchanging(rank, exercise, calls):
     """One exchange, which rank 0 begins later: who does not wait has an empty room, or sends what comes after."""
-    dist.barrier()
-    requests = []  # are kept: one that is dropped is never carried out, and the others hang
-    for name in ("isend", "irecv"):
-        setattr(dist, name, kept(requests, getattr(dist, name)))
-    calls = counted(Noted(folder / str(rank)))
-    exercise = learner(file)
     chunk, room = torch.full((LENGTH,), float(rank)), torch.full((LENGTH,), -1.0)
     time.sleep(0.3 if rank == 0 else 0)
     exercise.exchange(chunk, room)
@@ -78,34 +50,26 @@ def exchanging(file, rank, folder):
     return found
 
 
-def kept(results, function):
-    """The function, whose results are kept in a list."""
-    def call(*args, **kwargs):
-        results.append(function(*args, **kwargs))
-        return results[-1]
-    return call
+def reduce_scattering(rank, exercise, calls):
+    """The first half. A rank's number is a power of ten, so the digits of a sum say whose numbers are in it."""
+    return halving(exercise.reduce_scatter, [10**rank] * RANKS, calls)
 
 
-def halving(reduce_scattered):
-    """One half of the ring. A rank's number is a power of ten, so the digits of a sum say whose numbers are in it."""
-    def stage(file, rank, folder):
-        calls = counted(Noted(folder / str(rank)))
-        exercise = learner(file)
-        numbers = [10**rank] * RANKS
-        if reduce_scattered:  # as it is after the first half
-            numbers = [sum(10 ** (other % RANKS) for other in range(chunk, chunk + (rank - chunk) % RANKS + 1))
-                       for chunk in range(RANKS)]
-        chunks = [torch.full((LENGTH,), float(number), dtype=torch.float64) for number in numbers]
-        (exercise.all_gather if reduce_scattered else exercise.reduce_scatter)(chunks)
-        return {"before": numbers, "after": [int(chunk[0]) for chunk in chunks], "calls": list(calls)}
-    return stage
+def all_gathering(rank, exercise, calls):
+    """The second half, from what the first one leaves: chunk c has been at ranks c, c + 1 and so on to this one."""
+    been_at = [range(chunk, chunk + (rank - chunk) % RANKS + 1) for chunk in range(RANKS)]
+    return halving(exercise.all_gather, [sum(10 ** (other % RANKS) for other in others) for others in been_at], calls)
+
+
+def halving(function, numbers, calls):
+    chunks = [torch.full((LENGTH,), float(number), dtype=torch.float64) for number in numbers]
+    function(chunks)
+    return {"before": numbers, "after": [int(chunk[0]) for chunk in chunks], "calls": list(calls)}
 
 
 def summing(length):
     """The whole, on random numbers."""
-    def stage(file, rank, folder):
-        calls = counted(Noted(folder / str(rank)))
-        exercise = learner(file)
+    def stage(rank, exercise, calls):
         own = torch.randn(length, dtype=torch.float64)
         tensor = own.clone()
         exercise.ring_all_reduce(tensor)

@@ -3,6 +3,7 @@
 import copy
 
 import torch
+import torch._dynamo  # optimizers import it at their first step: here it is imported once for all ranks
 from runner import counted, learner, on_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

@@ -1,7 +1,7 @@
 """What the grade of exercise 6 looks at."""
 
 import torch
-from runner import NotRun, counted, learner, tried
+from runner import NotRun, in_stages
 from torch import nn
 
 RANKS, STEPS, LR, MOMENTUM = 3, 3, 0.1, 0.9
@@ -11,66 +11,56 @@ SHARD = 8
 
 def watch(file):
     """What the parts of the optimizer do, until one does not run."""
-    facts = {}
-    for stage in (made, averaged, gathered, stepped):
-        def on_rank(rank, stage=stage):
-            calls = counted()
-            torch.manual_seed(0)
-            model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
-            exercise = learner(file)
-            optimizer = exercise.ShardedSGD(model.parameters(), lr=LR, momentum=MOMENTUM)
-            return stage(model, optimizer, rank, calls)
-        found = tried(file, on_rank, RANKS)
-        if isinstance(found, NotRun) and not facts:
-            raise found
-        facts[stage.__name__] = found
-        if isinstance(found, NotRun):
-            break
-    return facts
+    return in_stages(file, {"__init__": made, "average": averaged, "gather": gathered, "step": stepped}, RANKS)
 
 
-def made(model, optimizer, rank, calls):
-    return {"begin": optimizer.begin, "end": optimizer.end, "held": held(optimizer, model)}
+def optimized(exercise):
+    """A model, the same on all ranks, and the learner's optimizer of it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    return model, exercise.ShardedSGD(model.parameters(), lr=LR, momentum=MOMENTUM)
 
 
-def averaged(model, optimizer, rank, calls):
+def made(rank, exercise, calls):
+    model, optimizer = optimized(exercise)
+    return {"begin": int(optimizer.begin), "end": int(optimizer.end), "held": held(optimizer, model)}
+
+
+def averaged(rank, exercise, calls):
+    _, optimizer = optimized(exercise)
     row = numbers(RANKS * SHARD, rank)
     calls.clear()
     return {"own": row.clone(), "got": optimizer.average(row), "calls": list(calls)}
 
 
-def gathered(model, optimizer, rank, calls):
+def gathered(rank, exercise, calls):
+    _, optimizer = optimized(exercise)
     own = torch.arange(SHARD, dtype=torch.float64) + 100 * rank
     calls.clear()
     return {"got": optimizer.gather(own), "calls": list(calls)}
 
 
-def stepped(model, optimizer, rank, calls):
-    """Some steps, each from gradients of its own, beside PyTorch's optimizer with the whole state."""
-    single = [parameter.detach().clone() for parameter in model.parameters()]
-    whole = torch.optim.SGD(single, lr=LR, momentum=MOMENTUM)
-    facts = []
+def stepped(rank, exercise, calls):
+    """Some steps, each from gradients of its own, beside those of an optimizer with the whole state."""
+    model, optimizer = optimized(exercise)
+    expected, velocity = flat(model.parameters()), torch.zeros(TOTAL, dtype=torch.float64)
+    steps = []
     for step in range(STEPS):
         gradients = [numbers(TOTAL, RANKS * step + other) for other in range(RANKS)]
-        sizes = [parameter.numel() for parameter in single]
         before = flat(model.parameters())
-        spread(model.parameters(), gradients[rank], sizes)
-        spread(single, sum(gradients) / RANKS, sizes)
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        for parameter, part in zip(model.parameters(), gradients[rank].split(sizes)):
+            parameter.grad = part.view_as(parameter).clone()
         optimizer.step()
-        whole.step()
-        facts.append({"before": before, "after": flat(model.parameters()), "expected": flat(single),
+        velocity = MOMENTUM * velocity + sum(gradients) / RANKS
+        expected = expected - LR * velocity
+        steps.append({"before": before, "after": flat(model.parameters()), "expected": expected,
                       "gradient": sum(gradients) / RANKS, "held": held(optimizer, model)})
-    return {"steps": facts}
+    return steps
 
 
 def numbers(length, seed):
     return torch.randn(length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def spread(parameters, row, sizes):
-    """Give each parameter its part of the row as gradient."""
-    for parameter, part in zip(parameters, row.split(sizes)):
-        parameter.grad = part.view_as(parameter).clone()
 
 
 def flat(tensors):
@@ -103,17 +93,17 @@ def tensors_in(value):
 
 
 def same(one, other):
-    return torch.is_tensor(one) and one.shape == other.shape and torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+    alike = torch.is_tensor(one) and (one.shape, one.dtype) == (other.shape, other.dtype)
+    return alike and torch.allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
 def points(facts):
     """(what, whether it is right, the hint if not), in the order in which a learner gets there."""
-    looking_at = {"made": points_of_shards, "averaged": points_of_average, "gathered": points_of_gather,
-                  "stepped": points_of_steps}
-    called = {"made": "__init__", "averaged": "average", "gathered": "gather", "stepped": "step"}
+    looking_at = {"__init__": points_of_shards, "average": points_of_average, "gather": points_of_gather,
+                  "step": points_of_steps}
     for name, ranks in facts.items():
         if isinstance(ranks, NotRun):
-            yield f"{called[name]}: it runs to its end", False, str(ranks)
+            yield f"{name}: it runs to its end", False, str(ranks)
         yield from looking_at[name](ranks)
 
 
@@ -151,7 +141,9 @@ def points_of_average(ranks):
     hint = "neither the mean nor the sum of rank 0's shard of all ranks' gradients"
     if got is None:
         hint = "average returns nothing"
-    elif torch.is_tensor(got) and got.shape != shards[0].shape:
+    elif not torch.is_tensor(got) or got.dtype != mean.dtype:
+        hint = f"average returns {getattr(got, 'dtype', type(got).__name__)}, the gradients are of {mean.dtype}"
+    elif got.shape != shards[0].shape:
         hint = f"average returns {got.numel()} numbers, a shard has {SHARD}"
     elif same(got, shards[0] * RANKS):
         hint = f"that is the sum, {RANKS} times the mean: each rank's loss is a mean over its own images"
@@ -176,7 +168,9 @@ def points_of_gather(ranks):
     hint = "not the shards of ranks 0, 1 and 2, one after the other"
     if got is None:
         hint = "gather returns nothing"
-    elif torch.is_tensor(got) and got.numel() != RANKS * SHARD:
+    elif not torch.is_tensor(got) or got.dtype != row.dtype:
+        hint = f"gather returns {getattr(got, 'dtype', type(got).__name__)}, the shards are of {row.dtype}"
+    elif got.shape != row.shape:
         hint = f"gather returns {got.numel()} numbers, the row has {RANKS * SHARD}"
     elif same(got, torch.cat([row[:SHARD]] * RANKS)):
         hint = f"rank 0's shard stands there {RANKS} times: the others' have not come"
@@ -198,7 +192,7 @@ def volume(calls):
 
 
 def points_of_steps(ranks):
-    steps = list(zip(*(fact["steps"] for fact in ranks)))
+    steps = list(zip(*ranks))
     first = steps[0][0]
     moved, right = first["after"] - first["before"], first["expected"] - first["before"]
     factor = (moved @ right / (right @ right)).item()
