@@ -108,6 +108,10 @@ class Noted(list):
         self.path.with_suffix(".new").write_bytes(pickle.dumps(item))
         self.path.with_suffix(".new").rename(self.path)
 
+    def clear(self):
+        super().clear()
+        self.path.unlink(missing_ok=True)
+
 
 def be_rank(folder, function, rank, ranks):
     """The life of a forked process."""
@@ -123,6 +127,7 @@ def be_rank(folder, function, rank, ranks):
             dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
             dist.barrier()  # all are connected before one may end
             value = function(rank)
+            sys.stdout.flush()
             (folder / f"{rank}.part").write_bytes(pickle.dumps(value))
             (folder / f"{rank}.part").rename(folder / f"{rank}.value")
             time.sleep(LIMIT)  # others may still need its connections: on_ranks ends all together

@@ -139,7 +139,7 @@ def points_of_order(fact):
     """Forwards, backwards and steps of a call."""
     forwards, networks = of_kind(fact, "forward"), of_kind(fact, "network")
     sizes = [images for images, *_ in forwards]
-    hint = f"ddp was called with {', '.join(f'{size} images' for size in sizes) or 'nothing'}"
+    hint = f"ddp was called with {', '.join(f'{size} images' for size in sizes)}" if sizes else "ddp was not called"
     if len(networks) > len(forwards):
         hint = "the model was called without its wrapper, and DDP knows nothing of it: call ddp(images)"
     yield f"each of the {MICRO_BATCHES} micro-batches goes through ddp once", (
