@@ -5,7 +5,7 @@ PYTHON ?= python3
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup tested demo check test test-all test-cpus mutants bench docs notebooks pins
+.PHONY: help setup tested exercise demo check test test-all test-cpus mutants bench docs notebooks pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11, S
 
 tested: setup
 	@"$(VENV)/bin/python" tools/environment/add_tests.py
+
+exercise: setup ## grade an exercise: N=1 to 10; see exercises/README.md
+	@"$(VENV)/bin/python" exercises/grade.py $(N)
 
 demo: setup ## train every chapter on 1 and 2 ranks; a table and a picture of what each costs
 	@"$(VENV)/bin/python" -m tools.measuring.demo

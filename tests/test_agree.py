@@ -2,12 +2,11 @@
 
 import json
 import re
-import sys
 
 import agree_verdicts as verdicts
 import forked
 import pytest
-from conftest import BIN, ROOT, copy_of, environment, execute
+from conftest import ROOT, copy_of, environment
 
 AGREE = ROOT / "submit" / "agree.py"
 TRAININGS = ROOT / "tests" / "programs" / "trainings"

@@ -1,0 +1,73 @@
+"""Grade an exercise: python exercises/grade.py 3
+
+Says what is right, what is not yet, and gives one hint. The exit code is 0 if all is right, 1 if something is not yet,
+2 if the file could not be run.
+"""
+
+import argparse
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+
+EXERCISES = Path(__file__).resolve().parent
+FOLDERS = {int(path.name.split("_")[0]): path for path in EXERCISES.glob("[0-9]*_*")}
+RIGHT, NOT_YET, NOT_RUN = 0, 1, 2
+
+
+def load(path, name):
+    """The module of a file."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def shown(path):
+    """A path as one would type it here."""
+    path = path.resolve()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def grade(folder, file):
+    """Run a learner's file and print its grade; the exit code."""
+    from runner import NotRun, show_printed
+    check = load(folder / "check.py", "check")
+    title = ast.get_docstring(ast.parse((folder / "exercise.py").read_text())).splitlines()[0].rstrip(".")
+    print(f"exercise {folder.name.split('_')[0]}: {title}\n  {shown(file)}")
+    try:
+        facts = check.watch(file)
+    except NotRun as problem:
+        show_printed()
+        print(f"  not yet  it runs to its end\nhint: {problem}")
+        return NOT_RUN
+    show_printed()
+    for what, right, hint in check.points(facts):
+        print(f"  {'right  ' if right else 'not yet'}  {what}")
+        if not right:
+            print(f"hint: {hint}")
+            return NOT_YET
+    print("all right")
+    return RIGHT
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("number", type=int, choices=sorted(FOLDERS), help="of the exercise")
+    parser.add_argument("--file", type=Path, help="grade this one, not exercise.py of its folder")
+    args = parser.parse_args()
+    folder = FOLDERS[args.number]
+    file = args.file or folder / "exercise.py"
+    try:
+        compile(file.read_text(), file, "exec")
+    except (OSError, UnicodeDecodeError) as problem:
+        print(f"{shown(file)} cannot be read: {problem}", file=sys.stderr)
+        return NOT_RUN
+    except SyntaxError as problem:
+        print(f"{shown(file)} line {problem.lineno}: {problem.msg}", file=sys.stderr)
+        return NOT_RUN
+    return grade(folder, file.resolve())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The exercises' grader: right for each reference solution, and the typical mistake's own hint for each wrong one."""
+
+import sys
+import time
+
+import forked
+import pytest
+from conftest import ROOT, environment, execute
+
+sys.path.insert(0, str(ROOT / "exercises"))
+from grade import FOLDERS, load
+
+WRONG = {(number, name): wrong for number in FOLDERS
+         for name, wrong in load(ROOT / "tests" / "wrong" / f"{FOLDERS[number].name}.py", "wrong").WRONG.items()}
+RIGHT, NOT_YET, NOT_RUN = 0, 1, 2
+
+
+def graded(number, text, tmp_path):
+    """What the grader says of a solution with this text."""
+    file = tmp_path / "exercise.py"
+    file.write_text(text)
+    return forked.run([ROOT / "exercises" / "grade.py", number, "--file", file], 1, environment(), timeout=60)
+
+
+@pytest.mark.parametrize("number", FOLDERS)
+def test_the_reference_solution_passes(number, tmp_path):
+    done = graded(number, (FOLDERS[number] / "solution.py").read_text(), tmp_path)
+    assert done.code == RIGHT and "all right" in done.out, done.out + done.err
+
+
+@pytest.mark.parametrize("number", FOLDERS)
+def test_what_is_not_begun_is_said(number):
+    done = execute([sys.executable, ROOT / "exercises" / "grade.py", number], timeout=60)
+    assert done.code in (NOT_YET, NOT_RUN) and "hint: " in done.out and "Traceback" not in done.out + done.err
+
+
+@pytest.mark.parametrize(("number", "name"), WRONG)
+def test_a_wrong_solution_has_its_hint(number, name, tmp_path):
+    changes, hint = WRONG[number, name]
+    text = (FOLDERS[number] / "solution.py").read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    done = graded(number, text, tmp_path)
+    said = done.out.split("hint: ")[-1]
+    assert done.code in (NOT_YET, NOT_RUN) and hint in said, done.out + done.err
+    assert done.out.count("hint: ") == 1 and "Traceback" not in done.out + done.err
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("def broken(:\n", "line 1: invalid syntax"),
+    ("print('all right', flush=True)\nraise SystemExit(0)\n", "SystemExit"),
+    ("import os\nprint('all right', flush=True)\nos._exit(0)\n", "ended before its function returned"),
+    ("while True:\n    pass\n", "rank 0 at line ")],
+    ids=["syntax", "leaves", "leaves at once", "endless"])
+def test_a_file_that_does_not_run(text, said, tmp_path):
+    started = time.monotonic()
+    done = graded(1, text, tmp_path)
+    assert done.code == NOT_RUN and said in done.out + done.err, done.out + done.err
+    assert "Traceback" not in done.out + done.err
+    assert time.monotonic() - started < 30  # 15 s where nothing else runs
