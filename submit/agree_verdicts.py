@@ -292,7 +292,8 @@ def judge_loader(loaders):
         found["same data"] = f"items {numbers(sorted(common)[:4])}, ... on each rank"
     elif len(several) > max(2 * ranks, sum(map(len, first)) - loaders[0]["items"]):  # more than are repeated
         found["overlap"] = f"{len(several)} of {sum(map(len, first))} drawn items"
-    return f"{numbers(sorted({len(items) for items in first}))} items drawn on each rank, {len(several)} on several", found
+    drawn = numbers(sorted({len(items) for items in first}))
+    return f"{drawn} items drawn on each rank, {len(several)} on several", found
 
 
 def judge_data(reports):

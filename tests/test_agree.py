@@ -2,11 +2,12 @@
 
 import json
 import re
+import sys
 
 import agree_verdicts as verdicts
 import forked
 import pytest
-from conftest import ROOT, copy_of, environment
+from conftest import BIN, ROOT, copy_of, environment, execute
 
 AGREE = ROOT / "submit" / "agree.py"
 TRAININGS = ROOT / "tests" / "programs" / "trainings"
