@@ -247,6 +247,8 @@ class Watch:
         self.note_final(optimizer)
 
     def note_final(self, optimizer):
+        if hasattr(optimizer, "_starting_models"):  # Horovod's Adasum steps by each rank's own, and combines the steps
+            return
         with self.spending("watching"):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
