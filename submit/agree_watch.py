@@ -295,12 +295,12 @@ class Watch:
     def begin_epoch(self, original, iterator, loader, *args):
         name = self.loaders.setdefault(id(loader), str(len(self.loaders)))
         try:
-            batches, items = len(loader), len(loader.dataset)
+            batches, size = len(loader), len(loader.dataset)
         except TypeError:
-            batches = items = None
+            batches = size = None
         self.augments = self.augments or augmentation(loader.dataset)
         sampler = loader.sampler
-        found = self.record["loaders"].setdefault(name, {"batches": batches, "items": items, "epochs": [], "used": 0})
+        found = self.record["loaders"].setdefault(name, {"batches": batches, "items": size, "epochs": [], "used": 0})
         if isinstance(sampler, DistributedSampler):
             found |= {"shuffle": sampler.shuffle, "ranks": sampler.num_replicas}
             found.setdefault("drawn", []).append(sampler.epoch)

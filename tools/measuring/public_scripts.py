@@ -1,12 +1,13 @@
 """Does agree.py leave good scripts of others alone? Run public ones, unmodified, under it on 2 ranks; print one table.
 
-    python -m tools.measuring.public_scripts [--mirror FOLDER] [NAME...]
+    python -m tools.measuring.public_scripts [--mirror FOLDER] [--publish] [NAME...]
 
 Each repository is cloned at its commit into a temporary folder, from GitHub or from FOLDER/owner+name/repo. The data
 are stand-ins: random bytes where the script looks for its own. What is `expected` are the script's own mistakes.
 """
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -19,9 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas
-from launch import ROOT
+from launch import ROOT, machine
 from PIL import Image
+from records import RECORDS, refusal
 
+PUBLISHED = RECORDS / "public_scripts.jsonl"
 MPI, TORCHRUN = ["mpiexec", "-n", "2"], ["torchrun", "--nproc-per-node", "2", "--standalone"]
 RANK = "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}"  # of MPICH, of Open MPI
 
@@ -181,21 +184,39 @@ def run(name, mirror, data, seconds):
                   "seconds": round(took), "licence": licence}, text
 
 
+def table(records):
+    """A row a script: where it is from, how it was started, what was seen, and whether the script has that mistake."""
+    rows = []
+    for record in records.to_dict("records"):
+        script = SCRIPTS[record["script"]]
+        name = " ".join([script.repository, script.commit[:7], Path(script.path).name])
+        verdict = "nothing wrong" if record["verdict"] == "nothing wrong was found" else record["verdict"]
+        rows.append({"script": f"{name}, {record['script']}", "wrapper seen": record["wrapper"] or "none",
+                     "verdict": verdict, "right": record["right"]})
+    return pandas.DataFrame(rows).to_string(index=False)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mirror", type=Path, help="a folder of clones, as owner+name/repo, in the place of GitHub")
     parser.add_argument("--timeout", type=float, default=300, help="seconds that a script may take (300)")
     parser.add_argument("--verbose", action="store_true", help="print what the scripts print")
+    parser.add_argument("--publish", action="store_true", help=f"write {PUBLISHED.relative_to(ROOT)}: all scripts")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SCRIPTS)} (all)")
     args = parser.parse_args()
+    if args.publish and (reason := refusal(PUBLISHED)):
+        sys.exit(f"public_scripts.py: {reason}")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         stand_ins(Path(folder))
         for name in args.names or SCRIPTS:
             row, text = run(name, args.mirror, Path(folder), args.timeout)
-            rows.append(row)
+            rows.append(row | machine())
             print(text if args.verbose else f"{name}: {row['verdict']}", flush=True)
-    print(pandas.DataFrame(rows).fillna("").to_string(index=False))
+    shown = ["script", "wrapper", "verdict", "right", "seconds", "licence"]
+    print(pandas.DataFrame(rows, columns=shown).fillna("").to_string(index=False))
+    if args.publish:
+        PUBLISHED.write_text("".join(f"{json.dumps(row)}\n" for row in rows if "licence" in row))
     return 1 if any(row.get("right") == "NO" for row in rows) else 0
 
 

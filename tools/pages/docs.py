@@ -32,7 +32,7 @@ import sweep
 from launch import ROOT
 from records import RECORDS, published, published_text
 
-from tools.measuring import demo, reading, rounding, zero
+from tools.measuring import demo, public_scripts, reading, rounding, zero
 from tools.pages import claims, figures
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
@@ -47,8 +47,8 @@ COPIES = {  # file: the folders that have its copy, so that a chapter's folder r
     "01_single_node/resnet.py": ("02_horovod/tensorflow",),
     "04_deepspeed/ds_config.py": ("05_zero",),
     "04_deepspeed/checkpoints.py": ("05_zero",)}
-TABLES = {"demo": demo, "zero": zero, "rounding": rounding, "read_data": reading, "batch": sweep, "weak": sweep,
-          "strong": sweep}
+TABLES = {"demo": demo, "zero": zero, "rounding": rounding, "read_data": reading, "public_scripts": public_scripts,
+          "batch": sweep, "weak": sweep, "strong": sweep}
 
 
 
