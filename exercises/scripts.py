@@ -114,7 +114,7 @@ def findings(facts):
     return agree_verdicts.judge(reports)[1]
 
 
-def replay(model, start, data, batches, rate, momentum):
+def replay(model, start, data, batches, rate, momentum, state=None):
     """The parameters that one rank has at the end if its batches are those of all ranks together.
 
     batches: those of each rank, in the order of the steps; the labels are found in data by the images.
@@ -123,6 +123,9 @@ def replay(model, start, data, batches, rate, momentum):
     label_of = {image.numpy().tobytes(): label for image, label in zip(images, labels)}
     model.load_state_dict(start)
     optimizer = torch.optim.SGD(model.parameters(), rate, momentum)
+    for number, parameter in enumerate(model.parameters()):
+        if state:
+            optimizer.state[parameter]["momentum_buffer"] = state[number]["momentum_buffer"].clone()
     for parts in zip(*batches):
         batch = torch.cat(parts)
         label = torch.stack([label_of[image.numpy().tobytes()] for image in batch])
@@ -146,8 +149,15 @@ def global_batch(batches, reference):
         f"it takes {' + '.join(map(str, sizes))} = {sum(sizes)}: what a rank's loader is given is its share of them")
 
 
-def training(ranks, reference):
-    """Whether the whole training is that of one rank with the same images in each step."""
+def order(batches, found, reference):
+    steps = len(batches[0]) // reference.EPOCHS
+    orders = [torch.cat(batches[0][epoch * steps:(epoch + 1) * steps]) for epoch in range(reference.EPOCHS)]
+    return "each epoch has another order", "order" not in found and not torch.equal(*orders), (
+        "the sampler shuffles by its seed and the number of the epoch, and was not told it: each epoch has the same order")
+
+
+def training(ranks, reference, state=None):
+    """Whether the whole training is that of one rank with the same images in each step. state: of its optimizer."""
     train, _ = reference.load_data()
     batches, steps = [rank["batches"] for rank in ranks], len(train) // reference.BATCH * reference.EPOCHS
     hint = "in the same steps one rank comes elsewhere: are model, optimizer, learning rate and momentum what they were?"
@@ -155,12 +165,15 @@ def training(ranks, reference):
     if {len(parts) for parts in batches} != {steps}:
         hint = f"{len(batches[0])} steps on rank 0, and one rank makes {steps}: epochs and global batch are to stay as they were"
     else:
-        def by_one_rank(factor):
+        def by_one_rank(factor, state):
             return replay(reference.build_model(), ranks[0]["start"], train.tensors, batches,
-                          factor * reference.RATE, reference.MOMENTUM)
-        end = by_one_rank(1)
+                          factor * reference.RATE, reference.MOMENTUM, state)
+        end = by_one_rank(1, state)
         right = all(same(rank["end"], end) for rank in ranks)
-        if not right and same(ranks[0]["end"], by_one_rank(len(ranks))):
+        if state and not right and same(ranks[0]["end"], by_one_rank(1, None)):
+            hint = ("the momentum of start.pt is lost: hvd.DistributedOptimizer makes a new optimizer out of the one that it is "
+                    "given, and takes its parameters and rates, not its state")
+        elif not right and same(ranks[0]["end"], by_one_rank(len(ranks), state)):
             hint = (f"the learning rate is {len(ranks)} times what it was: that belongs to {len(ranks)} times the global "
                     "batch, and the global batch is the same")
     return "the training ends where one rank with these batches ends, to rounding", right, hint

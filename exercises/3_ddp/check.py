@@ -4,7 +4,6 @@ import tempfile
 from pathlib import Path
 
 import sklearn.datasets  # noqa: F401  once, before the ranks are forked
-import torch
 from grade import load
 from scripts import (
     agree_verdicts,
@@ -13,6 +12,7 @@ from scripts import (
     findings,
     global_batch,
     lines,
+    order,
     run_script,
     torchruns_variables,
     training,
@@ -50,11 +50,7 @@ def points(facts):
     yield ("the ranks' gradients are averaged, and their parameters stay equal", not found.keys() & APART,
            why_apart(found, first))
 
-    steps = len(batches[0]) // REFERENCE.EPOCHS
-    orders = [torch.cat(batches[0][epoch * steps:(epoch + 1) * steps]) for epoch in range(REFERENCE.EPOCHS)]
-    yield "each epoch has another order", "order" not in found and not torch.equal(*orders), (
-        "the sampler shuffles by its seed and the number of the epoch, and was not told it: each epoch has the same order")
-
+    yield order(batches, found, REFERENCE)
     yield training(ranks, REFERENCE)
     yield from checkpoint(ranks, facts["contents"])
     yield from lines(ranks, REFERENCE)
