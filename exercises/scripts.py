@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch._dynamo  # which optimizers import: once, before the ranks are forked
 import torch.distributed as dist
-from runner import on_ranks
+from runner import counted, on_ranks
 from torch.nn.functional import cross_entropy
 from torch.nn.modules import module as modules
 
@@ -34,6 +34,7 @@ def run_script(file, places, folders, world=lambda: dist.get_world_size() if dis
     world() is the number of ranks that the script knows of.
     """
     def on_rank(rank):
+        calls = counted()
         os.environ.update({name: str(value) for name, value in places[rank].items()})
         os.chdir(folders[rank])
         sys.argv = [str(file)]
@@ -44,7 +45,7 @@ def run_script(file, places, folders, world=lambda: dist.get_world_size() if dis
         except SystemExit as end:
             if end.code:
                 raise
-        return seen.facts()
+        return seen.facts() | {"calls": calls}
     return on_ranks(file, on_rank, len(places), meet=False)
 
 
@@ -58,6 +59,7 @@ class Seen:
         self.found = {"batches": [], "printed": [], "saved": [], "wrapped": 0, "world": 1}
         modules.register_module_forward_pre_hook(self.enter)
         modules.register_module_forward_hook(self.leave, always_call=True)
+        dist.destroy_process_group = lambda *_: None  # gloo may abort if it goes before DDP; the rank is about to end
         self.before(torch, "save", self.save)
         self.before(torch.nn.parallel.DistributedDataParallel, "__init__", self.wrap)
 
@@ -114,25 +116,28 @@ def findings(facts):
     return agree_verdicts.judge(reports)[1]
 
 
-def replay(model, start, data, batches, rate, momentum, state=None):
-    """The parameters that one rank has at the end if its batches are those of all ranks together.
+def replay(reference, start, batches, rate, state=None):
+    """The parameters after each epoch of one rank whose batches are those of all ranks together.
 
-    batches: those of each rank, in the order of the steps; the labels are found in data by the images.
+    batches: those of each rank, in the order of the steps; their labels are found in the reference's data by the images.
+    state: of the optimizer.
     """
-    images, labels = data
-    label_of = {image.numpy().tobytes(): label for image, label in zip(images, labels)}
+    model, (train, _) = reference.build_model(), reference.load_data()
+    label_of = {image.numpy().tobytes(): label for image, label in zip(*train.tensors)}
     model.load_state_dict(start)
-    optimizer = torch.optim.SGD(model.parameters(), rate, momentum)
+    optimizer = torch.optim.SGD(model.parameters(), rate, reference.MOMENTUM)
     for number, parameter in enumerate(model.parameters()):
         if state:
             optimizer.state[parameter]["momentum_buffer"] = state[number]["momentum_buffer"].clone()
-    for parts in zip(*batches):
+    after, steps = [], len(train) // reference.BATCH
+    for number, parts in enumerate(zip(*batches), 1):
         batch = torch.cat(parts)
-        label = torch.stack([label_of[image.numpy().tobytes()] for image in batch])
         optimizer.zero_grad()
-        cross_entropy(model(batch), label).backward()
+        cross_entropy(model(batch), torch.stack([label_of[image.numpy().tobytes()] for image in batch])).backward()
         optimizer.step()
-    return parameters(model)
+        if number % steps == 0:
+            after.append(parameters(model))
+    return after
 
 
 def same(one, other):
@@ -166,8 +171,7 @@ def training(ranks, reference, state=None):
         hint = f"{len(batches[0])} steps on rank 0, and one rank makes {steps}: epochs and global batch are to stay as they were"
     else:
         def by_one_rank(factor, state):
-            return replay(reference.build_model(), ranks[0]["start"], train.tensors, batches,
-                          factor * reference.RATE, reference.MOMENTUM, state)
+            return replay(reference, ranks[0]["start"], batches, factor * reference.RATE, state)[-1]
         end = by_one_rank(1, state)
         right = all(same(rank["end"], end) for rank in ranks)
         if state and not right and same(ranks[0]["end"], by_one_rank(1, None)):

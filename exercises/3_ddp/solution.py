@@ -1,5 +1,7 @@
 """From a one-GPU script to DistributedDataParallel: a solution."""
 
+import gc
+
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -55,8 +57,9 @@ def main():
     if rank == 0:
         print(f"test accuracy {right / len(test):.4f}")
         torch.save(model.state_dict(), "digits.pt")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    gc.collect()  # DDP goes before the group that it uses
+    dist.destroy_process_group()

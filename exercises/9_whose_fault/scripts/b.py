@@ -1,5 +1,7 @@
 """Train on all ranks; a class keeps model, wrapper and optimizer together."""
 
+import gc
+
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -40,8 +42,9 @@ def main():
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images / 16).float(), torch.tensor(labels))
     Trainer(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), data).train()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    gc.collect()  # DDP goes before the group that it uses
+    dist.destroy_process_group()

@@ -1,5 +1,7 @@
 """Train on all ranks with DistributedDataParallel; the steps are counted, not the epochs."""
 
+import gc
+
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -33,8 +35,9 @@ def main():
         optimizer.step()
         if step % 10 == 9 and dist.get_rank() == 0:
             print(f"step {step + 1}: loss {loss:.3f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    gc.collect()  # DDP goes before the group that it uses
+    dist.destroy_process_group()

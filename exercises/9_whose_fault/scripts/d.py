@@ -1,5 +1,7 @@
 """Train on all ranks with DistributedDataParallel, reproducibly."""
 
+import gc
+
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -29,8 +31,9 @@ def main():
             optimizer.step()
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: loss {loss:.3f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    gc.collect()  # DDP goes before the group that it uses
+    dist.destroy_process_group()

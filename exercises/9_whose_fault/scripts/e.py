@@ -34,8 +34,8 @@ def main():
             optimizer.step()
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {loss:.3f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

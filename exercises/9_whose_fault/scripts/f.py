@@ -1,5 +1,7 @@
 """Train on all ranks with DistributedDataParallel: a body that many tasks share, and a head for this one."""
 
+import gc
+
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -31,8 +33,9 @@ def main():
             optimizer.step()
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: loss {loss:.3f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    gc.collect()  # DDP goes before the group that it uses
+    dist.destroy_process_group()
