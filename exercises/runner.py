@@ -40,7 +40,8 @@ def show_printed():
 def on_ranks(file, function, ranks, meet=True):
     """The values of function(rank), called in `ranks` processes that have a process group over gloo.
 
-    Without `meet` the learner's file makes it. Raises NotRun, with the learner's own line, if one of them raises or ends, or is not done in time.
+    Without `meet` the learner's file makes it. Raises NotRun, with the learner's own line, if one of them raises or
+    ends, or is not done in time.
     """
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)

@@ -119,8 +119,8 @@ def findings(facts):
 def replay(reference, start, batches, rate, state=None):
     """The parameters after each epoch of one rank whose batches are those of all ranks together.
 
-    batches: those of each rank, in the order of the steps; their labels are found in the reference's data by the images.
-    state: of the optimizer.
+    batches: those of each rank, in the order of the steps; their labels are found in the reference's data by the
+    images. state: of the optimizer.
     """
     model, (train, _) = reference.build_model(), reference.load_data()
     label_of = {image.numpy().tobytes(): label for image, label in zip(*train.tensors)}
@@ -158,28 +158,31 @@ def order(batches, found, reference):
     steps = len(batches[0]) // reference.EPOCHS
     orders = [torch.cat(batches[0][epoch * steps:(epoch + 1) * steps]) for epoch in range(reference.EPOCHS)]
     return "each epoch has another order", "order" not in found and not torch.equal(*orders), (
-        "the sampler shuffles by its seed and the number of the epoch, and was not told it: each epoch has the same order")
+        "the sampler shuffles by its seed and the number of the epoch, and was not told it: each epoch has the "
+        "same order")
 
 
 def training(ranks, reference, state=None):
     """Whether the whole training is that of one rank with the same images in each step. state: of its optimizer."""
     train, _ = reference.load_data()
     batches, steps = [rank["batches"] for rank in ranks], len(train) // reference.BATCH * reference.EPOCHS
-    hint = "in the same steps one rank comes elsewhere: are model, optimizer, learning rate and momentum what they were?"
+    hint = ("in the same steps one rank comes elsewhere: are model, optimizer, learning rate and momentum what "
+            "they were?")
     right = False
     if {len(parts) for parts in batches} != {steps}:
-        hint = f"{len(batches[0])} steps on rank 0, and one rank makes {steps}: epochs and global batch are to stay as they were"
+        hint = (f"{len(batches[0])} steps on rank 0, and one rank makes {steps}: epochs and global batch are to "
+                "stay as they were")
     else:
         def by_one_rank(factor, state):
             return replay(reference, ranks[0]["start"], batches, factor * reference.RATE, state)[-1]
         end = by_one_rank(1, state)
         right = all(same(rank["end"], end) for rank in ranks)
         if state and not right and same(ranks[0]["end"], by_one_rank(1, None)):
-            hint = ("the momentum of start.pt is lost: hvd.DistributedOptimizer makes a new optimizer out of the one that it is "
-                    "given, and takes its parameters and rates, not its state")
+            hint = ("the momentum of start.pt is lost: hvd.DistributedOptimizer makes a new optimizer out of the one "
+                    "that it is given, and takes its parameters and rates, not its state")
         elif not right and same(ranks[0]["end"], by_one_rank(len(ranks), state)):
-            hint = (f"the learning rate is {len(ranks)} times what it was: that belongs to {len(ranks)} times the global "
-                    "batch, and the global batch is the same")
+            hint = (f"the learning rate is {len(ranks)} times what it was: that belongs to {len(ranks)} times the "
+                    "global batch, and the global batch is the same")
     return "the training ends where one rank with these batches ends, to rounding", right, hint
 
 

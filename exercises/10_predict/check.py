@@ -1,22 +1,24 @@
-"""What the grade of exercise 10 looks at: predictions, the repository's own formulae, and bytes counted on real ranks."""
+"""What the grade of exercise 10 looks at: predictions, the repository's formulae, and bytes counted on real ranks."""
 
 import math
 import sys
 from pathlib import Path
 
 import torch
-import torch._dynamo  # noqa: F401  which optimizers import: once, before the ranks are forked
+import torch._dynamo  # which optimizers import: once, before the ranks are forked
 import torch.distributed as dist
 from runner import PRINTED, NotRun, learner, on_ranks
 from torch import nn
 from torch.nn.functional import linear
 from torch.nn.parallel import DistributedDataParallel
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path += [str(ROOT / "03_ddp"), str(ROOT / "05_zero"), str(ROOT / "02_horovod")]
+sys.path.append(str(Path(__file__).resolve().parents[2] / "03_ddp"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "05_zero"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "02_horovod"))
 import ring_allreduce
-from accounting import ROLES, formula, storages
 from cost_model import Cluster, step_seconds
+
+from accounting import ROLES, formula, storages
 
 RANKS, STAGES = 4, (1, 2, 3)
 PARAMETERS = 1.5e9  # of the model in question
@@ -80,8 +82,11 @@ def held(stage, rank):
     adam = torch.optim.Adam([master])
     adam.step()
     moments = [tensor for tensor in adam.state[master].values() if tensor.numel() > 1]
-    kept = [parameters if stage < 3 else parameters.detach()[mine].clone(), gradient if stage < 2 else gradient[mine].clone()]
-    return sum(storages([*kept, master, *moments]).values())
+    if stage >= 2:
+        gradient = gradient[mine].clone()
+    if stage == 3:
+        parameters = parameters.detach()[mine].clone()
+    return sum(storages([parameters, gradient, master, *moments]).values())
 
 
 def sent():
@@ -106,12 +111,12 @@ def points(facts):
     for name, tolerance in TOLERANCE.items():
         typed, computed = facts["typed"][name], facts["computed"][name]
         known = mistakes(name, computed, facts["one node"])
-        hint = next((why for number, why in known if abs(typed - number) <= 0.005 * number), f"that is {typed / computed:.3g} "
-                    f"times what the formula says: {GENERAL[name]}")
+        hint = next((why for number, why in known if abs(typed - number) <= 0.005 * number),
+                    f"that is {typed / computed:.3g} times what the formula says: {GENERAL[name]}")
         yield f"{name}, within {tolerance:.0%}", abs(typed - computed) <= tolerance * computed, hint
 
 
-GENERAL = dict.fromkeys(BYTES, "16 bytes a parameter: which of the parts 2, 2, 4 and 8 does this stage divide by the GPUs?") | {
+GENERAL = dict.fromkeys(BYTES, "16 bytes a parameter: which of 2, 2, 4 and 8 does this stage divide by the GPUs?") | {
     SPEED: "a step is as long as compute and all-reduce together; how many bytes leave a node, and at which rate?",
     SENT: "a ring sends all bytes but one part in N, and does so twice"}
 
@@ -121,10 +126,10 @@ def mistakes(name, computed, one_node):
     if name == SPEED:
         images, sent, rate = 2 * NODE.gpus * IMAGES, GRADIENTS, 0.9 * NODE.node_link
         return [
-            (2 * one_node, "exactly twice one node: but from the second node on, each step has to send gradients over the link"),
+            (2 * one_node, "exactly twice one node: but now each step has to send gradients over the link"),
             (images / COMPUTE, "eight times one GPU: that takes a network without end, and GPUs that never wait"),
             (one_node, "no more than one node has"), (computed / 2, "that is one node's half of it"),
-            (images / (COMPUTE + sent / 2 / rate), "the gradients go twice, once to be summed and once to hand out the sums"),
+            (images / (COMPUTE + sent / 2 / rate), "the gradients go twice: to be summed, and to hand out the sums"),
             (images / (COMPUTE + 8 * sent / rate), "10 Gbit/s are 1.25 GB/s: bits, not bytes")]
     if name == SENT:
         whole = 4 * SMALL
@@ -135,11 +140,13 @@ def mistakes(name, computed, one_node):
             (RANKS * computed, f"that is what all {RANKS} ranks send together"),
             (computed / 4, "these are elements: an fp32 has 4 bytes"), (computed / 4 * 2, "an fp32 has 4 bytes, not 2"),
             ((RANKS - 1) * whole, "that is everyone to everyone: a ring sends less")]
-    stages = [(formulae()[0][other], f"that is stage {stage}'s") for stage, other in zip(STAGES, BYTES) if other != name]
+    others = [(stage, other) for stage, other in zip(STAGES, BYTES) if other != name]
+    stages = [(formulae()[0][other], f"that is stage {stage}'s") for stage, other in others]
     return [
         (computed * 1e9 / 2**30, "these are GiB, 2**30 bytes: memory is sold in GB here, 10**9 bytes"),
-        (16 * PARAMETERS / 1e9, "that is without ZeRO, each GPU holds everything; or what all GPUs together hold at stage 3"),
-        (computed * RANKS, f"that is what all {RANKS} GPUs hold together"), (computed * 1e9, "these are bytes: a GB has 10**9"),
+        (16 * PARAMETERS / 1e9, "that is without ZeRO, each GPU holds everything; or all GPUs together at stage 3"),
+        (computed * RANKS, f"that is what all {RANKS} GPUs hold together"),
+        (computed * 1e9, "these are bytes: a GB has 10**9"),
         *stages,
         (4 * PARAMETERS / RANKS / 1e9, "4 bytes a parameter: with bf16 and Adam there are 16, and not only parameters"),
         (2 * PARAMETERS / RANKS / 1e9, "2 bytes a parameter: with bf16 and Adam there are 16, and not only parameters"),

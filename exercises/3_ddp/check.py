@@ -40,7 +40,8 @@ def points(facts):
     yield f"the {RANKS} ranks have met before they train", all(rank["world"] == RANKS for rank in ranks), (
         "each rank believes that it is alone, and trains alone: all have to call dist.init_process_group first")
 
-    hint = "the loader of each rank goes through all images: a DistributedSampler deals them out, in place of shuffle=True"
+    hint = ("the loader of each rank goes through all images: a DistributedSampler deals them out, in place of "
+            "shuffle=True")
     if "sampler" in found:
         hint = f"the sampler deals {found['sampler']}: without num_replicas= and rank= it asks the process group"
     yield "each rank trains on images of its own", not found.keys() & {"same data", "overlap", "sampler"}, hint
@@ -60,8 +61,8 @@ def why_apart(found, rank):
     if found.keys() & {"own gradients", "part"} and not rank["wrapped"]:
         return "each rank steps by its own gradients: nothing averages them; DistributedDataParallel(model) does"
     if "own gradients" in found:
-        return "the model is wrapped, and each rank steps by its own gradients all the same: DDP averages in backward() " \
-               "only what went forward through the wrapper"
+        return ("the model is wrapped, and each rank steps by its own gradients all the same: DDP averages in "
+                "backward() only what went forward through the wrapper")
     if "sum" in found or "twice" in found:
         return f"the gradients are {'summed' if 'sum' in found else 'divided twice'}: DDP alone makes them the mean"
     key = next((key for key in ("weights", "apart", *found) if key in found), "apart")

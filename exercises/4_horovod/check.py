@@ -18,11 +18,13 @@ try:
 except ImportError:
     REFERENCE = None
 GRADIENTS = {  # what agree.py finds: the hint
-    "own gradients": "each rank steps by its own gradients: hvd.DistributedOptimizer averages them, if it is what steps",
+    "own gradients": "each rank steps by its own gradients: hvd.DistributedOptimizer averages them, if it is "
+                     "what steps",
     "sum": "they are summed: Horovod's default, op=hvd.Average, is the mean",
     "twice": "they are divided twice by the number of ranks: hvd.DistributedOptimizer alone makes them the mean",
     "one rank's": "all ranks take those of one rank: broadcasts are for the start, gradients are averaged",
-    "part": "some are averaged, and some are each rank's own: DistributedOptimizer needs all of model.named_parameters()",
+    "part": "some are averaged, and some are each rank's own: DistributedOptimizer needs all of "
+            "model.named_parameters()",
     "scaled": "the mean, times a factor: what else multiplies the loss or the gradients?",
     "other gradients": "what the optimizer takes is neither their mean nor any rank's own"}
 
@@ -43,7 +45,10 @@ def watch(file):
 
 @contextlib.contextmanager
 def horovodruns_variables(ranks):
-    """What horovodrun --gloo sets for each rank. The server at which they meet is a process: one with threads cannot fork."""
+    """What horovodrun --gloo sets for each rank.
+
+    The server at which they meet is a process: it has threads, and who has threads had better not fork.
+    """
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousServer
     plan = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
@@ -73,7 +78,7 @@ def world():
 
 
 def save_start(path):
-    """A checkpoint of an earlier training: parameters, and a momentum that would drift apart if one rank alone had it."""
+    """A checkpoint of an earlier training: parameters, and a momentum that matters. Returns both."""
     random = torch.Generator().manual_seed(0)
     model = REFERENCE.build_model()
     optimizer = torch.optim.SGD(model.parameters(), REFERENCE.RATE, REFERENCE.MOMENTUM)
@@ -91,7 +96,8 @@ def points(facts):
     yield f"the {RANKS} ranks have met before they train", all(rank["world"] == RANKS for rank in ranks), (
         "each rank believes that it is alone, and trains alone: all have to call hvd.init() first")
 
-    hint = "the loader of each rank goes through all images: a DistributedSampler deals them out, in place of shuffle=True"
+    hint = ("the loader of each rank goes through all images: a DistributedSampler deals them out, in place of "
+            "shuffle=True")
     if "sampler" in found:
         hint = f"the sampler deals {found['sampler']}: num_replicas and rank are Horovod's, hvd.size() and hvd.rank()"
     yield "each rank trains on images of its own", not found.keys() & {"same data", "overlap", "sampler"}, hint
@@ -101,15 +107,16 @@ def points(facts):
     apart = [number for number, rank in enumerate(ranks) if not same(rank["start"], facts["start"])]
     hint = "the others start with weights of their own: rank 0 has loaded start.pt, and nobody gave them what it says"
     if 0 in apart:
-        hint = "rank 0 does not start with the parameters of start.pt: broadcast after they are loaded, from root_rank=0"
+        hint = ("rank 0 does not start with the parameters of start.pt: broadcast after they are loaded, from "
+                "root_rank=0")
     yield "all ranks start with the parameters that rank 0 has loaded", not apart, hint
 
     yield "the ranks' gradients are averaged", not found.keys() & set(GRADIENTS), next(
         (hint for key, hint in GRADIENTS.items() if key in found), "")
 
     yield "their parameters stay equal", "apart" not in found, (
-        f"equal parameters and equal gradients, and they drift apart {found.get('apart')}: what else does SGD's step depend "
-        "on, that rank 0 has loaded and the others have not?")
+        f"equal parameters and equal gradients, and they drift apart {found.get('apart')}: what else does SGD's "
+        "step depend on, that rank 0 has loaded and the others have not?")
 
     yield order(batches, found, REFERENCE)
     yield training(ranks, REFERENCE, facts["state"])

@@ -31,13 +31,14 @@ def points(facts):
     place = next((number for number, names in enumerate(zip(*calls)) if len(set(names)) > 1), min(map(len, calls)))
     names = [found[place] if place < len(found) else "none" for found in calls]
     yield "it ends, and all ranks have made the same calls in the same order", calls[0] == calls[1], (
-        f"it ends by luck: call {place + 1} of the script is {names[0]} on rank 0 and {names[1]} on rank 1. One rank still "
-        "decides otherwise than the other: by which value?")
+        f"it ends by luck: call {place + 1} of the script is {names[0]} on rank 0 and {names[1]} on rank 1. "
+        "One rank still decides otherwise than the other: by which value?")
 
     train, valid = REFERENCE.load_data()
     batches = [rank["batches"] for rank in ranks]
     steps = len(train) // REFERENCE.BATCH
-    yield f"all {REFERENCE.EPOCHS} epochs are trained", all(len(parts) == REFERENCE.EPOCHS * steps for parts in batches), (
+    complete = all(len(parts) == REFERENCE.EPOCHS * steps for parts in batches)
+    yield f"all {REFERENCE.EPOCHS} epochs are trained", complete, (
         f"{' and '.join(str(len(parts)) for parts in batches)} steps, and there were {REFERENCE.EPOCHS * steps}: the "
         "training was not what was wrong")
 

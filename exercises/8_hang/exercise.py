@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 exercise.py
 
 trains digits on two ranks and keeps, in best.pt, the network of that epoch whose loss over all validation images is the
-lowest, with this loss and its accuracy over all of them. Or so it should: it stops, without a word, somewhere in the middle.
+lowest, with this loss and its accuracy over all of them. Or so it should: it stops, without a word, somewhere in the
+middle.
 """
 
 import gc
@@ -50,8 +51,8 @@ class Best:
     def save(self, epoch, right):
         accuracy = share_of_all(right)
         if dist.get_rank() == 0:
-            torch.save({"epoch": epoch, "loss": float(self.loss), "accuracy": accuracy, "model": self.model.state_dict()},
-                       "best.pt")
+            torch.save({"epoch": epoch, "loss": float(self.loss), "accuracy": accuracy,
+                        "model": self.model.state_dict()}, "best.pt")
 
 
 def share_of_all(right):

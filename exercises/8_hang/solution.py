@@ -46,8 +46,8 @@ class Best:
     def save(self, epoch, right):
         accuracy = share_of_all(right)
         if dist.get_rank() == 0:
-            torch.save({"epoch": epoch, "loss": float(self.loss), "accuracy": accuracy, "model": self.model.state_dict()},
-                       "best.pt")
+            torch.save({"epoch": epoch, "loss": float(self.loss), "accuracy": accuracy,
+                        "model": self.model.state_dict()}, "best.pt")
 
 
 def share_of_all(right):

@@ -10,13 +10,17 @@ from scripts import agree_verdicts, findings, run_script, torchruns_variables
 RANKS = 2
 NAMES = ("weights", "own gradients", "one rank's", "sum", "twice", "part", "same data", "overlap", "order", "sampler")
 SYMPTOMS = {  # where to look, and what one sees there; no names
-    "a": "exchange() is all that the ranks do together in a step. Take one number in it, 1 on the one rank and 3 on the other, "
+    "a": "exchange() is all that the ranks do together in a step. Take one number in it, 1 on the one rank and 3 "
+         "on the other, "
          "and follow it through: what has each in the end?",
     "b": "look where forward and backward are called, in step(): after it the ranks' parameters differ",
-    "c": "gradients and parameters are what they have to be on all ranks. Look at what the loader deals out in the second epoch",
-    "d": "gradients and parameters are what they have to be. Which images does rank 1 have in its first batch, and which rank 0?",
+    "c": "gradients and parameters are what they have to be on all ranks. Look at what the loader deals out in "
+         "the second epoch",
+    "d": "gradients and parameters are what they have to be. Which images does rank 1 have in its first batch, "
+         "and which rank 0?",
     "e": "the gradients are averaged, rightly, in each step; look at what they are added to, before the first one",
-    "f": "look at parameters one by one after a step: some are equal on all ranks, others are not. Who tells whom about which?",
+    "f": "look at parameters one by one after a step: some are equal on all ranks, others are not. Who tells "
+         "whom about which?",
 }
 
 

@@ -7,7 +7,8 @@ WRAP = "    optimizer = hvd.DistributedOptimizer(optimizer, model.named_paramete
 SAVE = '        torch.save(model.state_dict(), "digits.pt")\n'
 LOAD = '    if os.path.exists("start.pt")'
 WRONG = {
-    "no init": ([("    hvd.init()\n", ""), (SAMPLER, "DistributedSampler(train, 1, 0, "), ("hvd.size()", "1"), (PARAMETERS, ""),
+    "no init": ([("    hvd.init()\n", ""), (SAMPLER, "DistributedSampler(train, 1, 0, "), ("hvd.size()", "1"),
+                 (PARAMETERS, ""),
                  (STATE, ""), (WRAP, ""), ("hvd.allreduce", ""), ("hvd.rank()", "0"), ("hvd.rank()", "0")],
                 "believes that it is alone"),
     "init after the sampler": ([("    hvd.init()\n", ""), ("    model = build", "    hvd.init()\n    model = build")],
@@ -17,10 +18,13 @@ WRONG = {
     "a sampler for one rank": ([(SAMPLER, "DistributedSampler(train, 1, 0, ")], "for 1 ranks, and 2 train"),
     "the batch is not divided": ([("BATCH // hvd.size()", "BATCH")], "64 + 64 = 128"),
     "parameters are not broadcast": ([(PARAMETERS, "")], "the others start with weights of their own"),
-    "broadcast before they are loaded": ([(PARAMETERS, ""), (LOAD, PARAMETERS + LOAD)], "the others start with weights"),
-    "broadcast from rank 1": ([("state_dict(), root_rank=0", "state_dict(), root_rank=1")], "rank 0 does not start with"),
+    "broadcast before they are loaded": ([(PARAMETERS, ""), (LOAD, PARAMETERS + LOAD)],
+        "the others start with weights"),
+    "broadcast from rank 1": ([("state_dict(), root_rank=0", "state_dict(), root_rank=1")],
+        "rank 0 does not start with"),
     "the state is not broadcast": ([(STATE, "")], "what else does SGD's step depend on"),
-    "wrapped when its state is loaded": ([(WRAP, ""), (PARAMETERS, WRAP + PARAMETERS)], "out of the one that it is given"),
+    "wrapped when its state is loaded": ([(WRAP, ""), (PARAMETERS, WRAP + PARAMETERS)],
+        "out of the one that it is given"),
     "no DistributedOptimizer": ([(WRAP, "")], "each rank steps by its own gradients"),
     "another optimizer steps": ([(WRAP, WRAP.replace("    optimizer =", "    averaging ="))], "on rank"),
     "a sum": ([("named_parameters())", "named_parameters(), op=hvd.Sum)")], "they are summed"),

@@ -5,6 +5,8 @@ IF = "        if loss < self.loss:\n"
 GATHER = "    dist.all_gather(tensors, right)\n"
 INIT = 'dist.init_process_group("gloo"'
 SAVE = "            self.save(epoch, logits.argmax(1) == self.labels)\n"
+MEASURE = "        share_of_all(logits.argmax(1) == self.labels)\n"
+SECOND = ', timeout=__import__("datetime").timedelta(seconds=1)'
 ACCURACY = "        accuracy = share_of_all(right)\n"
 WRONG = {
     "as it was": ([(MEAN, "")], "ranks that wait for each other: rank 0 at line "),
@@ -14,7 +16,7 @@ WRONG = {
     "a barrier for the others": ([(MEAN, ""), (SAVE, SAVE + "        else:\n            dist.barrier()\n")], "rank"),
     "the collective is removed": ([(MEAN, ""), (GATHER, ""), ("torch.cat(tensors)", "right")], "over its own half"),
     "the mean, without the collective": ([(GATHER, ""), ("torch.cat(tensors)", "right")], "was there for a reason"),
-    "all ranks measure, each decides": ([(MEAN, ""), (IF, "        share_of_all(logits.argmax(1) == self.labels)\n" + IF), (
+    "all ranks measure, each decides": ([(MEAN, ""), (IF, MEASURE + IF), (
         ACCURACY, "        accuracy = 0.0\n")], "over its own half"),
     "rank 0 decides for all": ([(MEAN, "        dist.broadcast(loss, 0)\n")], "nobody has asked"),
     "nobody decides": ([(MEAN, ""), (IF, "        if True:\n")], "over its own half"),
@@ -24,7 +26,7 @@ WRONG = {
                            ("        loss /= dist.get_world_size()\n", "")], "over its own half"),
     "nobody looks": ([("        best.look(epoch)\n", "")], "it does not lie there"),
     "a shorter training": ([(MEAN, ""), ("range(EPOCHS)", "range(3)")], "66 and 66 steps"),
-    "the exception is swallowed": ([(MEAN, ""), (INIT, INIT + ', timeout=__import__("datetime").timedelta(seconds=1)'), (
+    "the exception is swallowed": ([(MEAN, ""), (INIT, INIT + SECOND), (
         ACCURACY, "        try:\n            accuracy = share_of_all(right)\n        except RuntimeError:\n"
                   "            accuracy = 0.0\n")], "rank"),
 }
