@@ -9,8 +9,9 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import psutil
 import torch
@@ -21,13 +22,19 @@ STARTED = time.monotonic()
 LIMIT = 13  # s since then, until ranks are ended: the answer is there within 15
 STILL = 4  # s without computing
 PRINTED = []  # the ranks' output, in the learner's own words
-COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
-               "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "send", "recv",
-               "isend", "irecv")
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_single",
+               "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all",
+               "all_to_all_single", "barrier", "send", "recv", "isend", "irecv")
 
 
 class NotRun(Exception):
     """The learner's file did not run to its end: the text says where and why."""
+
+
+class NoEnd(NotRun):
+    """Some ranks were still busy, or waiting, when the time was over."""
+
+    last = MappingProxyType({})  # of in_stages: rank -> the communication that it has begun last, as counted() has it
 
 
 def show_printed():
@@ -53,9 +60,60 @@ def on_ranks(file, function, ranks, meet=True):
                 be_rank(folder, function, rank, ranks, meet)
             children.append(child)
         codes = wait(children, folder)
-        PRINTED[:] = [(rank, (folder / f"{rank}.out").read_text()) for rank in range(ranks)]
+        PRINTED.extend((rank, (folder / f"{rank}.out").read_text()) for rank in range(ranks))
         complain(file, codes, folder)
         return [pickle.loads((folder / f"{rank}.value").read_bytes()) for rank in range(ranks)]
+
+
+def in_stages(file, stages, ranks):
+    """{name: the facts of all ranks} for the functions of {name: function(rank, exercise, calls)}, called in turn.
+
+    `exercise` is the learner's module, `calls` is what counted() counts in this stage. The stage that does not come to
+    its end on all ranks is the last, its value the NotRun. Where that is the first one, it is raised.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+
+        def on_rank(rank):
+            calls = counted(Noted(folder / f"{rank}.last"))
+            exercise = learner(file)
+            for name, stage in stages.items():
+                calls.clear()
+                fact = stage(rank, exercise, calls)
+                (folder / f"{rank}.part").write_bytes(pickle.dumps(fact))
+                (folder / f"{rank}.part").rename(folder / f"{rank}.{name}")
+        problem = None
+        try:
+            on_ranks(file, on_rank, ranks)
+        except NotRun as found:
+            problem = found
+            problem.last = {int(path.stem): pickle.loads(path.read_bytes()) for path in folder.glob("*.last")}
+        facts = {}
+        for name in stages:
+            paths = [folder / f"{rank}.{name}" for rank in range(ranks)]
+            if not all(path.exists() for path in paths):
+                facts[name] = problem
+                break
+            facts[name] = [pickle.loads(path.read_bytes()) for path in paths]
+    if facts[next(iter(stages))] is problem and problem:
+        raise problem
+    return facts
+
+
+class Noted(list):
+    """A list whose last item another process can read when this one hangs."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def append(self, item):
+        super().append(item)
+        self.path.with_suffix(".new").write_bytes(pickle.dumps(item))
+        self.path.with_suffix(".new").rename(self.path)
+
+    def clear(self):
+        super().clear()
+        self.path.unlink(missing_ok=True)
 
 
 def be_rank(folder, function, rank, ranks, meet):
@@ -65,23 +123,26 @@ def be_rank(folder, function, rank, ranks, meet):
     os.dup2(out, 2)
     with open(folder / f"{rank}.place", "w") as place:
         faulthandler.register(signal.SIGUSR1, place)
-        code = 1
         try:
             torch.set_num_threads(1)
             torch.manual_seed(rank)
+            warnings.simplefilter("ignore", FutureWarning)  # PyTorch's new names for some collectives
             if meet:
                 dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+                dist.barrier()  # all are connected before one may end
             value = function(rank)
+            sys.stdout.flush()
             (folder / f"{rank}.part").write_bytes(pickle.dumps(value))
             (folder / f"{rank}.part").rename(folder / f"{rank}.value")
-            code = 0
+            time.sleep(LIMIT)  # others may still need its connections: on_ranks ends all together
         except BaseException as problem:
             text = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
             lines = [f"{frame.filename}\n{frame.lineno}" for frame in frames(problem.__traceback__)]
-            (folder / f"{rank}.problem").write_text("\n".join([text.replace("\n", " "), *lines]))
+            report = [str(time.monotonic_ns()), text.replace("\n", " "), *lines]
+            (folder / f"{rank}.problem").write_text("\n".join(report))
         finally:
             sys.stdout.flush()
-            os._exit(code)
+            os._exit(1)
 
 
 def frames(trace):
@@ -94,27 +155,30 @@ def frames(trace):
 
 
 def wait(children, folder):
-    """The exit codes of all. Who still runs at the end, or a second after one has failed, says where, and is killed.
+    """The exit codes of all that came to an end. At the limit, or a second after one has failed, others say where.
 
-    The end is there, too, when nobody has computed for a while: then all wait for each other.
+    So they do when nobody has computed for a while: then all wait for each other.
     """
-    codes, end = {}, STARTED + LIMIT
+    codes, ended, end = {}, set(), STARTED + LIMIT
     processes, spent, since = [psutil.Process(child) for child in children], 0, time.monotonic()
     while len(codes) < len(children) and time.monotonic() < min(end, since + STILL):
-        now = sum(sum(process.cpu_times()[:2]) for rank, process in enumerate(processes) if rank not in codes)
-        if abs(now - spent) > 0.05:
-            spent, since = now, time.monotonic()
-        for rank, child in enumerate(children):
-            if rank not in codes and os.waitpid(child, os.WNOHANG)[0]:
-                codes[rank] = 0 if (folder / f"{rank}.value").exists() else 1
-                if codes[rank]:
-                    end = min(end, time.monotonic() + 1)
+        for rank in set(range(len(children))) - set(codes):
+            if os.waitpid(children[rank], os.WNOHANG)[0]:
+                ended.add(rank)
+                codes[rank] = 1
+                end = min(end, time.monotonic() + 1)
+            elif (folder / f"{rank}.value").exists():
+                codes[rank] = 0
+        with contextlib.suppress(psutil.Error):  # one that ends just now
+            now = sum(sum(process.cpu_times()[:2]) for rank, process in enumerate(processes) if rank not in codes)
+            if abs(now - spent) > 0.05:
+                spent, since = now, time.monotonic()
         time.sleep(0.01)
-    late = [rank for rank in range(len(children)) if rank not in codes]
+    late = set(range(len(children))) - set(codes)
     for rank in late:
         os.kill(children[rank], signal.SIGUSR1)
     time.sleep(0.2 if late else 0)
-    for rank in late:
+    for rank in set(range(len(children))) - ended:
         os.kill(children[rank], signal.SIGKILL)
         os.waitpid(children[rank], 0)
     return codes
@@ -129,42 +193,67 @@ def complain(file, codes, folder):
                 raise NotRun(f"rank {rank} receives a message of another size than it waits for: at the same time the "
                              "ranks call different collectives, or one of them skips some")
             raise NotRun(f"rank {rank} ended before its function returned")
-        text, *places = (folder / f"{rank}.problem").read_text().splitlines()
+    problems = {rank: (folder / f"{rank}.problem").read_text().splitlines() for rank in failed}
+    for rank in sorted(failed, key=lambda rank: int(problems[rank][0])):  # what came first is the cause of the others
+        _, text, *places = problems[rank]
         line = next((number for name, number in zip(places[::2], places[1::2]) if name == str(file)), None)
         if text.startswith("NotImplementedError"):
             raise NotRun(f"line {line} of {file.name} waits for your lines")
         raise NotRun(f"{file.name}, {f'line {line}, ' if line else ''}on rank {rank}: {text}")
-    late = [rank for rank in range(len(list(folder.glob("*.out")))) if rank not in codes]
-    if late:
-        places = []
-        for rank in late:
+    ranks = range(len(list(folder.glob("*.out"))))
+    if len(codes) < len(ranks):
+        places = [f"rank {rank} is done" for rank in codes]
+        for rank in set(ranks) - set(codes):
             with contextlib.suppress(OSError):
                 place = (folder / f"{rank}.place").read_text()
                 lines = re.findall(rf'File "{re.escape(str(file))}", line (\d+)', place)
                 places.append(f"rank {rank} at line {lines[0]}" if lines else f"rank {rank} outside of {file.name}")
-        raise NotRun(f"no end: a loop, or ranks that wait for each other: {', '.join(places)}")
+        raise NoEnd(f"no end: a loop, or ranks that wait for each other: {', '.join(sorted(places))}")
 
 
-def counted():
+def counted(calls=None):
     """A list to which each communication of this rank is added from now on: (operation, elements, bytes, peer or None).
 
-    Call it before the learner's file is loaded, which may import the functions by name.
+    Call it before the learner's file is loaded, which may import the functions by name. What isend and irecv return is
+    kept: a request that is dropped would not be carried out, and the other rank hang.
     """
-    calls = []
+    calls, within, requests = [] if calls is None else calls, [], []
 
     def watched(name, original):
         def call(*args, **kwargs):
+            if within:  # dist.send calls dist.isend
+                return original(*args, **kwargs)
             tensors = [arg for arg in [*args, *kwargs.values()] if torch.is_tensor(arg)]
             tensors += [part for arg in [*args, *kwargs.values()] if isinstance(arg, list) for part in arg
                         if torch.is_tensor(part)]
             sent = tensors[-1] if tensors else torch.empty(0)
-            peer = kwargs.get("dst", kwargs.get("src", args[1] if len(args) > 1 and isinstance(args[1], int) else None))
-            calls.append((name, sent.numel(), sent.numel() * sent.element_size(), peer))
-            return original(*args, **kwargs)
+            peers = [kwargs[word] for word in ("dst", "src", "group_dst", "group_src") if word in kwargs]
+            peers += [arg for arg in args[1:2] if isinstance(arg, int)]
+            refuse_peers(name, peers)
+            calls.append((name, sent.numel(), sent.numel() * sent.element_size(), peers[0] if peers else None))
+            within.append(name)
+            try:
+                requests.append(original(*args, **kwargs))
+                return requests[-1]
+            finally:
+                within.pop()
         return call
-    for name in COLLECTIVES:
-        setattr(dist, name, watched(name, getattr(dist, name)))
+    for name in set(COLLECTIVES) & set(dir(dist)):  # some are of newer PyTorch
+        call = watched(name, getattr(dist, name))
+        for module in (dist, dist.distributed_c10d):  # there batch_isend_irecv finds it
+            setattr(module, name, call)
     return calls
+
+
+def refuse_peers(name, peers):
+    """gloo hangs, or has no plain words, where a message goes to nobody or to oneself."""
+    if name not in ("send", "isend", "recv", "irecv"):
+        return
+    for peer in peers:
+        if peer not in range(dist.get_world_size()):
+            raise ValueError(f"{name}: there is no rank {peer}, the last one is {dist.get_world_size() - 1}")
+        if peer == dist.get_rank():
+            raise ValueError(f"{name}: rank {peer} is this rank itself")
 
 
 def learner(file):

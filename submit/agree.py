@@ -2,14 +2,19 @@
 
     mpiexec -n 4 python submit/agree.py my_train.py --its flags      # or srun, torchrun, horovodrun, deepspeed
 
-The script, a PyTorch program, runs unmodified until some optimizer steps are made. Then stand here what was seen of all
-ranks, and a verdict. The exit code is 0 where nothing wrong was found, 1 where something was, 2 where nothing could be seen.
+The script, a PyTorch program, runs unmodified until one of its optimizers has made five steps. Then one table says
+what was seen on all ranks, and a verdict. The exit code is 0 where nothing wrong was found, 1 where something was,
+2 where nothing could be seen. `--explain` says what a finding means. The page is AGREE.md.
 """
 
 import argparse
+import ast
+import importlib.util
 import json
+import multiprocessing.util
 import os
 import runpy
+import socket
 import sys
 import threading
 import time
@@ -22,11 +27,14 @@ from pathlib import Path
 import agree_verdicts as verdicts
 
 RIGHT, WRONG, UNSEEN = 0, 1, 2
+RANK_VARIABLES = "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "SLURM_PROCID"
+PATIENCE = 10  # times the time-out, where a rank does what may take long: set-up, a download, a compiler
 
+
+# Where do the ranks meet? In a store of their own, beside that of the script.
 
 def load_ranks():
     """ranks.py of the chapters, under a name that no script of others has."""
-    import importlib.util
     path = Path(__file__).resolve().parent.parent / "03_ddp" / "ranks.py"
     spec = importlib.util.spec_from_file_location("agree_ranks", path)
     module = importlib.util.module_from_spec(spec)
@@ -35,15 +43,14 @@ def load_ranks():
 
 
 def meet(seconds):
-    """Rank, number of ranks and a store of their own. The script's environment is afterwards what it was."""
-    import torch.distributed as dist
-    ranks_py, before = load_ranks(), dict(os.environ)
+    """Rank, number of ranks and their store. The script's environment is afterwards what it was."""
+    ranks_py, before, hook = load_ranks(), dict(os.environ), sys.excepthook
     launcher, rank, ranks = ranks_py.launched()
     if ranks < 2:
         return rank, ranks, None
-    if launcher == "horovodrun":  # its driver keeps keys and values for all
+    import torch.distributed as dist
+    if launcher == "horovodrun":
         return rank, ranks, meet_by_horovodrun(rank, ranks, seconds)
-    hook = sys.excepthook
     rank, ranks, _ = ranks_py.find_ranks()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's store is open already
@@ -57,19 +64,19 @@ def meet(seconds):
 
 
 def meet_by_horovodrun(rank, ranks, seconds):
-    import socket
-
+    """horovodrun's driver keeps keys and values for all, and rank 0 tells there where its store is."""
     import torch.distributed as dist
-    where = "http://{HOROVOD_GLOO_RENDEZVOUS_ADDR}:{HOROVOD_GLOO_RENDEZVOUS_PORT}/agree/store".format_map(os.environ)
+    ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # a node's proxy leads elsewhere
+    place = "http://{HOROVOD_GLOO_RENDEZVOUS_ADDR}:{HOROVOD_GLOO_RENDEZVOUS_PORT}/agree/store".format_map(os.environ)
     if rank == 0:
         store = dist.TCPStore("0.0.0.0", 0, ranks, True, timedelta(seconds=seconds), False)
         told = f"{socket.gethostname()}:{store.port}".encode()
-        urllib.request.urlopen(urllib.request.Request(where, told, method="PUT")).close()
+        ask(urllib.request.Request(place, told, method="PUT")).close()
         return store
     end = time.monotonic() + seconds
     while True:
         try:
-            host, port = urllib.request.urlopen(where).read().decode().split(":")
+            host, port = ask(place).read().decode().split(":")
             return dist.TCPStore(host, int(port), ranks, False, timedelta(seconds=seconds), False)
         except OSError:
             if time.monotonic() > end:
@@ -77,106 +84,102 @@ def meet_by_horovodrun(rank, ranks, seconds):
             time.sleep(0.1)
 
 
-def leave(code):
-    """At once: what the script still waits for would let this process hang."""
+# What do they tell each other? Signs of life, and in the end what they have seen.
+
+class Session:
+    """One rank's part in it. Rank 0 judges; a thread on each rank goes on when the script waits for ever."""
+
+    def __init__(self, script, rank, ranks, store, seconds, record):
+        self.script, self.rank, self.ranks, self.store, self.seconds = script, rank, ranks, store, seconds
+        self.record = record  # a file for what all ranks saw, or None
+        self.watch = None
+        self.code = None
+        self.judged = threading.Event()
+
+    def hand_in(self, how="seen", problem=""):
+        """The main thread's end: report, wait for the verdict, leave with its code."""
+        self.publish(f"report {self.rank}", self.watch.record | {"end": how, "problem": problem})
+        self.judged.wait()
+        leave(self.store, self.rank, self.ranks, self.code, "MPI")
+
+    def publish(self, name, value):
+        self.store.set(name, json.dumps(value))
+
+    def read(self, name):
+        return json.loads(self.store.get(name)) if self.store.check([name]) else None
+
+    def look_after(self):
+        """The thread: say where this rank is; on rank 0 judge when all have reported, died, or wait for ever."""
+        last, since = None, time.monotonic()
+        told = None
+        while self.code is None:
+            time.sleep(0.05)
+            with suppress(RuntimeError):  # the store's, when rank 0 has left
+                here = self.watch.whereabouts(str(self.script))
+                if here != told:
+                    self.publish(f"alive {self.rank}", here)
+                    told = here
+                if self.rank == 0:
+                    now = [(self.read(f"report {rank}"), self.read(f"alive {rank}")) for rank in range(self.ranks)]
+                    if now != last:
+                        last, since = now, time.monotonic()
+                    self.judge(now, time.monotonic() - since)
+                self.code = self.read("code")
+        self.judged.set()
+        time.sleep(1)  # the main thread leaves, unless the script holds it
+        leave(self.store, self.rank, self.ranks, self.code)
+
+    def judge(self, now, silence):
+        """Print the verdict and tell all its code, once there is one."""
+        reports = [report for report, _ in now]
+        there = [report for report in reports if report]
+        died = [rank for rank, report in enumerate(reports) if report and report["end"] == "died"]
+        waits = [report is not None or bool(alive and alive["waits"]) for report, alive in now]
+        patience = self.seconds if all(waits) else PATIENCE * self.seconds
+        if len(there) < self.ranks and silence < (min(2, patience) if died else patience):
+            return
+        lines, found, problem = [], {}, ""
+        if died:
+            problem = f"rank {died[0]} ended with {reports[died[0]]['problem']}"
+        elif len(there) < self.ranks:
+            lines, found = verdicts.judge_hang(now, silence)
+        elif not all(report["steps"] and "before" in report for report in reports):
+            problem = f"{self.script.name} {verdicts.why_not(reports)}"
+        else:
+            lines, found = verdicts.judge(reports)
+        if problem:
+            print(f"agree.py: {problem}", file=sys.stderr)
+            code = UNSEEN
+        else:
+            verdicts.show(self.script.name, reports, lines, found)
+            code = WRONG if found.keys() - verdicts.NOTES else RIGHT
+        if self.record:
+            self.record.write_text(json.dumps({"found": found, "problem": problem, "reports": reports}))
+        self.publish("code", code)
+
+
+def leave(store, rank, ranks, code, finalize=""):
+    """At once: what the script still waits for would let this process hang. Rank 0, which is the store, last."""
+    for child in multiprocessing.active_children():  # a DataLoader's workers
+        child.terminate()
+    multiprocessing.util._exit_function()  # what Python does at its end, which os._exit leaves out
     sys.stdout.flush()
     sys.stderr.flush()
     with suppress(Exception):
-        from mpi4py import MPI
-        if MPI.Is_initialized() and not MPI.Is_finalized() and code == RIGHT and "horovod" not in sys.modules:
-            MPI.Finalize()
+        store.set(f"left {rank}", "")
+        if rank == 0:
+            store.wait([f"left {rank}" for rank in range(ranks)], timedelta(seconds=5))
+    if finalize and "horovod" not in sys.modules:  # which has threads that call MPI
+        with suppress(Exception):
+            from mpi4py import MPI
+            if MPI.Is_initialized() and not MPI.Is_finalized():
+                MPI.Finalize()  # or the launcher calls this a crash
     os._exit(code)
 
 
-class Session:
-    """What the ranks hand each other: reports at the end, and signs of life until then."""
-
-    def __init__(self, script, rank, ranks, store, steps, seconds):
-        self.script, self.rank, self.ranks, self.store, self.seconds = script, rank, ranks, store, seconds
-        self.steps, self.ended = steps, threading.Lock()
-        self.watch = None
-
-    def key(self, name, rank):
-        return f"{name} {rank}"
-
-    def hand_in(self, how="seen", problem=""):
-        """Give the report to rank 0, which judges those of all; then all leave with its verdict's code."""
-        if not self.ended.acquire(blocking=False):
-            time.sleep(3600)  # the watchdog is about to end this process
-        record = self.watch.record | {"end": how, "problem": problem, "steps": self.watch.record["steps"]}
-        self.store.set(self.key("report", self.rank), json.dumps(record))
-        if self.rank == 0:
-            self.judge()
-        self.store.wait(["code"], timedelta(seconds=3 * self.seconds))
-        code = int(self.store.get("code"))
-        self.store.set(self.key("left", self.rank), "")
-        if self.rank == 0:  # whose process is the store
-            with suppress(Exception):
-                self.store.wait([self.key("left", rank) for rank in range(self.ranks)], timedelta(seconds=5))
-        leave(code)
-
-    def judge(self):
-        names = [self.key("report", rank) for rank in range(self.ranks)]
-        end = time.monotonic() + self.seconds
-        while not self.store.check(names) and time.monotonic() < end:
-            time.sleep(0.02)
-        there = [name for name in names if self.store.check([name])]
-        reports = [json.loads(self.store.get(name)) for name in there]
-        missing = [rank for rank, name in enumerate(names) if name not in there]
-        found, lines = {}, []
-        died = [rank for rank, report in enumerate(reports) if report["end"] == "died"]
-        if missing and not died:
-            places = [f"rank {rank} at {self.alive(rank)[1]}" for rank in range(self.ranks)]
-            found["hang"] = f"{verdicts.ranks_text(missing, self.ranks)} never came: {', '.join(places)}"
-        seen = [report for report in reports if report["steps"] and "before" in report]
-        code = WRONG
-        if died:
-            print(f"agree.py: rank {died[0]} ended with {reports[died[0]]['problem']}", file=sys.stderr)
-            code = UNSEEN
-        elif not missing and not seen:
-            print(f"agree.py: {self.script.name} {verdicts.why_not(reports)}", file=sys.stderr)
-            code = UNSEEN
-        if seen and len(seen) == len(reports) and not missing:
-            lines, more = verdicts.judge(seen)
-            found |= more
-        if code != UNSEEN:
-            verdicts.show(self.script.name, self.ranks, seen, lines, found)
-            code = WRONG if found.keys() - verdicts.NOTES else RIGHT
-        self.store.set("code", str(code))
-
-    def alive(self, rank):
-        """(how much a rank has done, where it is), by its last sign of life."""
-        name = self.key("alive", rank)
-        return json.loads(self.store.get(name)) if self.store.check([name]) else (0, "its start")
-
-    def look_after(self):
-        """A thread: tell where this rank is; rank 0 ends all when no rank has done anything for `seconds`."""
-        from agree_watch import main_frame, place_of
-        last, since = None, time.monotonic()
-        while not self.ended.locked():
-            time.sleep(0.25)
-            with suppress(Exception):
-                place = place_of(main_frame(), str(self.script))
-                self.store.set(self.key("alive", self.rank), json.dumps([self.watch.happened, place]))
-                if self.rank:
-                    if self.store.check(["hang"]):
-                        self.store.wait(["code"], timedelta(seconds=5))
-                        leave(WRONG)
-                    continue
-                now = [self.alive(rank) for rank in range(self.ranks)]
-                if now != last:
-                    last, since = now, time.monotonic()
-                if time.monotonic() - since > self.seconds and self.ended.acquire(blocking=False):
-                    self.store.set("hang", "")
-                    said = ", ".join(f"rank {rank} at {place}" for rank, (_, place) in enumerate(now))
-                    verdicts.show(self.script.name, self.ranks, [], [], {"hang": f"for {self.seconds:g} s: {said}"})
-                    self.store.set("code", str(WRONG))
-                    time.sleep(1)
-                    leave(WRONG)
-
+# The script, as `python script arguments` would run it.
 
 def run(session, arguments):
-    """The script, as `python script arguments` would run it."""
     sys.argv = [str(session.script), *arguments]
     sys.path[0] = str(session.script.parent)
     how, problem = "seen", ""
@@ -184,51 +187,76 @@ def run(session, arguments):
         runpy.run_path(str(session.script), run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
-            how, problem = "died", f"exit code {end.code}" if isinstance(end.code, int) else f": {end.code}"
+            how, problem = "died", f"exit code {end.code}" if isinstance(end.code, int) else f"{end.code}"
     except KeyboardInterrupt:
         raise
     except BaseException as fault:
         traceback.print_exc()
-        how, problem = "died", f"{type(fault).__name__}: {fault}"
+        how, problem = "died", f"{type(fault).__name__}: {str(fault).splitlines()[0] if str(fault) else ''}"
     session.hand_in(how, problem)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--steps", type=int, default=5, help="optimizer steps to watch (5)")
-    parser.add_argument("--timeout", type=float, default=30, help="seconds without any sign until it is a hang (30)")
-    parser.add_argument("--explain", choices=verdicts.FINDINGS, help="say what a finding means, and stop")
-    parser.add_argument("script", nargs="?", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's")
-    args = parser.parse_args()
-    if args.explain:
-        print(verdicts.explain(args.explain))
-        return
-    if not args.script or not args.script.is_file():
-        sys.exit(fail(f"no file {args.script}: name your script" if args.script else "name your script"))
+def refusal(script):
+    """Why a file cannot be looked at, or None."""
     try:
-        compile(args.script.read_text(), args.script, "exec")
-    except (SyntaxError, UnicodeDecodeError) as problem:
-        sys.exit(fail(f"{args.script} does not parse: {problem}"))
-    rank, ranks, store = meet(args.timeout)
-    if ranks < 2:
-        sys.exit(fail("one process has nobody to agree with: start with mpiexec -n 2, srun, torchrun"))
-    from agree_watch import Watch
-    session = Session(args.script.resolve(), rank, ranks, store, args.steps, args.timeout)
-    session.watch = Watch(args.steps, session.hand_in)
-    session.watch.install()
-    threading.Thread(target=session.look_after, daemon=True).start()
-    run(session, args.arguments)
+        tree = ast.parse(script.read_text())
+    except (OSError, UnicodeDecodeError) as problem:
+        return f"{script} cannot be read: {problem}"
+    except SyntaxError as problem:
+        return f"{script} does not parse: line {problem.lineno}: {problem.msg}"
+    modules = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = {module.split(".")[0] for module in modules}
+    if "torch" not in names and (others := sorted(names & {"tensorflow", "keras", "jax"})):
+        return f"{script} trains with {others[0]}; only PyTorch's training can be looked at"
+    return None
+
+
+def one_speaks():
+    """Whether this process is rank 0, or no rank."""
+    return next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0") == "0"
 
 
 def fail(line):
     """Say it, from one rank; the exit code of what could not look."""
-    rank = next((os.environ[name] for name in ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "SLURM_PROCID")
-                 if name in os.environ), "0")
-    if rank == "0":
+    if one_speaks():
         print(f"agree.py: {line}", file=sys.stderr)
     return UNSEEN
 
 
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--steps", type=int, default=5, help="until an optimizer has made so many steps (5)")
+    parser.add_argument("--timeout", type=float, default=30, help="seconds of waiting that are called a hang (30)")
+    parser.add_argument("--record", type=Path, help="write what was seen, as JSON, to this file")
+    parser.add_argument("--explain", choices=verdicts.FINDINGS, help="say what a finding means, and stop")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher says it to what it starts
+    parser.add_argument("script", nargs="?", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's")
+    args = parser.parse_args()
+    if args.explain:
+        if one_speaks():
+            print(verdicts.explain(args.explain))
+        return RIGHT
+    if args.steps < 1 or not args.timeout > 0:
+        return fail("--steps and --timeout have to be more than 0")
+    if not args.script or not args.script.is_file():
+        return fail(f"no file {args.script}: name your script" if args.script else "name your script")
+    problem = refusal(args.script)
+    if problem:
+        return fail(problem)
+    rank, ranks, store = meet(args.timeout)
+    if ranks < 2:
+        return fail("one process has nobody to agree with: start two or more, with mpiexec -n 2, srun or torchrun")
+    from agree_watch import Watch
+    session = Session(args.script.resolve(), rank, ranks, store, args.timeout, args.record)
+    session.watch = Watch(args.steps, session.hand_in)
+    session.watch.install()
+    session.watch.record["met"] = "mpi4py" in args.script.read_text()  # whose calls are not seen
+    threading.Thread(target=session.look_after, daemon=True).start()
+    run(session, [f"--local_rank={args.local_rank}"] * (args.local_rank is not None) + args.arguments)
+    return None
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

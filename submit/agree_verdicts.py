@@ -2,92 +2,200 @@
 
 from collections import Counter
 from statistics import median
+from typing import NamedTuple
 
 SAME = 1e-3  # of gradients: rounding of fp32, and of another order of summation; a mistake differs by more than a tenth
 SAME_HALF = 3e-2  # where gradients have 8 or 11 bits
-STRAGGLER = 1.5
+STRAGGLER, NOTICEABLE = 2, 0.02  # times the time of the others, and seconds more
 
-FINDINGS = {  # key: (symptom, cause, cure); those of NOTES are said, and are no mistake by themselves
-    "weights": ("the ranks begin with different weights", "each rank drew its own, and nobody broadcast one's: no "
-                "wrapper, or the weights were made or loaded after it", "wrap the model before the first step, or "
-                "broadcast rank 0's parameters"),
-    "apart": ("the ranks' weights drift apart", "the optimizer takes different gradients or state on each rank",
-              "see the findings on gradients; load the same optimizer state on all ranks"),
-    "own gradients": ("each rank takes its own gradients: there are as many trainings as ranks", "the wrapper is "
-                      "missing or by-passed, as by `model(x)` or `ddp.module(x)` in the place of `ddp(x)`, or "
-                      "`no_sync` stayed on", "call the wrapped model, and average in each step"),
-    "one rank's": ("all ranks take the gradients of one of them", "gradients are broadcast, not averaged, or the loss is "
-                   "computed from one rank's images", "all-reduce them, or let DDP"),
-    "sum": ("the ranks' gradients are summed, not averaged: they are as many times too large as there are ranks",
-            "an all-reduce without a division, or an FSDP over gloo that sums (torch 2.8)", "divide by the number "
-            "of ranks, or take op=AVG; Adam hides this, SGD does not"),
-    "twice": ("the ranks' gradients are averaged twice: they are as many times too small as there are ranks",
-              "a division beside that of DDP or Horovod", "divide once"),
-    "scaled": ("the ranks' gradients are averaged, and a factor beside", "clipping, loss scaling, a loss that is divided "
-               "by accumulation steps; or averaged twice", "if none of the first is meant, look for a second division"),
-    "other gradients": ("what the optimizer takes is neither the average of the ranks' gradients nor any rank's own",
-                        "a part of the gradients is not averaged, or something changes them after the average",
-                        "look at the parameters that are named"),
-    "part": ("some parameters' gradients are averaged and some are each rank's own", "parameters that the wrapper does not "
-             "know: made later, of another module, or ignored", "make the whole model before it is wrapped"),
-    "same data": ("all ranks train on the same images", "no sampler deals them out, and all ranks shuffle with one seed",
-                  "DistributedSampler(dataset), in the place of shuffle=True"),
-    "overlap": ("ranks draw from the whole data set, each in an order of its own: some images meet several ranks in an "
-                "epoch, some none", "shuffle=True without a sampler, with a seed a rank", "DistributedSampler(dataset), "
-                "in the place of shuffle=True"),
-    "sampler": ("the sampler deals for another number of ranks than train", "it was made before the ranks met, or with "
-                "num_replicas= or rank= of something else", "DistributedSampler(dataset) after init_process_group"),
-    "order": ("each epoch has the same order", "set_epoch is not called", "sampler.set_epoch(epoch) at the start of each"),
-    "batches": ("ranks have unequal numbers of batches: those with more wait for ever at the end of an epoch",
-                "the data set was divided unequally", "drop_last=True in the sampler, or Join"),
-    "steps": ("some ranks made fewer optimizer steps than others", "unequal data, or a condition that only some fulfil",
-              "let all ranks decide by a value that all have"),
-    "one GPU": ("two ranks are on one GPU", "`cuda` without set_device is GPU 0 for all",
-                "torch.cuda.set_device(local_rank) before the model is moved"),
-    "other GPU": ("a model is on another GPU than its rank's current one", "`.to('cuda:0')`, or set_device after it",
-                  "set_device(local_rank) first, then .to('cuda')"),
-    "alone": ("each process believes that it is alone", "the script does not ask the launcher who it is",
-              "init_process_group, hvd.init or deepspeed.initialize before the model"),
-    "hang": ("the ranks wait for each other for ever", "one of them calls other collectives than the others, or none",
-             "look at the lines: all ranks have to come to the same calls, in the same order"),
-    "buffers": ("buffers differ between ranks", "BatchNorm's statistics are of each rank's own images", "no mistake: save "
-                "rank 0's; torch.nn.SyncBatchNorm makes them one"),
-    "random": ("all ranks draw the same random numbers", "one seed for all: dropout and augmentation repeat on each rank",
-               "seed with seed + rank once the weights are equal"),
-    "batch": ("ranks have batches of unequal size", "the last batch, or a division that leaves a rest", "the mean of "
-              "means is then not the mean: drop_last=True, or weigh the loss"),
-    "threads": ("the ranks of a node have more threads than it has cores", "each takes all cores", "OMP_NUM_THREADS=1, or "
-                "the cores divided by the ranks"),
-    "straggler": ("one rank computes longer than the others, which wait for it", "another program on its cores, a slower "
-                  "device, more or longer samples", "look at that node; divide by length"),
-    "unseen": ("what the gradients are could not be seen", "no hook of this program meets them", "the weights, which were "
-               "compared, say whether the ranks train one model"),
+class Finding(NamedTuple):
+    """What --explain and the page say of it."""
+    symptom: str
+    cause: str
+    cure: str
+    note: bool = False  # worth knowing, no mistake by itself
+
+
+FINDINGS = {
+    "alone": Finding(
+        "each process trains alone, as if it were the only one",
+        "nothing in the script asks the launcher which rank it is",
+        "init_process_group and DDP, hvd.init, or deepspeed.initialize; chapter 3 shows each line"),
+    "weights": Finding(
+        "the ranks begin with different weights",
+        "each rank has drawn its own and nobody has broadcast one's, or they were drawn after the wrapper was made",
+        "wrap the model when it is ready, or broadcast rank 0's parameters before the first step"),
+    "apart": Finding(
+        "the ranks' weights drift apart, though they take the same gradients",
+        "the optimizer has another learning rate or state on each rank, or something else changes the weights",
+        "the same optimizer on all ranks; load its state on all of them, or on none"),
+    "own gradients": Finding(
+        "each rank takes its own gradients: there are as many trainings as ranks",
+        "the wrapper is missing, or is by-passed by `model(x)` or `ddp.module(x)` in the place of `ddp(x)`, or "
+        "`no_sync` stays on",
+        "call the wrapped model, and let the last backward before each step average"),
+    "one rank's": Finding(
+        "all ranks take the gradients of one of them, and the others' images are lost",
+        "gradients are broadcast, not averaged",
+        "all-reduce them and divide by the number of ranks, or let DDP"),
+    "sum": Finding(
+        "the ranks' gradients are summed, not averaged: as many times too large as there are ranks",
+        "an all-reduce without a division, or op=Sum; Adam hides it, SGD does not",
+        "divide by the number of ranks, or op=AVG; or mean the sum, and divide the learning rate"),
+    "twice": Finding(
+        "the ranks' gradients are averaged twice: as many times too small as there are ranks",
+        "a division beside that of DDP or Horovod",
+        "divide once"),
+    "part": Finding(
+        "some parameters' gradients are averaged, others are each rank's own",
+        "the wrapper does not know these parameters: they were made after it, belong to another module, or are ignored",
+        "make the whole model before it is wrapped; wrap every model that is trained"),
+    "other gradients": Finding(
+        "what the optimizer takes is neither the average of the ranks' gradients nor any rank's own",
+        "something changes the gradients on a rank before they are averaged: clipping, noise, a scale of its own",
+        "average first; clip, unscale and the like afterwards, on all ranks alike"),
+    "same data": Finding(
+        "all ranks train on the same samples",
+        "no sampler deals them out, and all ranks shuffle with one seed",
+        "sampler=DistributedSampler(dataset) in the place of shuffle=True"),
+    "overlap": Finding(
+        "each rank draws from the whole data set in an order of its own: in an epoch some samples meet several "
+        "ranks, some none",
+        "shuffle=True without a sampler, with another seed on each rank",
+        "sampler=DistributedSampler(dataset) in the place of shuffle=True"),
+    "sampler": Finding(
+        "the sampler deals for another number of ranks than train",
+        "its num_replicas and rank are of something else, or it was made before the ranks met",
+        "DistributedSampler(dataset) after init_process_group; with Horovod num_replicas=hvd.size(), rank=hvd.rank()"),
+    "order": Finding(
+        "each epoch has the same order",
+        "sampler.set_epoch is not called: DistributedSampler shuffles by its seed and the epoch that it was told",
+        "sampler.set_epoch(epoch) at the start of each epoch; a training of one epoch needs none"),
+    "batches": Finding(
+        "the ranks have unequal numbers of batches: those with more wait for ever at the end of the epoch",
+        "the data set is divided unequally",
+        "drop_last=True in the sampler, or torch.distributed.algorithms.Join"),
+    "steps": Finding(
+        "some ranks have made fewer optimizer steps than others",
+        "unequal data, or a condition that only some ranks fulfil",
+        "let all ranks decide by a value that all have, such as an all-reduced one"),
+    "one GPU": Finding(
+        "two ranks are on one GPU",
+        "`cuda` without set_device is GPU 0 for every rank",
+        "torch.cuda.set_device(local_rank) before the model is moved"),
+    "other GPU": Finding(
+        "a rank's model is on another GPU than its current one",
+        "`.to('cuda:0')` on every rank, or set_device after the model was moved",
+        "torch.cuda.set_device(local_rank) first, then .to('cuda')"),
+    "hang": Finding(
+        "the ranks wait for each other for ever",
+        "one of them calls other collectives than the others, or none: a condition, an exception, or a loop's end that "
+        "only some ranks meet",
+        "look at the lines that are named: all ranks have to come to the same calls in the same order"),
+    "sequence": Finding(
+        "the ranks call different collectives",
+        "a condition on the rank, around a call that all have to make",
+        "take the call out of the condition; print or save under `rank == 0`, and communicate outside"),
+    "scaled": Finding(
+        "the gradients are the mean of the ranks', and a factor beside",
+        "clipping, loss scaling, or a loss that is divided for accumulation",
+        "nothing, if one of these is meant; else look for a second division", note=True),
+    "buffers": Finding(
+        "buffers differ between the ranks",
+        "BatchNorm's statistics are of each rank's own images",
+        "nothing: save rank 0's; torch.nn.SyncBatchNorm makes them one", note=True),
+    "random": Finding(
+        "all ranks draw the same random numbers: dropout or augmentation does the same on each",
+        "one seed for all, or none, which in PyTorch is one, too",
+        "torch.manual_seed(seed + rank) once the weights are equal", note=True),
+    "batch": Finding(
+        "the ranks' batches are of unequal size in a step",
+        "the last batch of an epoch, or a division with a rest",
+        "drop_last=True, or weigh each rank's loss: a mean of means is not the mean", note=True),
+    "threads": Finding(
+        "the ranks of a node have more threads than it has cores",
+        "each rank takes all cores",
+        "OMP_NUM_THREADS=1, or the cores divided by the ranks", note=True),
+    "straggler": Finding(
+        "one rank computes longer than the others, which wait for it",
+        "another program on its cores, a slower device, more or longer samples, work that one rank does alone",
+        "look at that node; deal samples out by their length", note=True),
+    "unseen": Finding(
+        "the gradients could not be compared",
+        "no hook meets them in this program",
+        "the weights were compared, and say whether the ranks train one model", note=True),
 }
-NOTES = {"scaled", "buffers", "random", "batch", "threads", "straggler", "unseen"}
+NOTES = {key for key, finding in FINDINGS.items() if finding.note}
+FOLLOWS = {"apart": {"own gradients", "part", "other gradients"},  # what another finding brings about is not said again
+           "weights": {"alone"}, "own gradients": {"alone"}, "same data": {"alone", "sampler"},
+           "overlap": {"alone", "sampler"}, "order": {"alone"}, "batches": {"sampler"}, "hang": {"sequence"},
+           "batch": {"batches"}}
 
 
 def numbers(found):
     return ", ".join(map(str, found))
 
 
+def plural(count, word):
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
 def ranks_text(which, ranks):
     return "all ranks" if len(which) == ranks else f"rank{'s' * (len(which) > 1)} {numbers(which)}"
 
 
+# Weights.
+
 def differing(states):
-    """{name: the ranks that have not what most have} for dicts of fingerprints."""
+    """{name: the ranks that have not what most have} of dicts of fingerprints; all ranks, where each has another."""
     found = {}
     for name in states[0]:
         values = [state.get(name) for state in states]
         if len(set(values)) > 1:
-            common = Counter(values).most_common(1)[0]
-            found[name] = [rank for rank, value in enumerate(values) if value != common[0]] if common[1] > 1 else [
-                *range(len(values))]
+            value, times = Counter(values).most_common(1)[0]
+            others = [rank for rank, other in enumerate(values) if other != value]
+            found[name] = others if times > 1 else list(range(len(values)))
     return found
 
 
+def first_of(apart, all_names, ranks):
+    name, which = next(iter(apart.items()))
+    return f"{len(apart)} of {plural(len(all_names), 'tensor')}, such as {name}, on {ranks_text(which, ranks)}"
+
+
+def judge_weights(reports):
+    """([(what, what is seen)], {finding: where}) of parameters and buffers."""
+    ranks, found = len(reports), {}
+    shards = len(reports[0]["shards"])
+    before = [report["before"]["parameters"] for report in reports]
+    kept = f"; {plural(shards, 'tensor')} of which each rank has another shard" if shards else ""
+    equal = ("equal" if before[0] else "not compared") + kept
+
+    apart = differing(before)
+    if apart:
+        found["weights"] = first_of(apart, before[0], ranks)
+    steps = min(len(report["steps"]) for report in reports)
+    for number in range(steps):
+        after = [report["steps"][number]["after"]["parameters"] for report in reports]
+        moved = differing(after)
+        if moved and not apart:
+            found["apart"] = f"since step {number + 1}: {first_of(moved, after[0], ranks)}"
+            break
+    buffers = differing([report["steps"][-1]["after"]["buffers"] for report in reports])
+    if buffers:
+        found["buffers"] = f"{len(buffers)}, such as {next(iter(buffers))}"
+    return [("weights before step 1", found.get("weights", equal)),
+            (f"weights after {plural(steps, 'step')}", "different" if apart else found.get("apart", equal))], found
+
+
+# Gradients: projections are linear, so those of a mean are the mean of those of what it is of.
+
 def vector(step, key, names):
-    return [number for name in names for number in step[key].get(name, [0.0])]
+    return [number for name in names for number in step[key][name]]
+
+
+def mean_of(vectors):
+    return [sum(column) / len(vectors) for column in zip(*vectors)]
 
 
 def fit(one, other):
@@ -95,194 +203,242 @@ def fit(one, other):
     square = sum(b * b for b in other)
     factor = sum(a * b for a, b in zip(one, other)) / square if square else 0.0
     size = sum(a * a for a in one) ** 0.5
-    return factor, (sum((a - factor * b) ** 2 for a, b in zip(one, other)) ** 0.5 / size if size else 0.0)
+    left = sum((a - factor * b) ** 2 for a, b in zip(one, other)) ** 0.5
+    return factor, left / size if size else 0.0
+
+
+def alike(one, other, tolerance):
+    return fit(one, other)[1] < tolerance
+
+
+def joined(steps, shards):
+    """The ranks' steps, where the gradients of shards are those of the whole tensors: the sum over the ranks' parts."""
+    whole = {name: [sum(column) for column in zip(*(step["final"][name] for step in steps))] for name in shards}
+    return [step | {"final": step["final"] | whole} for step in steps]
+
+
+def kind_of(local, final, tolerance):
+    """(a finding or "mean", where) for all ranks' own gradients and what the optimizers take, each as one vector."""
+    ranks, mean = len(local), mean_of(local)
+    fits = [fit(one, mean) for one in final]
+    if all(left < tolerance for _, left in fits):
+        factor = median(factor for factor, _ in fits)
+        for kind, expected in ("mean", 1), ("sum", ranks), ("twice", 1 / ranks):
+            if abs(factor - expected) < 10 * tolerance * expected:
+                return kind, f"a factor of {factor:.3g} beside the mean"
+        return "scaled", f"the mean times {factor:.4g}"
+    leaders = [rank for rank in range(ranks) if all(alike(one, local[rank], tolerance) for one in final)]
+    if leaders:
+        return "one rank's", f"those of rank {leaders[0]}"
+    if all(alike(one, own, tolerance) for one, own in zip(final, local)):
+        return "own gradients", ""
+    return "other gradients", ""
 
 
 def judge_gradients(reports):
-    """(what is said in the table, {finding: where})."""
-    ranks, kinds, factors, where = len(reports), Counter(), [], {}
-    shards = set(reports[0].get("shards", []))
-    for number in range(min(len(report["steps"]) for report in reports)):
-        steps = [report["steps"][number] for report in reports]
-        names = sorted(set(steps[0]["local"]) & set.intersection(*(set(step["final"]) for step in steps)))
+    """([(what, what is seen)], {finding: where}) of the gradients in each step."""
+    hook = reports[0]["hook"]
+    tolerance = SAME_HALF if hook or any(report["half"] for report in reports) else SAME
+    kinds, found = Counter(), {}
+    for number, steps in enumerate(zip(*(report["steps"] for report in reports)), 1):
+        names = sorted(set.intersection(*(set(step[key]) for step in steps for key in ("local", "final"))))
         if not names:
             continue
-        for name in shards & set(names):  # each rank has a part: their projections add up to those of the whole
-            whole = [sum(column) for column in zip(*(step["final"][name] for step in steps))]
-            steps = [step | {"final": step["final"] | {name: whole}} for step in steps]
-        local = [vector(step, "local", names) for step in steps]
-        final = [vector(step, "final", names) for step in steps]
-        mean = [sum(column) / ranks for column in zip(*local)]
-        tolerance = SAME_HALF if any(report.get("half") for report in reports) else SAME
-        fits = [fit(one, mean) for one in final]
-        if all(left < tolerance for _, left in fits):
-            factor = median(factor for factor, _ in fits)
-            factors.append(factor)
-            if abs(factor - 1) < 10 * tolerance:
-                kinds["mean"] += 1
-            elif abs(factor - ranks) < 10 * tolerance * ranks:
-                kinds["sum"] += 1
-            elif abs(factor - 1 / ranks) < 10 * tolerance / ranks:
-                kinds["twice"] += 1
-            else:
-                kinds["scaled"] += 1
-                where["scaled"] = f"the mean times {factor:.4g} in step {number + 1}"
-            continue
-        owns = [fit(one, own)[1] < tolerance for one, own in zip(final, local)]
-        leaders = [rank for rank in range(ranks) if all(fit(one, local[rank])[1] < tolerance for one in final)]
-        bad = [name for name in names if any(
-            fit(vector(step, "final", [name]), [sum(c) / ranks for c in zip(*(vector(s, "local", [name]) for s in steps))]
-                )[1] > 10 * tolerance for step in steps)]
-        if leaders:
-            kinds["one rank's"] += 1
-            where["one rank's"] = f"those of rank {leaders[0]}, since step {number + 1}"
-        elif all(owns):
-            kinds["own gradients"] += 1
-            where.setdefault("own gradients", f"since step {number + 1}")
-        else:
-            some_own = [name for name in bad if all(fit(vector(step, "final", [name]), vector(step, "local", [name]))[1]
-                                                    < tolerance for step in steps)]
-            kind = "part" if some_own and len(some_own) < len(names) else "other gradients"
-            kinds[kind] += 1
-            where.setdefault(kind, f"step {number + 1}: {numbers((some_own or bad)[:3])}")
+        steps = joined(steps, set(reports[0]["shards"]) & set(names))
+
+        def kind(names, steps=steps):
+            return kind_of(*([vector(step, key, names) for step in steps] for key in ("local", "final")), tolerance)
+        said, where = kind(names)
+        named = names
+        if said == "other gradients":
+            own = [name for name in names if kind([name])[0] == "own gradients"]
+            said, named = ("part", own) if own and len(own) < len(names) else (said, names)
+        kinds[said] += 1
+        if said in ("own gradients", "part", "other gradients"):
+            where = f"such as {named[0]}"
+        found.setdefault(said, f"{where}, since step {number}")
+    found.pop("mean", None)
+    if hook and "other gradients" in found:  # PowerSGD and the like
+        found["unseen"] = f"DDP's hook {hook} changes them: {found.pop('other gradients')}"
+    text = {"mean": "the mean of the ranks' own", "scaled": "their mean times a factor",
+            "own gradients": "each rank's own", "sum": "the sum of the ranks' own"}
     if not kinds:
-        return "not seen", {"unseen": ""}
-    if kinds["sum"]:
-        where["sum"] = f"factor {factors[-1]:.3g}, {ranks} ranks"
-    text = {"mean": "the mean of the ranks' own"}
-    said = numbers(text.get(kind, FINDINGS[kind][0] if kind in FINDINGS else kind) for kind in kinds)
-    return said, {kind: where.get(kind, "") for kind in kinds if kind != "mean"}
+        found["unseen"] = ""
+    return [("gradients the optimizer takes", numbers(text.get(kind, kind) for kind in kinds) or "not seen")], found
+
+
+# Data.
+
+def judge_loader(loaders):
+    """(what is seen or "", {finding: where}) of one DataLoader, on each rank."""
+    ranks, found = len(loaders), {}
+    batches = [loader["batches"] for loader in loaders]
+    if len(set(batches)) > 1:
+        found["batches"] = f"{numbers(batches)} an epoch on ranks 0 to {ranks - 1}"
+    if all("ranks" in loader for loader in loaders):
+        if any(loader["ranks"] != ranks for loader in loaders):
+            found["sampler"] = f"for {plural(loaders[0]['ranks'], 'rank')}, and {ranks} train"
+        drawn = loaders[0]["drawn"]
+        if loaders[0]["shuffle"] and len(drawn) > len(set(drawn)):
+            found["order"] = "seen in two epochs"
+        elif loaders[0]["shuffle"] and loaders[0]["forgets"]:
+            found["order"] = "no set_epoch within the loop over the epochs"
+    first = [set(loader["epochs"][0]) for loader in loaders]
+    if not all(first) or len({loader["like"] for loader in loaders}) > 1:
+        return "", found  # a stream; or each rank has data of its own, and its numbers say nothing
+    common = set.intersection(*first)
+    several = [item for item, times in Counter(item for items in first for item in items).items() if times > 1]
+    if min(map(len, first)) == len(common):
+        found["same data"] = f"items {numbers(sorted(common)[:4])}, ... on each rank"
+    elif len(several) > max(2 * ranks, sum(map(len, first)) - loaders[0]["items"]):  # more than are repeated
+        found["overlap"] = f"{len(several)} of {sum(map(len, first))} drawn items"
+    return f"{numbers(sorted({len(items) for items in first}))} items drawn on each rank, {len(several)} on several", found
 
 
 def judge_data(reports):
-    """The same of the data: by the numbers of a loader's items, or by what a model is given."""
-    ranks = len(reports)
+    """([(what, what is seen)], {finding: where}): by the items' numbers, else by what the models are given."""
+    found, seen = {}, ""
     used = {name for report in reports for name, loader in report["loaders"].items() if loader["used"]}
-    found = {}
     for name in sorted(used):
         loaders = [report["loaders"].get(name) for report in reports]
-        if not all(loaders):
-            continue
-        batches = [loader["batches"] for loader in loaders]
-        if len(set(batches)) > 1:
-            found["batches"] = f"{numbers(batches)} batches an epoch on ranks 0 to {ranks - 1}"
-        if all("ranks" in loader for loader in loaders):
-            if any(loader["ranks"] != ranks for loader in loaders):
-                found["sampler"] = f"for {loaders[0]['ranks']} ranks, and {ranks} train"
-            drawn = [loader["drawn"] for loader in loaders][0]
-            if loaders[0]["shuffle"] and (len(drawn) > len(set(drawn)) or not loaders[0]["set"]):
-                found["order"] = "" if len(drawn) > len(set(drawn)) else "no set_epoch before the first epoch"
-        first = [loader["epochs"][0] for loader in loaders]
-        if all(first):
-            sets = [set(items) for items in first]
-            common = set.intersection(*sets)
-            several = [item for item, times in Counter(i for items in sets for i in items).items() if times > 1]
-            if min(map(len, sets)) == len(common):
-                found["same data"] = f"items {numbers(sorted(common)[:4])}, ... on each rank"
-            elif len(several) > ranks * 2:
-                found["overlap"] = f"{len(several)} of {sum(map(len, sets))} drawn items"
-            else:
-                return f"{numbers(sorted({len(items) for items in sets}))} items drawn on each rank, none on two", found
-    contents = [[row for batch in report["rows"] for row in batch] for report in reports]
-    if not found and all(contents):
-        common = set.intersection(*map(set, contents))
-        if len(common) > 0.5 * min(map(len, map(set, contents))):
-            found["same data"] = "by what the models are given"
-        return f"{numbers(sorted({len(rows) for rows in contents}))} images given on each rank", found
-    return "see below" if found else "no DataLoader, no batch: not seen", found
-
-
-def judge(reports):
-    """([(what, what is seen)], {finding: where}) of the reports of all ranks, in their order."""
-    ranks, lines, found = len(reports), [], {}
-    shards = len(reports[0].get("shards", []))
-    kept = f"; {shards} tensors are shards, each rank has its part" if shards else ""
-    steps = [len(report["steps"]) for report in reports]
-    if len(set(steps)) > 1:
-        found["steps"] = f"{numbers(steps)} on ranks 0 to {ranks - 1}"
-
-    before = [report["before"]["parameters"] for report in reports]
-    apart = differing(before)
-    if apart:
-        name, which = next(iter(apart.items()))
-        found["weights"] = f"{len(apart)} of {len(before[0])} tensors, such as {name}, on {ranks_text(which, ranks)}"
-    lines.append(("weights before step 1", ("equal" if not apart else found["weights"]) + kept))
-    since = None
-    for number in range(min(steps)):
-        after = [report["steps"][number]["after"]["parameters"] for report in reports]
-        moved = differing(after)
-        if moved and not apart:
-            name, which = next(iter(moved.items()))
-            since = f"since step {number + 1}: {len(moved)} of {len(after[0])}, such as {name}, on {ranks_text(which, ranks)}"
-            found["apart"] = since
-            break
-    lines.append((f"weights after steps 1 to {min(steps)}", "equal" if not apart and not since else since or "different"))
-    buffers = differing([report["steps"][-1]["after"]["buffers"] for report in reports if report["steps"]] or [{}])
-    if buffers:
-        found["buffers"] = f"{len(buffers)}, such as {next(iter(buffers))}"
-
-    said, wrong = judge_gradients(reports)
-    lines.append(("gradients the optimizer takes", said))
-    found |= wrong
-    said, wrong = judge_data(reports)
-    lines.append(("data", said))
-    found |= wrong
+        if all(loaders):
+            said, more = judge_loader(loaders)
+            seen, found = seen or said, found | more
+    given = [{row for batch in report["rows"] for row in batch} for report in reports]
+    if not found and not seen and all(given):
+        common = set.intersection(*given)
+        if len(common) > min(map(len, given)) / 2:
+            found["same data"] = f"{len(common)} of the {min(map(len, given))} samples that the models are given"
+        seen = f"{numbers(sorted(set(map(len, given))))} samples given on each rank, {len(common)} on all"
     sizes = [[len(batch) for batch in report["rows"]] for report in reports]
-    if any(len(set(column)) > 1 for column in zip(*sizes)):
-        found["batch"] = f"{numbers(next(c for c in zip(*sizes) if len(set(c)) > 1))} on ranks 0 to {ranks - 1}"
+    unequal = next((column for column in zip(*sizes) if len(set(column)) > 1), None)
+    if unequal:
+        found["batch"] = f"{numbers(unequal)} samples on ranks 0 to {len(reports) - 1}"
+    seen = seen or "no DataLoader, no batch: not seen"
+    return [("data", "see below" if found.keys() & {"same data", "overlap"} else seen)], found
 
-    randoms = [report["random"] for report in reports]
-    if len({seed["torch"] for seed in randoms}) == 1 and any(seed["drops"] for seed in randoms):
-        found["random"] = "the model has dropout"
-    places = [(report["host"], report.get("gpu")) for report in reports]
+
+# Machine.
+
+def judge_devices(reports):
+    found = {}
+    places = [(report["host"], report["gpu"]) for report in reports]
     twice = [place for place, times in Counter(places).items() if times > 1 and place[1]]
     if twice:
-        found["one GPU"] = ranks_text([rank for rank, place in enumerate(places) if place == twice[0]], ranks)
+        found["one GPU"] = ranks_text([rank for rank, place in enumerate(places) if place == twice[0]], len(reports))
     for rank, report in enumerate(reports):
-        if report.get("current") and report["current"] != report["device"]:
+        if report["current"] and report["current"] != report["device"]:
             found["other GPU"] = f"rank {rank}: the model is on {report['device']}, {report['current']} is current"
-    threads = Counter()
+    threads, cores = Counter(), {}
     for report in reports:
         threads[report["host"]] += report["threads"]
-    cores = {report["host"]: report["cores"] for report in reports}
-    crowded = [host for host in threads if threads[host] > cores[host] and "cpu" in reports[0]["device"]]
-    if crowded:
-        found["threads"] = f"{crowded[0]}: {threads[crowded[0]]} threads, {cores[crowded[0]]} cores"
-    lines.append(("devices", f"{numbers(sorted({report['device'] for report in reports}))}; {reports[0]['threads']} "
-                  f"thread{'s' * (reports[0]['threads'] > 1)} a rank"))
-    if min(steps) > 1:
-        own = [median(step["seconds"] for step in report["steps"][1:]) for report in reports]
-        lines.append(("own seconds of a step", numbers(f"{seconds:.4f}" for seconds in own)))
-        slowest = max(range(ranks), key=own.__getitem__)
-        if own[slowest] > STRAGGLER * median(own) and own[slowest] > 0.01:
-            found["straggler"] = f"rank {slowest}, {own[slowest] / median(own):.1f} times the others' time"
-    return lines, found
+        cores.setdefault(report["host"], set()).update(report["cores"])
+    for host, count in threads.items():
+        if count > len(cores[host]) and reports[0]["device"] == "cpu":
+            found["threads"] = f"{host}: {count} threads, {plural(len(cores[host]), 'core')}"
+    randoms = [report["random"] for report in reports]
+    if len({seed["torch"] for seed in randoms}) == 1 and randoms[0]["draws"]:
+        found["random"] = randoms[0]["draws"]
+    devices = numbers(sorted({report["device"] for report in reports}))
+    return [("devices", f"{devices}; {plural(reports[0]['threads'], 'thread')} a rank")], found
 
 
-def why_not(reports):
-    """Why no step was seen."""
-    if any(report["steps"] for report in reports):
+def judge_times(reports):
+    steps = [report["steps"][1:] or report["steps"] for report in reports]  # the first sets much up
+    own = [median(step["seconds"] - step["waiting"] for step in each) for each in steps]
+    waits = [median(step["waiting"] for step in each) for each in steps]
+    slowest = max(range(len(own)), key=own.__getitem__)
+    others = median(own[:slowest] + own[slowest + 1:])
+    found = {}
+    if own[slowest] > STRAGGLER * others and own[slowest] - others > NOTICEABLE:
+        found["straggler"] = f"rank {slowest}, {own[slowest] / others:.1f} times the others' time"
+    sent = reports[0]["steps"][-1]["sent"].items()
+    calls = "; ".join(f"{what}: {plural(count, 'call')}, {size:,} bytes" for what, (count, size) in sent)
+    times = [numbers(f"{seconds:.4f}" for seconds in each) for each in (own, waits)]
+    return [("communication of a step", calls or "none that could be seen"),
+            ("a step computes", f"{times[0]} s, and waits for communication {times[1]} s")], found
+
+
+# All.
+
+def judge(reports: list[dict]) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """([(what, what is seen)], {finding: where}) of the reports of all ranks, in their order."""
+    steps = [len(report["steps"]) for report in reports]
+    lines, found = [], {"steps": f"{numbers(steps)} on ranks 0 to {len(steps) - 1}"} if len(set(steps)) > 1 else {}
+    for part in judge_weights, judge_gradients, judge_data, judge_devices, judge_times:
+        said, more = part(reports)
+        lines, found = lines + said, found | more
+    if not any(report["met"] for report in reports):
+        found["alone"] = ""
+    return lines, causes(found)
+
+
+def causes(found):
+    """The findings without those that follow from another."""
+    return {key: where for key, where in found.items() if not FOLLOWS.get(key, set()) & found.keys()}
+
+
+def judge_hang(now: list[tuple[dict, dict]], seconds: float) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """The same of ranks that wait for ever: of each its report, if it has ended, and its last sign of life."""
+    places, lines = {}, []
+    for rank, (report, alive) in enumerate(now):
+        here = "has ended" if report else f"is at {alive['stack'][0]}" if alive else "is at its start"
+        places.setdefault(here, []).append(rank)
+        lines.append((f"rank {rank}", " < ".join(alive["stack"]) if alive and not report else here))
+    rarest = sorted(places.items(), key=lambda place: len(place[1]))  # where most are is rarely the mistake
+    said = "; ".join(f"rank{'s' * (len(which) > 1)} {numbers(which)} {here}" for here, which in rarest)
+    odd = odd_one([alive for _, alive in now if alive])
+    return lines, {"sequence": odd} if odd else {"hang": f"{said}, for {seconds:.0f} s"}
+
+
+def odd_one(alive):
+    """Where the ranks' sequences of collectives part, in words; None if they do not, as far as they were told."""
+    first = max(rank["first"] for rank in alive)
+    last = min(rank["first"] + len(rank["calls"]) for rank in alive)
+    for number in range(first, last):
+        calls = [rank["calls"][number - rank["first"]] for rank in alive]
+        if len({call.split(" at ")[0] for call in calls}) > 1:
+            return "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
+    return None
+
+
+def why_not(reports: list[dict]) -> str:
+    """Why nothing can be judged."""
+    if any(report["bare"] for report in reports):
         return "trains no torch.nn.Module that was seen in training mode: nothing to compare"
-    return "ended before an optimizer step of PyTorch's: nothing to compare"
+    return "ended before a step of a PyTorch optimizer: nothing to compare"
 
 
-def explain(key):
-    symptom, cause, cure = FINDINGS[key]
-    return f"{key}: {symptom}.\ncause: {cause}.\ncure: {cure}."
+# Words.
+
+def explain(key: str) -> str:
+    finding = FINDINGS[key]
+    return f"{key}: {finding.symptom}\n  cause: {finding.cause}\n  cure: {finding.cure}"
 
 
-def show(script, ranks, reports, lines, found):
-    if reports:
-        wrappers = ", ".join(reports[0]["wrappers"]) or "no wrapper that is known here"
+def table() -> str:
+    """The text of a Markdown table of all findings."""
+    rows = ["| name | what it says | cause | cure |", "|---|---|---|---|"]
+    for key, finding in FINDINGS.items():
+        name = f"*{key}* (note)" if finding.note else f"*{key}*"
+        rows.append(f"| {name} | {finding.symptom} | {finding.cause} | {finding.cure} |")
+    return "\n".join(rows)
+
+
+def show(script: str, reports: list[dict], lines: list[tuple[str, str]], found: dict[str, str]) -> None:
+    """Print the table, the findings, and the verdict."""
+    if all(reports):
         hosts = len({report["host"] for report in reports})
-        print(f"{script}: {ranks} ranks on {hosts} node{'s' * (hosts > 1)}, {min(len(r['steps']) for r in reports)} steps; "
-              f"{wrappers}; {len(reports[0]['before']['parameters']) + len(reports[0].get('shards', []))} tensors")
+        wrappers = numbers(reports[0]["wrappers"]) or "no wrapper that is known here"
+        tensors = len(reports[0]["before"]["parameters"]) + len(reports[0]["shards"])
+        steps = min(len(report["steps"]) for report in reports)
+        print(f"{script}: {plural(len(reports), 'rank')} on {plural(hosts, 'node')}, {plural(steps, 'step')}; "
+              f"{wrappers}; {plural(tensors, 'tensor')}")
     for what, seen in lines:
-        print(f"  {what:28} {seen}")
-    for key in sorted(found, key=lambda key: key in NOTES):
+        print(f"  {what:30} {seen}")
+    for key in sorted(found, key=NOTES.__contains__):
+        symptom, *advice = explain(key).split("\n")
         where = f" ({found[key]})" if found[key] else ""
-        symptom, cause, cure = FINDINGS[key]
-        print(f"{'note' if key in NOTES else 'WRONG'}: {key}: {symptom}{where}\n  cause: {cause}\n  cure: {cure}")
-    wrong = found.keys() - NOTES
-    print(f"verdict: {'wrong: ' + ', '.join(sorted(wrong)) if wrong else 'nothing wrong was found' if lines else 'nothing seen'}",
-          flush=True)
+        print("\n".join([f"{'note' if key in NOTES else 'WRONG'}: {symptom}{where}", *advice]))
+    wrong = sorted(found.keys() - NOTES)
+    print(f"verdict: {'wrong: ' + ', '.join(wrong) if wrong else 'nothing wrong was found'}", flush=True)

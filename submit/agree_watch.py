@@ -1,82 +1,53 @@
-"""What agree.py sees of a rank's training: hooks on modules, gradients, optimizers and data loaders, which change nothing."""
+"""What agree.py sees of a rank's training: hooks on modules, gradients, optimizers, loaders, which change nothing."""
 
+import functools
 import os
-import random
 import socket
 import sys
+import threading
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 
-import numpy as np
+import agree_frames as frames
 import torch
+import torch.distributed as dist
+from agree_sums import PROJECTIONS, fingerprint, items, likeness, projections, size_of
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DistributedSampler, dataloader
+from torch.utils.data import DistributedSampler, Subset, dataloader
 
-VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-CHUNK = 2**22
-PROJECTIONS = 3
-
-
-def shard_of(tensor):
-    """The part of a tensor that this rank has, and the place in the whole where it begins."""
-    if not hasattr(tensor, "to_local"):
-        return tensor.detach(), 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local().detach(), sum(at * step for at, step in zip(offset, tensor.stride()))
-
-
-def fingerprint(tensor):
-    """A number of 64 bits that another value of any element makes another: equal tensors have equal ones."""
-    local, _ = shard_of(tensor)
-    flat, total = local.contiguous().reshape(-1), 0
-    for start in range(0, flat.numel(), CHUNK):
-        piece = flat[start:start + CHUNK]
-        piece = piece.view(VIEWS[piece.element_size()]) if piece.dtype != torch.bool else piece.to(torch.uint8)
-        place = torch.arange(start, start + piece.numel(), device=piece.device)
-        total += ((piece.to(torch.int64) + 1) * (place * 6364136223846793005 + 1442695040888963407)).sum().item()
-    return total % 2**64
-
-
-def projections(tensor):
-    """PROJECTIONS sums of all elements, each with its own pseudo-random weight, in fp64: linear, as averaging is.
-
-    So the projections of an average of gradients are the average of their projections, and the sum of those of its shards.
-    """
-    local, first = shard_of(tensor)
-    flat, sums = local.reshape(-1), [0.0] * PROJECTIONS
-    for start in range(0, flat.numel(), CHUNK):
-        piece = flat[start:start + CHUNK].double()
-        place = torch.arange(first + start, first + start + piece.numel(), device=piece.device)
-        for number in range(PROJECTIONS):
-            weights = (place * 2654435761 + 97 * number) * (number + 1) % 2147483647 / 2147483647 - 0.5
-            sums[number] += (piece * weights).sum().item()
-    return sums
-
-
-def rows(tensor):
-    """A fingerprint of each of a batch's items."""
-    flat = tensor.detach().reshape(len(tensor), -1)
-    flat = flat.to(torch.uint8) if flat.dtype == torch.bool else flat.contiguous().view(VIEWS[flat.element_size()])
-    place = torch.arange(flat.shape[1], device=flat.device)
-    weights = place * 6364136223846793005 + 1442695040888963407
-    return ((flat.to(torch.int64) + 1) * weights).sum(1).tolist()
+LATEST = 20  # collectives that are told to the watchdog
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv", "isend", "irecv",
+               "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
+               "reduce_scatter_single", "all_to_all", "all_to_all_single", "_broadcast_coalesced")
+HOROVODS = ("_allreduce_async", "_grouped_allreduce_async", "_allgather_async", "_broadcast_async",
+            "_reducescatter_async")
+WRAPPERS = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP1", "DeepSpeedEngine": "DeepSpeed"}
 
 
 class Watch:
-    """The hooks of one rank. `record` is what they have seen, in types that JSON has; `done()` is called after `steps`."""
+    """The hooks of a rank. `record` is what they have seen, in types that JSON has; after `steps` they call `done`."""
 
     def __init__(self, steps, done):
         self.steps, self.done = steps, done
-        self.depth = self.inside = 0  # of modules; of optimizers' steps, which Horovod and DeepSpeed nest
-        self.models, self.names, self.local, self.final = [], {}, {}, {}
-        self.loaders = {}
-        self.taken = defaultdict(int)
-        self.started = self.computed = time.perf_counter()
-        self.happened = 0  # anything at all: the watchdog looks whether it grows
+        self.models, self.ddp, self.names = [], [], {}  # names: {parameter: its name}
+        self.loaders, self.augments = {}, ""  # augments: the name of a transform that draws random numbers
+        self.taken = defaultdict(int)  # {id of an optimizer: its steps}
+        self.modules_deep = self.steps_deep = self.backward_deep = 0  # DeepSpeed calls a step inside of its own
+        self.in_collective = self.on_gpu = self.hears_horovod = False
+        self.happened, self.calls = 0, []  # for the watchdog: whether it grows; collectives, each as "name at place"
+        self.computed = 0.0  # when the last gradient was there
+        self.begin_step()
         self.record = {
-            "host": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "wrappers": [], "steps": [],
-            "loaders": {}, "rows": [], "tensors": {}, "collectives": {}}
+            "host": socket.gethostname(), "cores": sorted(os.sched_getaffinity(0)), "gpu": None, "current": None,
+            "met": False, "bare": False, "half": False, "hook": "", "wrappers": [], "shards": [], "loaders": {},
+            "rows": [], "steps": []}
+
+    def begin_step(self):
+        """What is known of one step: {name: projections} before and after the average, {caller: [calls, bytes]}, s."""
+        self.local, self.final, self.sent = {}, {}, {}
+        self.spent = {"watching": 0.0, "waiting": 0.0}
+        self.started = time.perf_counter()
 
     def install(self):
         modules = torch.nn.modules.module
@@ -88,42 +59,90 @@ class Watch:
         self.replace(dataloader._BaseDataLoaderIter, "_next_index", self.draw)
         self.replace(dataloader._BaseDataLoaderIter, "__next__", self.use)
         self.replace(DistributedSampler, "set_epoch", self.set_epoch)
+        self.replace(torch.autograd, "backward", self.backward)
+        for name in COLLECTIVES:
+            if hasattr(dist, name):
+                self.listen(dist, name, lambda args, kwargs: [*args, *kwargs.values()])
 
     @staticmethod
     def replace(kind, name, seen):
         original = getattr(kind, name)
 
-        def method(self, *args, **kwargs):
-            return seen(original, self, *args, **kwargs)
+        def method(*args, **kwargs):
+            return seen(original, *args, **kwargs)
         setattr(kind, name, method)
+
+    @contextmanager
+    def spending(self, what):
+        started = time.perf_counter()
+        yield
+        self.spent[what] += time.perf_counter() - started
+
+    # Collectives: what each sends, and who has called it.
+
+    def listen(self, module, name, tensors_of):
+        """Note the calls of a communicating function: in torch.distributed, in its implementation, in Horovod."""
+        original, plain = getattr(module, name), name.strip("_").removesuffix("_async")
+
+        @functools.wraps(original)
+        def call(*args, **kwargs):
+            self.happened += 1
+            if self.in_collective:  # one that is made of others
+                return original(*args, **kwargs)
+            size = max((size_of(value) for value in tensors_of(args, kwargs)), default=0)
+            caller = frames.caller_of(sys._getframe(1))
+            self.calls.append(f"{plain} at {caller}")
+            self.count(plain, caller, 1, size)
+            self.in_collective = True
+            try:
+                with self.spending("waiting"):
+                    return original(*args, **kwargs)
+            finally:
+                self.in_collective = False
+        for place in (module, dist.distributed_c10d):
+            if getattr(place, name, None) is original:
+                setattr(place, name, call)
+
+    def count(self, name, caller, calls, size):
+        key = f"{name} by {caller}"
+        before = self.sent.get(key, [0, 0])
+        self.sent[key] = [before[0] + calls, before[1] + size]
 
     # Modules: the outermost that is called in training mode is a model, and what it is given is data.
 
     def enter(self, module, args):
         self.happened += 1
-        self.depth += 1
-        if self.depth > 1 or not module.training or not torch.is_grad_enabled():
+        self.modules_deep += 1
+        if self.modules_deep > 1 or not torch.is_grad_enabled():
+            return
+        if not any(part.training for part in module.modules()):  # Lightning's wrapper alone may be in eval mode
             return
         if not any(module is model for model in self.models) and any(p.requires_grad for p in module.parameters()):
             self.meet(module)
+        with self.spending("watching"):
+            self.note_batch(args)
+
+    def note_batch(self, args):
         batch = next((arg for arg in args if torch.is_tensor(arg) and arg.dim() > 1), None)
         if batch is not None and len(self.record["rows"]) < self.steps:
-            self.record["rows"].append(rows(batch))
+            self.record["rows"].append(items(batch))
 
     def leave(self, *_):
-        self.depth -= 1
+        self.modules_deep -= 1
 
     def meet(self, module):
         """A model at its first use: names, and hooks on the gradients before anybody has averaged them."""
         first = not self.models
         self.models.append(module)
+        self.listen_to_horovod()
         for part in module.modules():
             name = type(part).__name__
-            known = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP1", "DeepSpeedEngine": "DeepSpeed"}
-            wrapper = known.get(name) or ("FSDP2" if name.startswith("FSDP") else None)
+            wrapper = WRAPPERS.get(name) or ("FSDP2" if name.startswith("FSDP") else None)
             if wrapper and wrapper not in self.record["wrappers"]:
                 self.record["wrappers"].append(wrapper)
-            if name == "DeepSpeedEngine":
+            if name == "DistributedDataParallel":
+                self.ddp.append(part)
+            elif name == "DeepSpeedEngine":
                 self.before_deepspeed_steps(part)
             elif wrapper == "FSDP2":
                 self.before_fsdp_reduces()
@@ -139,6 +158,7 @@ class Watch:
             self.note_seeds(module)
             parameter = next(module.parameters())
             self.record["device"] = str(parameter.device)
+            self.on_gpu = parameter.device.type != "cpu"
             if parameter.device.type == "cuda":
                 self.record["gpu"] = str(torch.cuda.get_device_properties(parameter.device).uuid)
                 self.record["current"] = f"cuda:{torch.cuda.current_device()}"
@@ -146,6 +166,27 @@ class Watch:
         known = self.record.get("before", {"parameters": {}})["parameters"]
         self.record["before"] = self.state()
         self.record["before"]["parameters"] |= known  # of a model that has trained meanwhile
+
+    def listen_to_horovod(self):
+        module = sys.modules.get("horovod.torch.mpi_ops")
+        if module and not self.hears_horovod:
+            self.hears_horovod = True
+            for name in HOROVODS:
+                self.listen(module, name, lambda args, kwargs: args[:1])
+            self.replace(sys.modules["horovod.torch.optimizer"], "synchronize", self.wait)
+
+    def backward(self, original, *args, **kwargs):
+        """From its last gradient to its end, it waits for the others: DDP in C++, where no hook is."""
+        self.backward_deep += 1
+        try:
+            original(*args, **kwargs)
+        finally:
+            self.backward_deep -= 1
+        self.spent["waiting"] += max(0.0, time.perf_counter() - max(self.computed, self.started))
+
+    def wait(self, original, *args, **kwargs):
+        with self.spending("waiting"):
+            return original(*args, **kwargs)
 
     def before_deepspeed_steps(self, engine):
         """Its gradients are its own matter; it hands them out between backward and step."""
@@ -175,17 +216,18 @@ class Watch:
         place.foreach_reduce = foreach_reduce
 
     def note_seeds(self, module):
+        """The generators' states before the first step, and what draws from them."""
         drops = any("Dropout" in type(part).__name__ and getattr(part, "p", 0) for part in module.modules())
         device = next(module.parameters()).device
         state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-        self.record["random"] = {"torch": fingerprint(state), "python": hash(random.getstate()),
-                                 "numpy": fingerprint(torch.from_numpy(np.random.get_state()[1].astype(np.int64))),
-                                 "drops": drops}
+        self.record["random"] = {"torch": fingerprint(state), "draws": "dropout" if drops else self.augments}
 
     def note_local(self, name, gradient):
         self.happened += 1
-        found = projections(gradient)
-        self.local[name] = [a + b for a, b in zip(self.local.get(name, [0.0] * PROJECTIONS), found)]
+        self.record["half"] = self.record["half"] or gradient.element_size() < 4
+        with self.spending("watching"):
+            found = projections(gradient)
+            self.local[name] = [a + b for a, b in zip(self.local.get(name, [0.0] * PROJECTIONS), found)]
         self.computed = time.perf_counter()
 
     def state(self):
@@ -199,31 +241,52 @@ class Watch:
 
     # Optimizers. Wrappers call another step inside of theirs: the innermost sees what the parameters move by.
 
-    def before_step(self, optimizer, *_):
+    def before_step(self, optimizer, args, kwargs):
         self.happened += 1
-        self.inside += 1
-        own = self.computed - self.started  # until its last gradient was there, before it waits for others'
-        self.seconds = own if own > 0 else time.perf_counter() - self.started
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                name = self.names.get(parameter)
-                if name and parameter.grad is not None:
-                    self.final[name] = projections(parameter.grad)
+        self.steps_deep += 1
+        self.note_final(optimizer)
 
-    def after_step(self, optimizer, *_):
-        self.inside -= 1
-        if self.inside:
+    def note_final(self, optimizer):
+        with self.spending("watching"):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = self.names.get(parameter)
+                    if name and parameter.grad is not None:
+                        self.final[name] = projections(parameter.grad)
+
+    def after_step(self, optimizer, args, kwargs):
+        self.steps_deep -= 1
+        if any(map(callable, [*args[1:], *kwargs.values()])):  # a closure, which computes gradients within the step
+            self.note_final(optimizer)
+        if self.steps_deep or self.backward_deep:  # Adasum steps each parameter in a hook of backward
+            return
+        if not self.models:  # or Horovod, which makes an empty step when it broadcasts an optimizer's state
+            self.record["bare"] = True
             return
         if hasattr(optimizer, "_allreduce_delay") and "Horovod" not in self.record["wrappers"]:
             self.record["wrappers"].append("Horovod")
+        whole = time.perf_counter() - self.started - self.spent["watching"]
         number = id(optimizer)
         self.taken[number] += 1
-        self.record["steps"].append({"optimizer": list(self.taken).index(number), "seconds": self.seconds,
-                                     "local": self.local, "final": self.final, "after": self.state()})
-        self.local, self.final = {}, {}
+        self.count_ddp()
+        self.record["met"] = self.record["met"] or dist.is_initialized() or self.hears_horovod
+        with self.spending("watching"):
+            after = self.state()
+        self.record["steps"].append({"seconds": whole, **self.spent, "local": self.local, "final": self.final,
+                                     "sent": self.sent, "after": after})
         if self.taken[number] == self.steps:
             self.done()
-        self.started = self.computed = time.perf_counter()
+        self.begin_step()
+
+    def count_ddp(self):
+        """DDP sends its buckets from C++, where no hook of Python's is; it tells their sizes."""
+        for ddp in self.ddp:
+            if ddp.require_backward_grad_sync and ddp.logger:
+                told = ddp._get_ddp_logging_data()
+                sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
+                sizes = [int(size) for size in str(sizes).split(",") if size.strip()]
+                hook = self.record["hook"] = told.get("comm_hook", "")
+                self.count("all_reduce", f"DDP with {hook}" if hook else "DDP", len(sizes), sum(sizes))
 
     # Data: which items of which loader, by their numbers, and how often each epoch's order was drawn.
 
@@ -233,22 +296,26 @@ class Watch:
             batches, items = len(loader), len(loader.dataset)
         except TypeError:
             batches = items = None
+        self.augments = self.augments or augmentation(loader.dataset)
         sampler = loader.sampler
         found = self.record["loaders"].setdefault(name, {"batches": batches, "items": items, "epochs": [], "used": 0})
-        found["sampler"] = type(sampler).__name__
         if isinstance(sampler, DistributedSampler):
-            found |= {"shuffle": sampler.shuffle, "ranks": sampler.num_replicas, "rank": sampler.rank}
+            found |= {"shuffle": sampler.shuffle, "ranks": sampler.num_replicas}
             found.setdefault("drawn", []).append(sampler.epoch)
-            found["set"] = getattr(sampler, "agree_set", False)
+            told = getattr(sampler, "agree_set", False)
+            found["forgets"] = not told and frames.epoch_comes_again(sys._getframe(2))
+        if not found["epochs"]:
+            found["like"] = likeness(whole(loader.dataset))
         found["epochs"].append([])
-        iterator.agree = found, found["epochs"][-1]
+        iterator.agree = found, loader.dataset
         original(iterator, loader, *args)
 
     def draw(self, original, iterator):
         index = original(iterator)
-        if hasattr(iterator, "agree") and len(iterator.agree[1]) < 10_000:
-            iterator.agree[1].extend(map(int, index) if isinstance(index, (list, tuple)) else
-                                     [int(index)] if isinstance(index, int) else [])
+        found, dataset = getattr(iterator, "agree", ({"epochs": [[]]}, None))
+        if len(found["epochs"][-1]) < 10_000:
+            drawn = index if isinstance(index, (list, tuple)) else [index]
+            found["epochs"][-1].extend(number_in_whole(dataset, item) for item in drawn if hasattr(item, "__index__"))
         return index
 
     def use(self, original, iterator):
@@ -264,18 +331,35 @@ class Watch:
         return original(sampler, epoch)
 
 
-def place_of(frame, script):
-    """Where the script is: "file:line, in function", of the innermost frame that is its own and not a library's."""
-    own = None
-    while frame:
-        path = frame.f_code.co_filename
-        if path == script:
-            return f"{os.path.basename(path)}:{frame.f_lineno}"
-        own = own or (f"{os.path.basename(path)}:{frame.f_lineno}" if "site-packages" not in path else None)
-        frame = frame.f_back
-    return own or "unknown"
+    # For the watchdog.
+
+    def whereabouts(self, script: str) -> dict:
+        """Where the main thread is, whether it waits for other ranks there, and the collectives it has called last."""
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        waiting = frames.waits(frame)
+        if self.models:  # a GPU's queue is waited for anywhere
+            waiting = waiting or self.on_gpu or frames.in_backward(frame)
+        return {"stack": frames.places(frame, script), "waits": waiting, "happened": self.happened,
+                "first": max(0, len(self.calls) - LATEST), "calls": self.calls[-LATEST:]}
 
 
-def main_frame():
-    import threading
-    return sys._current_frames().get(threading.main_thread().ident)
+def whole(dataset):
+    """The data set of which another may be a subset, of a subset."""
+    return whole(dataset.dataset) if isinstance(dataset, Subset) else dataset
+
+
+def number_in_whole(dataset, number):
+    """The number that an item of a subset has in the whole data set."""
+    return number_in_whole(dataset.dataset, dataset.indices[number]) if isinstance(dataset, Subset) else int(number)
+
+
+def augmentation(dataset):
+    """What a data set, or the one within it, does at random to its items; "" if nothing is seen."""
+    while dataset is not None:
+        for name in "transform", "transforms":
+            words = repr(getattr(dataset, name, ""))
+            found = next((word for word in ("Random", "AutoAugment", "Jitter", "Erasing") if word in words), None)
+            if found:
+                return f"augmentation: {found}"
+        dataset = getattr(dataset, "dataset", None)
+    return ""

@@ -199,6 +199,13 @@ def test_srun_with_and_without_mpi(mpi, cluster, tmp_path):
 
 
 @real_slurm
+def test_a_script_of_one_s_own_is_watched_under_srun(cluster):
+    printed = cluster.run("srun", "--mpi=none", "-N", 2, "-n", 2, BIN / "python", "../submit/agree.py",
+                          "your_script_ddp.py")
+    assert "your_script_ddp.py: 2 ranks" in printed and "verdict: nothing wrong was found" in printed
+
+
+@real_slurm
 def test_a_contradiction_is_refused(cluster, tmp_path):
     """python in a batch script of 4 tasks would train once, or wait for the other three."""
     (cluster.folder / "03_ddp" / "wrong.slurm").write_text(f'#!/bin/bash\n"{BIN}/python" main.py "$@"\n')

@@ -11,6 +11,7 @@ A comment says what belongs into the fence behind it, which this program writes:
     <!-- command: NAME -->             the command of submit/sweep.py that makes assets/records/NAME.jsonl
     <!-- file: PATH -->                a file as it is
     <!-- faults -->                    (no fence) the table of the faults that submit/doctor.py names
+    <!-- findings -->                  (no fence) the table of what submit/agree.py finds
     <!-- changes: OLD NEW | OLD NEW -->     how many lines were added and removed between files
     <!-- bench: N -->                  section N of `make bench`, from assets/records/bench*.txt
 
@@ -24,6 +25,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import agree_verdicts
 import doctor
 import pandas
 import sweep
@@ -36,7 +38,7 @@ from tools.pages import claims, figures
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|changes): (.+?) -->\n"
                    r"(?:```\w*\n.*?^```\n)?", re.M | re.S)
-FAULTS = re.compile(r"<!-- faults -->\n(?:\|.*\n)*")
+LISTS = re.compile(r"<!-- (faults|findings) -->\n(?:\|.*\n)*")
 COPIES = {  # file: the folders that have its copy, so that a chapter's folder runs wherever it is copied
     "01_single_node/ranks.py": ("02_horovod", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed",
                                 "05_zero"),
@@ -145,14 +147,15 @@ def render(text, run=recorded):
         content = "\n".join(line.rstrip() for line in content.splitlines())
         return f"<!-- {kind}: {words} -->\n```{language}\n{content}\n```\n"
 
-    text = FAULTS.sub(f"<!-- faults -->\n{doctor.table()}\n", FENCE.sub(fence, text))
+    lists = {"faults": doctor, "findings": agree_verdicts}
+    text = LISTS.sub(lambda match: f"<!-- {match[1]} -->\n{lists[match[1]].table()}\n", FENCE.sub(fence, text))
     if left:
         raise ValueError("hunks that are not shown:\n" + "\n\n".join(left))
     return text
 
 
 def readmes():
-    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("[0-9rs]*/**/*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("[0-9ers]*/**/*.md"))]
 
 
 def copies():

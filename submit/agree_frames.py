@@ -1,0 +1,96 @@
+"""What the frames of a running program tell: who calls a collective, where a rank is, whether an epoch comes again."""
+
+import ast
+import linecache
+import os
+
+CALLERS = {"/deepspeed/": "DeepSpeed", "/torch/distributed/fsdp": "FSDP", "/torch/nn/parallel/distributed": "DDP",
+           "/torch/nn/modules/_functions": "SyncBatchNorm", "/torch/distributed/optim": "ZeroRedundancyOptimizer",
+           "/horovod/torch/optimizer": "Horovod's optimizer", "/horovod/torch/functions": "Horovod's functions",
+           "/accelerate/": "Accelerate", "/lightning/": "Lightning"}
+COMMUNICATES = "/torch/distributed/", "/torch/nn/parallel/distributed", "/horovod/", "/deepspeed/comm", "/mpi4py/"
+SET_EPOCH = "/accelerate/", "/lightning/"  # libraries that call it, though perhaps later than their loader begins
+LIBRARIES = "site-packages", "dist-packages"
+HERE = os.path.splitext(__file__)[0].removesuffix("_frames")  # agree.py, and the files that belong to it
+
+
+def stack(frame):
+    """(file, line, function) of a frame and its callers."""
+    while frame:
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back
+
+
+def caller_of(frame):
+    """A library that is known, or "file:line" of whoever else has called."""
+    for path, line, _ in stack(frame):
+        known = next((name for part, name in CALLERS.items() if part in path), None)
+        if known:
+            return known
+        if "/torch/" not in path:
+            return f"{os.path.basename(path)}:{line}"
+    return "torch"
+
+
+def places(frame, script: str) -> list[str]:
+    """Where a program is, the innermost place first, as "file:line, in function" of files that are no library's."""
+    frames = list(stack(frame))
+    files = [path for path, _, _ in frames]
+    own = frames[:files.index(script) + 1] if script in files else frames
+    return [f"{os.path.basename(path)}:{line}, in {name}" for path, line, name in own
+            if not any(part in path for part in (*LIBRARIES, HERE))] or ["its start"]
+
+
+def waits(frame) -> bool:
+    """Whether it is in a library's communication."""
+    return any(part in path for path, _, _ in stack(frame) for part in COMMUNICATES)
+
+
+def in_backward(frame) -> bool:
+    """Whether it is in backward, at whose end DDP waits for the other ranks."""
+    return any(path.endswith("autograd/graph.py") for path, _, _ in stack(frame))
+
+
+def epoch_comes_again(frame) -> bool:
+    """Whether a loop around the place that iterates over a DataLoader runs more than once, and nobody calls set_epoch.
+
+    As far as the callers' sources tell: a `while`, or a `for` over a range(...) of more than one number.
+    """
+    again = False
+    while frame:
+        path = frame.f_code.co_filename
+        if any(part in path for part in SET_EPOCH):
+            return False
+        if not any(part in path for part in (*LIBRARIES, HERE)):
+            text = "".join(linecache.getlines(path))
+            if "set_epoch" in text:
+                return False
+            again = again or any(runs_again(loop, frame) for loop in loops_around(text, frame.f_lineno))
+        frame = frame.f_back
+    return again
+
+
+def loops_around(text, line):
+    """The loops of a program in whose body a line stands, as nodes of its syntax tree."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))
+            and node.body[0].lineno <= line <= node.body[-1].end_lineno]
+
+
+def runs_again(loop, frame):
+    if isinstance(loop, ast.While):
+        return True
+    calls = [node for node in ast.walk(loop.iter) if isinstance(node, ast.Call)]
+    ranges = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ("range", "trange")]
+    if not ranges:
+        return False
+    harmless = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.operator, ast.expr_context)
+    words = [part for argument in ranges[0].args for part in ast.walk(argument)]
+    if not all(isinstance(word, harmless) for word in words):
+        return True
+    numbers = [eval(compile(ast.Expression(argument), "range", "eval"), frame.f_globals, frame.f_locals)
+               for argument in ranges[0].args]
+    return len(range(*numbers)) > 1

@@ -1,0 +1,20 @@
+"""DeepSpeed's engine, which also draws the batches."""
+import deepspeed
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+deepspeed.init_distributed("gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+config = {"train_batch_size": 32, "zero_optimization": {"stage": 1},
+          "optimizer": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}}}
+engine, _, loader, _ = deepspeed.initialize(
+    model=model, model_parameters=model.parameters(), training_data=data, config=config)
+for epoch in range(3):
+    loader.data_sampler.set_epoch(epoch)  # DeepSpeed does not
+    for inputs, targets in loader:
+        loss = nn.functional.mse_loss(engine(inputs), targets)
+        engine.backward(loss)
+        engine.step()
