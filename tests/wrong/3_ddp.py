@@ -13,7 +13,7 @@ WRONG = {
                          ("    dist.destroy_process_group()\n", "")], "believes that it is alone"),
     "no sampler": ([("sampler=sampler", "shuffle=True")], "the loader of each rank goes through all images"),
     "a sampler for one rank": ([("DistributedSampler(train, ", "DistributedSampler(train, 1, 0, ")],
-        "for 1 ranks, and 2 train"),
+        "and 2 train"),
     "a sampler and shuffle": ([("sampler=sampler", "sampler=sampler, shuffle=True")], "mutually exclusive"),
     "the batch is not divided": ([("BATCH // ranks", "BATCH")], "64 + 64 = 128"),
     "no wrapper": ([(WRAP, "ddp = model")], "nothing averages them"),

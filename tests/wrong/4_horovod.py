@@ -15,7 +15,7 @@ WRONG = {
                                "Horovod has not been initialized"),
     "no sampler": ([("sampler=sampler", "shuffle=True")], "the loader of each rank goes through all images"),
     "a sampler that does not know the ranks": ([(SAMPLER, "DistributedSampler(train, ")], "on rank"),
-    "a sampler for one rank": ([(SAMPLER, "DistributedSampler(train, 1, 0, ")], "for 1 ranks, and 2 train"),
+    "a sampler for one rank": ([(SAMPLER, "DistributedSampler(train, 1, 0, ")], "and 2 train"),
     "the batch is not divided": ([("BATCH // hvd.size()", "BATCH")], "64 + 64 = 128"),
     "parameters are not broadcast": ([(PARAMETERS, "")], "the others start with weights of their own"),
     "broadcast before they are loaded": ([(PARAMETERS, ""), (LOAD, PARAMETERS + LOAD)],
