@@ -13,12 +13,14 @@ import warnings
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
+import psutil
 import torch
 import torch.distributed as dist
 from grade import load
 
 STARTED = time.monotonic()
 LIMIT = 13  # s since then, until ranks are ended: the answer is there within 15
+STILL = 4  # s without computing
 PRINTED = []  # the ranks' output, in the learner's own words
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_single",
                "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all",
@@ -42,10 +44,11 @@ def show_printed():
             print(f"  rank {rank} prints: {line}")
 
 
-def on_ranks(file, function, ranks):
+def on_ranks(file, function, ranks, meet=True):
     """The values of function(rank), called in `ranks` processes that have a process group over gloo.
 
-    Raises NotRun, with the learner's own line, if one of them raises or ends, or is not done in time.
+    Without `meet` the learner's file makes it. Raises NotRun, with the learner's own line, if one of them raises or
+    ends, or is not done in time.
     """
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
@@ -54,7 +57,7 @@ def on_ranks(file, function, ranks):
             sys.stdout.flush()
             child = os.fork()
             if not child:
-                be_rank(folder, function, rank, ranks)
+                be_rank(folder, function, rank, ranks, meet)
             children.append(child)
         codes = wait(children, folder)
         PRINTED.extend((rank, (folder / f"{rank}.out").read_text()) for rank in range(ranks))
@@ -113,7 +116,7 @@ class Noted(list):
         self.path.unlink(missing_ok=True)
 
 
-def be_rank(folder, function, rank, ranks):
+def be_rank(folder, function, rank, ranks, meet):
     """The life of a forked process."""
     out = os.open(folder / f"{rank}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
@@ -124,8 +127,9 @@ def be_rank(folder, function, rank, ranks):
             torch.set_num_threads(1)
             torch.manual_seed(rank)
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch's new names for some collectives
-            dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
-            dist.barrier()  # all are connected before one may end
+            if meet:
+                dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+                dist.barrier()  # all are connected before one may end
             value = function(rank)
             sys.stdout.flush()
             (folder / f"{rank}.part").write_bytes(pickle.dumps(value))
@@ -151,9 +155,13 @@ def frames(trace):
 
 
 def wait(children, folder):
-    """The exit codes of all that came to an end. At the limit, or a second after one has failed, others say where."""
+    """The exit codes of all that came to an end. At the limit, or a second after one has failed, others say where.
+
+    So they do when nobody has computed for a while: then all wait for each other.
+    """
     codes, ended, end = {}, set(), STARTED + LIMIT
-    while len(codes) < len(children) and time.monotonic() < end:
+    processes, spent, since = [psutil.Process(child) for child in children], 0, time.monotonic()
+    while len(codes) < len(children) and time.monotonic() < min(end, since + STILL):
         for rank in set(range(len(children))) - set(codes):
             if os.waitpid(children[rank], os.WNOHANG)[0]:
                 ended.add(rank)
@@ -161,6 +169,10 @@ def wait(children, folder):
                 end = min(end, time.monotonic() + 1)
             elif (folder / f"{rank}.value").exists():
                 codes[rank] = 0
+        with contextlib.suppress(psutil.Error):  # one that ends just now
+            now = sum(sum(process.cpu_times()[:2]) for rank, process in enumerate(processes) if rank not in codes)
+            if abs(now - spent) > 0.05:
+                spent, since = now, time.monotonic()
         time.sleep(0.01)
     late = set(range(len(children))) - set(codes)
     for rank in late:
@@ -177,6 +189,9 @@ def complain(file, codes, folder):
     failed = [rank for rank, code in codes.items() if code]
     for rank in failed:
         if not (folder / f"{rank}.problem").exists():
+            if "collective mismatch" in (folder / f"{rank}.out").read_text():  # then gloo ends the process
+                raise NotRun(f"rank {rank} receives a message of another size than it waits for: at the same time the "
+                             "ranks call different collectives, or one of them skips some")
             raise NotRun(f"rank {rank} ended before its function returned")
     problems = {rank: (folder / f"{rank}.problem").read_text().splitlines() for rank in failed}
     for rank in sorted(failed, key=lambda rank: int(problems[rank][0])):  # what came first is the cause of the others

@@ -1,5 +1,6 @@
 """The exercises' grader: right for each reference solution, and the typical mistake's own hint for each wrong one."""
 
+import re
 import sys
 import time
 
@@ -59,3 +60,10 @@ def test_a_file_that_does_not_run(text, said, tmp_path):
     assert done.code == NOT_RUN and said in done.out + done.err, done.out + done.err
     assert "Traceback" not in done.out + done.err
     assert time.monotonic() - started < 30  # 15 s where nothing else runs
+
+
+def test_what_is_counted_is_what_the_formulae_say(tmp_path):
+    """Exercise 10 shows both to the learner."""
+    done = graded(10, (FOLDERS[10] / "solution.py").read_text(), tmp_path)
+    rows = re.findall(r"^  (?:GB|bytes).* ([\d.,]+) +([\d.,]+)$", done.out, re.M)
+    assert len(rows) == 4 and all(computed == counted for computed, counted in rows), done.out
