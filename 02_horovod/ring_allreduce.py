@@ -81,7 +81,7 @@ def reduce_and_broadcast(tensor, wire):
     wire.step([(tensor, other) for other in others], [])
 
 
-def ring(tensor, wire):
+def ring(tensor: torch.Tensor, wire: "Wire") -> None:
     """Each rank sends to its right neighbour only.
 
     2(N-1) steps of S/N bytes, so 2(N-1)/N S bytes from each rank. Where N does not divide the

@@ -111,7 +111,8 @@ def bucket_sizes(gradient_bytes, library="DDP"):
     return sizes
 
 
-def step_seconds(compute, gradient_bytes, cluster, library="DDP", overlap=True, constants=CENTRAL):
+def step_seconds(compute: float, gradient_bytes: float, cluster: Cluster, library: str = "DDP",
+                 overlap: bool = True, constants: Constants = CENTRAL) -> float:
     """One step: `compute` is one GPU's forward and backward without communication.
 
     Backward fills the buckets at an even pace (assumed); a bucket is all-reduced when all ranks

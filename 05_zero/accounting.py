@@ -3,6 +3,7 @@
 import argparse
 import gc
 import math
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,7 @@ import torch.distributed as dist
 ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 
 
-def storages(tensors, device=None):
+def storages(tensors: Iterable, device: torch.device | None = None) -> dict[int, int]:
     """{address: bytes} of what these tensors keep on the device, or anywhere.
 
     What several tensors share counts once.
@@ -96,8 +97,8 @@ class Accounting:
             raise RuntimeError(f"the accounting cannot place {self.bytes['unclassified']:,} bytes")
 
 
-def formula(stage, ranks, parameters, layer, *, width, gathered, master, moments,
-            keeps_gradients=False):
+def formula(stage: int, ranks: int, parameters: float, layer: float, *, width: int, gathered: int,
+            master: int, moments: int, keeps_gradients: bool = False) -> dict[str, float]:
     """The bytes that ZeRO's paper expects on each rank, by the names of Accounting.bytes.
 
     parameters: their number P; layer: that of the largest layer, which is gathered whole at

@@ -9,13 +9,14 @@ import ast
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 EXERCISES = Path(__file__).resolve().parent
 FOLDERS = {int(path.name.split("_")[0]): path for path in EXERCISES.glob("[0-9]*_*")}
 RIGHT, NOT_YET, NOT_RUN = 0, 1, 2
 
 
-def load(path, name):
+def load(path: Path, name: str) -> ModuleType:
     """The module of a file."""
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)

@@ -10,8 +10,9 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 
 import psutil
 import torch
@@ -37,14 +38,14 @@ class NoEnd(NotRun):
     last = MappingProxyType({})  # of in_stages: rank -> the communication that it has begun last, as counted() has it
 
 
-def show_printed():
+def show_printed() -> None:
     """What the learner's file has printed, and of which rank."""
     for rank, text in PRINTED:
         for line in text.splitlines()[-20:]:
             print(f"  rank {rank} prints: {line}")
 
 
-def on_ranks(file, function, ranks, meet=True):
+def on_ranks(file: Path, function: Callable[[int], object], ranks: int, meet: bool = True) -> list:
     """The values of function(rank), called in `ranks` processes that have a process group over gloo.
 
     Without `meet` the learner's file makes it. Raises NotRun, with the learner's own line, if one of them raises or
@@ -65,7 +66,7 @@ def on_ranks(file, function, ranks, meet=True):
         return [pickle.loads((folder / f"{rank}.value").read_bytes()) for rank in range(ranks)]
 
 
-def in_stages(file, stages, ranks):
+def in_stages(file: Path, stages: dict[str, Callable], ranks: int) -> dict:
     """{name: the facts of all ranks} for the functions of {name: function(rank, exercise, calls)}, called in turn.
 
     `exercise` is the learner's module, `calls` is what counted() counts in this stage. The stage that does not come to
@@ -211,7 +212,7 @@ def complain(file, codes, folder):
         raise NoEnd(f"no end: a loop, or ranks that wait for each other: {', '.join(sorted(places))}")
 
 
-def counted(calls=None):
+def counted(calls: list | None = None) -> list:
     """A list to which each communication of this rank is added from now on: (operation, elements, bytes, peer or None).
 
     Call it before the learner's file is loaded, which may import the functions by name. What isend and irecv return is
@@ -256,7 +257,7 @@ def refuse_peers(name, peers):
             raise ValueError(f"{name}: rank {peer} is this rank itself")
 
 
-def learner(file):
+def learner(file: Path) -> ModuleType:
     """The learner's module."""
     sys.path.insert(0, str(file.parent))
     return load(file, "exercise")

@@ -4,7 +4,9 @@ import os
 import re
 import runpy
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import torch
 import torch._dynamo  # which optimizers import: once, before the ranks are forked
@@ -18,9 +20,14 @@ import agree_verdicts
 from agree_watch import Watch
 
 ALL_STEPS = 10**9  # are watched
+Point = tuple[str, bool, str]  # what is asked, whether it is right, the hint if not
 
 
-def torchruns_variables(ranks):
+def ranks_met():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def torchruns_variables(ranks: int) -> tuple[list[dict], dist.TCPStore]:
     """What torchrun sets for each rank, and the store at which they meet: as torchrun's, it is none of the ranks."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port,
@@ -28,7 +35,7 @@ def torchruns_variables(ranks):
     return [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)], store
 
 
-def run_script(file, places, folders, world=lambda: dist.get_world_size() if dist.is_initialized() else 1):
+def run_script(file: Path, places: list[dict], folders: list[Path], world: Callable[[], int] = ranks_met) -> list[dict]:
     """Per rank what its run of the script did, with these variables and in this folder: see Seen.facts().
 
     world() is the number of ranks that the script knows of.
@@ -108,7 +115,7 @@ def parameters(model):
     return {name.removeprefix("module."): value.detach().clone() for name, value in model.named_parameters()}
 
 
-def findings(facts):
+def findings(facts: list[dict]) -> dict[str, str]:
     """agree.py's, of the ranks' reports."""
     reports = [fact["report"] for fact in facts]
     if not all("before" in report and report["steps"] for report in reports):
@@ -116,7 +123,7 @@ def findings(facts):
     return agree_verdicts.judge(reports)[1]
 
 
-def replay(reference, start, batches, rate, state=None):
+def replay(reference: ModuleType, start: dict, batches: list, rate: float, state: dict | None = None) -> list[dict]:
     """The parameters after each epoch of one rank whose batches are those of all ranks together.
 
     batches: those of each rank, in the order of the steps; their labels are found in the reference's data by the
@@ -140,21 +147,21 @@ def replay(reference, start, batches, rate, state=None):
     return after
 
 
-def same(one, other):
+def same(one: dict, other: dict) -> bool:
     """Whether two dicts of parameters are the same but for rounding, in fp64."""
     return one.keys() == other.keys() and all(
         torch.allclose(one[name], other[name], rtol=1e-8, atol=1e-10) for name in one)
 
 
-# What exercises 3 and 4 both ask: (what, whether it is right, the hint if not). `reference` is the solution's module.
+# What exercises 3 and 4 both ask; `reference` is the solution's module.
 
-def global_batch(batches, reference):
+def global_batch(batches: list, reference: ModuleType) -> Point:
     sizes = [len(parts[0]) if parts else 0 for parts in batches]
     return f"a step takes {reference.BATCH} images, of all ranks together", sum(sizes) == reference.BATCH, (
         f"it takes {' + '.join(map(str, sizes))} = {sum(sizes)}: what a rank's loader is given is its share of them")
 
 
-def order(batches, found, reference):
+def order(batches: list, found: dict, reference: ModuleType) -> Point:
     steps = len(batches[0]) // reference.EPOCHS
     orders = [torch.cat(batches[0][epoch * steps:(epoch + 1) * steps]) for epoch in range(reference.EPOCHS)]
     return "each epoch has another order", "order" not in found and not torch.equal(*orders), (
@@ -162,7 +169,7 @@ def order(batches, found, reference):
         "same order")
 
 
-def training(ranks, reference, state=None):
+def training(ranks: list[dict], reference: ModuleType, state: dict | None = None) -> Point:
     """Whether the whole training is that of one rank with the same images in each step. state: of its optimizer."""
     train, _ = reference.load_data()
     batches, steps = [rank["batches"] for rank in ranks], len(train) // reference.BATCH * reference.EPOCHS
@@ -186,12 +193,12 @@ def training(ranks, reference, state=None):
     return "the training ends where one rank with these batches ends, to rounding", right, hint
 
 
-def contents(facts):
+def contents(facts: list[dict]) -> list:
     """What lies in the files that were saved."""
     return [torch.load(path, weights_only=False) for path in sorted({path for fact in facts for path in fact["saved"]})]
 
 
-def checkpoint(ranks, files):
+def checkpoint(ranks: list[dict], files: list) -> Iterator[Point]:
     saving = [number for number, rank in enumerate(ranks) if rank["saved"]]
     yield "one rank saves, once", len(saving) == 1 and len(ranks[saving[0]]["saved"]) == 1, (
         "nothing is saved by torch.save" if not saving else
@@ -205,7 +212,7 @@ def checkpoint(ranks, files):
         f"the names are {', '.join(sorted(names))}" if names != set(end) else "these are not the parameters at the end")
 
 
-def lines(ranks, reference):
+def lines(ranks: list[dict], reference: ModuleType) -> Iterator[Point]:
     counts = [len(rank["printed"]) for rank in ranks]
     wanted = reference.EPOCHS + 1
     yield "one rank prints, each line once", sum(counts) == wanted == max(counts), (

@@ -3,6 +3,7 @@
 import ast
 import linecache
 import os
+from types import FrameType
 
 CALLERS = {"/deepspeed/": "DeepSpeed", "/torch/distributed/fsdp": "FSDP", "/torch/nn/parallel/distributed": "DDP",
            "/torch/nn/modules/_functions": "SyncBatchNorm", "/torch/distributed/optim": "ZeroRedundancyOptimizer",
@@ -21,7 +22,7 @@ def stack(frame):
         frame = frame.f_back
 
 
-def caller_of(frame):
+def caller_of(frame: FrameType) -> str:
     """A library that is known, or "file:line" of whoever else has called."""
     for path, line, _ in stack(frame):
         known = next((name for part, name in CALLERS.items() if part in path), None)
@@ -32,7 +33,7 @@ def caller_of(frame):
     return "torch"
 
 
-def places(frame, script: str) -> list[str]:
+def places(frame: FrameType, script: str) -> list[str]:
     """Where a program is, the innermost place first, as "file:line, in function" of files that are no library's."""
     frames = list(stack(frame))
     files = [path for path, _, _ in frames]
@@ -41,17 +42,17 @@ def places(frame, script: str) -> list[str]:
             if not any(part in path for part in (*LIBRARIES, HERE))] or ["its start"]
 
 
-def waits(frame) -> bool:
+def waits(frame: FrameType) -> bool:
     """Whether it is in a library's communication."""
     return any(part in path for path, _, _ in stack(frame) for part in COMMUNICATES)
 
 
-def in_backward(frame) -> bool:
+def in_backward(frame: FrameType) -> bool:
     """Whether it is in backward, at whose end DDP waits for the other ranks."""
     return any(path.endswith("autograd/graph.py") for path, _, _ in stack(frame))
 
 
-def epoch_comes_again(frame) -> bool:
+def epoch_comes_again(frame: FrameType) -> bool:
     """Whether a loop around the place that iterates over a DataLoader runs more than once, and nobody calls set_epoch.
 
     As far as the callers' sources tell: a `while`, or a `for` over a range(...) of more than one number.

@@ -46,7 +46,7 @@ def words(tensor):
     return (found if found.data_ptr() % 8 == 0 else found.clone()).view(torch.int64)
 
 
-def fingerprint(tensor):
+def fingerprint(tensor: torch.Tensor) -> int:
     """A number of 64 bits that another value of any element makes another: equal tensors have equal ones."""
     flat, total = shard_of(tensor)[0].reshape(-1), 0
     for number, start in enumerate(range(0, flat.numel(), CHUNK)):
@@ -58,7 +58,7 @@ def fingerprint(tensor):
     return total % 2**64
 
 
-def projections(tensor):
+def projections(tensor: torch.Tensor) -> list[float]:
     """PROJECTIONS sums of all elements, each with its own pseudo-random weight: linear, as averaging is.
 
     So the projections of an average of gradients are the average of their projections, and those of a whole tensor are
@@ -76,14 +76,14 @@ def projections(tensor):
     return sums.tolist()
 
 
-def items(batch):
+def items(batch: torch.Tensor) -> list[int]:
     """A fingerprint of each of a batch's items, by their values and the order of these."""
     found = words(batch.detach().reshape(len(batch), -1))
     place = torch.arange(found.shape[1], device=found.device)
     return (found * (place * 6364136223846793005 + 1442695040888963407)).sum(1).tolist()
 
 
-def likeness(value, depth=2):
+def likeness(value: object, depth: int = 2) -> int:
     """A number that follows from what a data set holds, as far as it is cheap to look: the same for equal ones."""
     if torch.is_tensor(value):
         return fingerprint(value.reshape(-1)[:LOOKED_AT]) if value.layout == torch.strided else 0
@@ -98,7 +98,7 @@ def likeness(value, depth=2):
     return 0
 
 
-def size_of(value):
+def size_of(value: object) -> int:
     """Bytes of a tensor or of a list of tensors; 0 for anything else."""
     if torch.is_tensor(value):
         return value.numel() * value.element_size()

@@ -11,10 +11,16 @@ REGISTER = claims.register()
 PAGES = [path for path in docs.readmes() if path != claims.PAGE]
 
 
+def text_of(path):
+    """A page; an exercise's with the files beside it, whose numbers are its givens."""
+    beside = sorted(path.parent.glob("*.py")) if path.parent.parent.name == "exercises" else []
+    return "\n".join([path.read_text(), "```", *(file.read_text() for file in beside), "```", ""])
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_number_of_a_page_is_shown_or_registered(path):
     entries = REGISTER.get(str(path.relative_to(ROOT)), [])
-    assert claims.unexplained(path.read_text(), entries) == []
+    assert claims.unexplained(text_of(path), entries) == []
 
 
 def test_a_number_that_nothing_explains_and_a_claim_that_is_stale_are_noticed():

@@ -136,12 +136,13 @@ def imported(path):
 
 
 def test_arrows_between_folders_go_one_way():
-    """Chapters use nothing but what lies beside them; submit/ uses chapters; tools/ use both; nobody uses the tests."""
-    rooms = {name: sorted(ROOT.glob(f"{name}/**/*.py")) for name in ("reading_data", "submit", "tools", "tests")}
+    """Chapters use what lies beside them; submit/ uses chapters; exercises/ and tools/ both; nobody uses the tests."""
+    rooms = {name: sorted(ROOT.glob(f"{name}/**/*.py"))
+             for name in ("reading_data", "submit", "exercises", "tools", "tests")}
     rooms["chapters"] = chapter_files()
     modules = {name: {path.stem for path in paths} | {name} for name, paths in rooms.items()}
     uses = {"chapters": {"chapters"}, "reading_data": {"reading_data"}, "submit": {"submit", "chapters"},
-            "tools": {"tools", "submit", "chapters"}}
+            "exercises": {"exercises", "submit", "chapters"}, "tools": {"tools", "submit", "chapters"}}
     assert all(rooms.values())
     for name, allowed in uses.items():
         known = set().union(*(modules[room] for room in allowed))
@@ -168,7 +169,7 @@ def used(tree):
 
 def test_what_another_file_uses_has_type_hints():
     """Where several chapters have a file of that name, in all of them. The tests' own functions need none."""
-    rooms = "[0-9][0-9]_*", "reading_data", "submit", "tools"
+    rooms = "[0-9][0-9]_*", "reading_data", "submit", "exercises", "tools"
     trees = {path: ast.parse(path.read_text()) for room in rooms for path in ROOT.glob(f"{room}/**/*.py")}
     uses = {use for path, tree in trees.items() for use in used(tree) if use[0] != path.stem}
     found, bare = set(), []
@@ -308,8 +309,8 @@ def test_every_anchor_of_the_pages_is_a_heading():
 def test_every_command_of_make_is_in_its_help():
     done = execute(["make", "help"], cwd=ROOT)
     assert re.findall(r"^make (\S+)", done.out, re.M) == [
-        "help", "setup", "demo", "check", "test", "test-all", "test-cpus", "mutants", "bench", "docs", "notebooks",
-        "pins"]
+        "help", "setup", "exercise", "demo", "check", "test", "test-all", "test-cpus", "mutants", "bench", "docs",
+        "notebooks", "pins"]
 
 
 def test_every_pattern_of_the_tests_speeds_is_of_a_test():
