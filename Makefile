@@ -20,7 +20,7 @@ tested: setup
 	@"$(VENV)/bin/python" tools/environment/add_tests.py
 
 exercise: setup ## grade an exercise: N=1 to 10; see exercises/README.md
-	@"$(VENV)/bin/python" exercises/grade.py $(N)
+	@$(if $(N),"$(VENV)/bin/python" exercises/grade.py $(N) || [ $$? = 1 ],echo "which one? make exercise N=1"; exit 2)
 
 demo: setup ## train every chapter on 1 and 2 ranks; a table and a picture of what each costs
 	@"$(VENV)/bin/python" -m tools.measuring.demo

@@ -22,6 +22,8 @@ from grade import load
 STARTED = time.monotonic()
 LIMIT = 13  # s since then, until ranks are ended: the answer is there within 15
 STILL = 4  # s without computing
+SHOWN = 20  # lines of a rank's output
+GLOO = "terminate called", "what():  [enforce fail", "gloo::"  # of a rank that gloo aborts: the hint says why
 PRINTED = []  # the ranks' output, in the learner's own words
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_single",
                "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all",
@@ -41,7 +43,10 @@ class NoEnd(NotRun):
 def show_printed() -> None:
     """What the learner's file has printed, and of which rank."""
     for rank, text in PRINTED:
-        for line in text.splitlines()[-20:]:
+        lines = [line for line in text.splitlines() if not any(word in line for word in GLOO)]
+        if len(lines) > SHOWN:
+            print(f"  rank {rank} prints {len(lines) - SHOWN} lines, and:")
+        for line in lines[-SHOWN:]:
             print(f"  rank {rank} prints: {line}")
 
 
@@ -127,7 +132,7 @@ def be_rank(folder, function, rank, ranks, meet):
         try:
             torch.set_num_threads(1)
             torch.manual_seed(rank)
-            warnings.simplefilter("ignore", FutureWarning)  # PyTorch's new names for some collectives
+            warnings.simplefilter("ignore")  # PyTorch's, of new names for collectives and the like, once a rank
             if meet:
                 dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
                 dist.barrier()  # all are connected before one may end
@@ -191,8 +196,8 @@ def complain(file, codes, folder):
     for rank in failed:
         if not (folder / f"{rank}.problem").exists():
             if "collective mismatch" in (folder / f"{rank}.out").read_text():  # then gloo ends the process
-                raise NotRun(f"rank {rank} receives a message of another size than it waits for: at the same time the "
-                             "ranks call different collectives, or one of them skips some")
+                raise NotRun(f"rank {rank} receives a message of another size than it waits for: its room is not as "
+                             "long as what comes in, or the ranks call different collectives at the same time")
             raise NotRun(f"rank {rank} ended before its function returned")
     problems = {rank: (folder / f"{rank}.problem").read_text().splitlines() for rank in failed}
     for rank in sorted(failed, key=lambda rank: int(problems[rank][0])):  # what came first is the cause of the others
@@ -209,7 +214,8 @@ def complain(file, codes, folder):
                 place = (folder / f"{rank}.place").read_text()
                 lines = re.findall(rf'File "{re.escape(str(file))}", line (\d+)', place)
                 places.append(f"rank {rank} at line {lines[0]}" if lines else f"rank {rank} outside of {file.name}")
-        raise NoEnd(f"no end: a loop, or ranks that wait for each other: {', '.join(sorted(places))}")
+        where = ", ".join(sorted(places))
+        raise NoEnd(f"not at its end in time: slow, a loop, or ranks that wait for each other: {where}")
 
 
 def counted(calls: list | None = None) -> list:

@@ -12,7 +12,7 @@ class Model(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.unused = nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 2)
+        self.first, self.unused, self.second = nn.Linear(4, 3), nn.Linear(2, 2), nn.Linear(3, 2)
 
     def forward(self, batch):
         return self.second(self.first(batch).tanh())
@@ -62,18 +62,24 @@ def points(facts):
     after = [fact["after"] for fact in facts]
     hint = "dist.all_reduce(parameter.grad) adds up all ranks' gradients, in place"
     if all(same(fact["after"], fact["own"]) for fact in facts):
-        hint = "each rank has its own gradients still: nothing was sent, or a copy was averaged"
+        hint = "each rank has its own gradients still: nothing was sent, or it went elsewhere than into parameter.grad"
+    elif not any(same(fact["after"], fact["own"]) for fact in facts) and any(
+            torch.isclose(fact["after"], fact["own"]).any() for fact in facts):
+        hint = "some gradients are averaged, others are each rank's own still: is every parameter's reached?"
     elif same(after[0], mean) or same(after[0], mean * ranks):
         hint = "only rank 0 has it: reduce brings the sum to one rank, all_reduce to all"
     yield "all ranks have the same gradients", all(same(one, after[0]) for one in after), hint
 
     hint = "neither their mean nor their sum: is every parameter's gradient averaged, weights and biases?"
+    factor = (after[0] @ mean / (mean @ mean)).item()
     if same(after[0], mean * ranks):
-        hint = f"that is their sum, {ranks} times the mean: divide by the number of ranks, dist.get_world_size()"
+        hint = f"that is their sum, {ranks} times the mean: what is left to do, in place, to parameter.grad?"
     elif same(after[0], mean / ranks):
         hint = f"{ranks} times too small: divided twice"
     elif any(same(after[0], fact["own"]) for fact in facts):
         hint = "all have one rank's gradients: broadcast hands out one rank's, and the others' images are lost"
+    elif same(after[0], mean * factor):
+        hint = f"that is {factor:.3g} times their mean: there are {ranks} ranks here, and elsewhere others"
     yield "they are the mean of the ranks' gradients", same(after[0], mean), hint
     yield "the parameters are untouched by it", all(same(fact["end"], fact["start"]) for fact in facts), (
         "average parameter.grad, not parameter.data: the optimizer moves the parameters")

@@ -3,6 +3,7 @@
 What DistributedDataParallel does for you, in its simplest form.
 """
 
+import torch.distributed as dist
 
 
 def equal_start(model):

@@ -63,8 +63,10 @@ def all_gathering(rank, exercise, calls):
 
 def halving(function, numbers, calls):
     chunks = [torch.full((LENGTH,), float(number), dtype=torch.float64) for number in numbers]
+    given = list(chunks)
     function(chunks)
-    return {"before": numbers, "after": [int(chunk[0]) for chunk in chunks], "calls": list(calls)}
+    return {"before": numbers, "after": [int(chunk[0]) for chunk in given], "calls": list(calls),
+            "others": [number for number, chunk in enumerate(chunks) if chunk is not given[number]]}
 
 
 def summing(length):
@@ -133,8 +135,16 @@ def points_of_steps(half, ranks):
         f"a message has {most} numbers, a chunk {LENGTH}: only one chunk travels in a step")
 
 
+def in_place(half, ranks):
+    others = ranks[0]["others"]
+    return f"{half}: the chunks themselves are changed", not any(fact["others"] for fact in ranks), (
+        f"chunks[{others[0] if others else 0}] is another tensor than before, and the buffer of which it was a part "
+        "stays as it is: += and copy_ change a tensor in place, = puts another one there")
+
+
 def points_of_reduce_scatter(ranks):
     yield from points_of_steps("reduce_scatter", ranks)
+    yield in_place("reduce_scatter", ranks)
     states = [fact["after"] for fact in ranks]
     got = [states[rank][(rank + 1) % RANKS] for rank in range(RANKS)]
     shifts = {(state.index(WHOLE) - rank) % RANKS for rank, state in enumerate(states) if WHOLE in state}
@@ -146,11 +156,14 @@ def points_of_reduce_scatter(ranks):
                 "end with chunk 1 it begins by sending chunk 0")
     elif all(number in (1, 10, 100, 1000) for number in got):
         hint = f"{hint} alone: add what is received to what is there"
+    else:
+        hint = f"{hint}: what was received in one step, and added, goes out in the next"
     yield "reduce_scatter: rank r has the sum of chunk r + 1", all(number == WHOLE for number in got), hint
 
 
 def points_of_all_gather(ranks):
     yield from points_of_steps("all_gather", ranks)
+    yield in_place("all_gather", ranks)
     wrong = [(rank, chunk, number) for rank, fact in enumerate(ranks) for chunk, number in enumerate(fact["after"])
              if number != WHOLE]
     hint = told(*wrong[0]) if wrong else ""
@@ -174,7 +187,7 @@ def points_of_sum(ranks):
     length = len(ranks[0]["own"])
     total = sum(fact["own"] for fact in ranks)
     right = torch.stack([torch.isclose(fact["after"], total, rtol=1e-9, atol=1e-12) for fact in ranks]).all(0)
-    hint = "the chunks do not cover the tensor, or in another order"
+    hint = "each number is to be in one chunk, and the chunks in the order of the tensor"
     if all(torch.equal(fact["own"], fact["after"]) for fact in ranks):
         hint = "the tensor is what it was: the chunks are copies; parts that share its memory change it"
     elif not right.all() and right[:-RANKS].all():

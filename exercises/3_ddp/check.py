@@ -37,6 +37,9 @@ def points(facts):
     """(what, whether it is right, the hint if not), in the order in which a learner gets there."""
     ranks, found = facts["ranks"], facts["found"]
     first, batches = ranks[0], [rank["batches"] for rank in ranks]
+    idle = [number for number, parts in enumerate(batches) if not parts]
+    yield "each rank trains", not idle, (
+        f"rank {idle[0] if idle else 0} has ended without a training step: is main() called, to its end?")
     yield f"the {RANKS} ranks have met before they train", all(rank["world"] == RANKS for rank in ranks), (
         "each rank believes that it is alone, and trains alone: all have to call dist.init_process_group first")
 

@@ -39,5 +39,6 @@ WRONG = {
     "the rest is left out": ([(SPLIT, "tensor[:len(tensor) // 4 * 4].tensor_split(dist.get_world_size())")],
                              "all but the last 2"),
     "torch.chunk": ([("tensor_split", "chunk")], "torch.chunk makes 3 chunks, not 4"),
-    "each chunk is the whole tensor": ([(SPLIT, "[tensor] * dist.get_world_size()")], "the chunks do not cover"),
+    "each chunk is the whole tensor": ([(SPLIT, "[tensor] * dist.get_world_size()")],
+                                      "each number is to be in one chunk"),
 }
