@@ -96,11 +96,15 @@ class Session:
         self.code = None
         self.judged = threading.Event()
 
-    def hand_in(self, how="seen", problem=""):
+    def hand_in(self, end="steps", problem=""):
         """The main thread's end: report, wait for the verdict, leave with its code."""
-        self.publish(f"report {self.rank}", self.watch.record | {"end": how, "problem": problem})
+        self.report(end, problem)
         self.judged.wait()
         leave(self.store, self.rank, self.ranks, self.code, "MPI")
+
+    def report(self, end, problem=""):
+        """What was seen, and why no more: its steps are made, its script has ended or died, or it waits for another."""
+        self.publish(f"report {self.rank}", self.watch.record | {"end": end, "problem": problem})
 
     def publish(self, name, value):
         self.store.set(name, json.dumps(value))
@@ -119,6 +123,8 @@ class Session:
                 if here != told:
                     self.publish(f"alive {self.rank}", here)
                     told = here
+                if self.read("stop") and not self.read(f"report {self.rank}"):
+                    self.report("waits")
                 if self.rank == 0:
                     now = [(self.read(f"report {rank}"), self.read(f"alive {rank}")) for rank in range(self.ranks)]
                     if now != last:
@@ -137,6 +143,9 @@ class Session:
         waits = [report is not None or bool(alive and alive["waits"]) for report, alive in now]
         patience = self.seconds if all(waits) else PATIENCE * self.seconds
         if len(there) < self.ranks and silence < (min(2, patience) if died else patience):
+            return
+        if len(there) < self.ranks and not died and all(report["end"] == "steps" for report in there) and there:
+            self.publish("stop", True)  # they wait for ranks that this program holds: it judges the steps that all have
             return
         lines, found, problem = [], {}, ""
         if died:
@@ -182,7 +191,7 @@ def leave(store, rank, ranks, code, finalize=""):
 def run(session, arguments):
     sys.argv = [str(session.script), *arguments]
     sys.path[0] = str(session.script.parent)
-    how, problem = "seen", ""
+    how, problem = "ended", ""
     try:
         runpy.run_path(str(session.script), run_name="__main__")
     except SystemExit as end:
@@ -191,7 +200,10 @@ def run(session, arguments):
     except KeyboardInterrupt:
         raise
     except BaseException as fault:
-        traceback.print_exc()
+        trace = fault.__traceback__
+        while trace.tb_next and trace.tb_frame.f_code.co_filename != str(session.script):  # this program's, and runpy's
+            trace = trace.tb_next
+        traceback.print_exception(type(fault), fault, trace)
         how, problem = "died", f"{type(fault).__name__}: {str(fault).splitlines()[0] if str(fault) else ''}"
     session.hand_in(how, problem)
 
@@ -229,7 +241,8 @@ def main():
     parser.add_argument("--steps", type=int, default=5, help="until an optimizer has made so many steps (5)")
     parser.add_argument("--timeout", type=float, default=30, help="seconds of waiting that are called a hang (30)")
     parser.add_argument("--record", type=Path, help="write what was seen, as JSON, to this file")
-    parser.add_argument("--explain", choices=verdicts.FINDINGS, help="say what a finding means, and stop")
+    parser.add_argument("--explain", choices=verdicts.FINDINGS, metavar="NAME",
+                        help="say what a finding means, and stop")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher says it to what it starts
     parser.add_argument("script", nargs="?", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's")

@@ -1,11 +1,13 @@
 """What the frames of a running program tell: who calls a collective, where a rank is, whether an epoch comes again."""
 
 import ast
+import contextlib
 import linecache
 import os
 from types import FrameType
 
-CALLERS = {"/deepspeed/": "DeepSpeed", "/torch/distributed/fsdp": "FSDP", "/torch/nn/parallel/distributed": "DDP",
+CALLERS = {"/ddp_comm_hooks/": "DDP's hook", "/deepspeed/": "DeepSpeed", "/torch/distributed/fsdp": "FSDP",
+           "/torch/nn/parallel/distributed": "DDP",
            "/torch/nn/modules/_functions": "SyncBatchNorm", "/torch/distributed/optim": "ZeroRedundancyOptimizer",
            "/horovod/torch/optimizer": "Horovod's optimizer", "/horovod/torch/functions": "Horovod's functions",
            "/accelerate/": "Accelerate", "/lightning/": "Lightning"}
@@ -28,7 +30,7 @@ def caller_of(frame: FrameType) -> str:
         known = next((name for part, name in CALLERS.items() if part in path), None)
         if known:
             return known
-        if "/torch/" not in path:
+        if "/torch/" not in path and not path.startswith(HERE):
             return f"{os.path.basename(path)}:{line}"
     return "torch"
 
@@ -63,20 +65,32 @@ def epoch_comes_again(frame: FrameType) -> bool:
         if any(part in path for part in SET_EPOCH):
             return False
         if not any(part in path for part in (*LIBRARIES, HERE)):
-            text = "".join(linecache.getlines(path))
-            if "set_epoch" in text:
+            tree = tree_of(path)
+            if any(isinstance(node, ast.Attribute) and node.attr == "set_epoch" for node in ast.walk(tree)):
                 return False
-            again = again or any(runs_again(loop, frame) for loop in loops_around(text, frame.f_lineno))
+            loops = [loop for loop in loops_around(tree, frame.f_lineno) if runs_again(loop, frame)]
+            if any(makes_a_sampler(loop) for loop in loops):
+                return False
+            again = again or bool(loops)
         frame = frame.f_back
     return again
 
 
-def loops_around(text, line):
+def tree_of(path):
+    """The syntax tree of a file, empty where it has none."""
+    with contextlib.suppress(SyntaxError):
+        return ast.parse("".join(linecache.getlines(path)))
+    return ast.Module([], [])
+
+
+def makes_a_sampler(loop):
+    """Whether another sampler is made in each round."""
+    calls = [ast.unparse(node.func) for node in ast.walk(loop) if isinstance(node, ast.Call)]
+    return any(call.endswith("Sampler") for call in calls)
+
+
+def loops_around(tree, line):
     """The loops of a program in whose body a line stands, as nodes of its syntax tree."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return []
     return [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))
             and node.body[0].lineno <= line <= node.body[-1].end_lineno]
 

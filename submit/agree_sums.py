@@ -83,6 +83,11 @@ def items(batch: torch.Tensor) -> list[int]:
     return (found * (place * 6364136223846793005 + 1442695040888963407)).sum(1).tolist()
 
 
+def is_any(tensor: torch.Tensor) -> bool:
+    """Whether there is anything but zeros in a tensor, or in this rank's part of it."""
+    return bool(shard_of(tensor)[0].any())
+
+
 def likeness(value: object, depth: int = 2) -> int:
     """A number that follows from what a data set holds, as far as it is cheap to look: the same for equal ones."""
     if torch.is_tensor(value):

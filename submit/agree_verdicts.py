@@ -5,6 +5,7 @@ from statistics import median
 from typing import NamedTuple
 
 SAME = 1e-3  # of gradients: rounding of fp32, and of another order of summation; a mistake differs by more than a tenth
+FACTOR = 0.02  # how near a factor has to be to 1, to the number of ranks, or to one over that
 SAME_HALF = 3e-2  # where gradients have 8 or 11 bits
 STRAGGLER, NOTICEABLE = 2, 0.02  # times the time of the others, and seconds more
 
@@ -26,8 +27,8 @@ FINDINGS = {
         "each rank has drawn its own and nobody has broadcast one's, or they were drawn after the wrapper was made",
         "wrap the model when it is ready, or broadcast rank 0's parameters before the first step"),
     "apart": Finding(
-        "the ranks' weights drift apart, though they take the same gradients",
-        "the optimizer has another learning rate or state on each rank, or something else changes the weights",
+        "the ranks' weights drift apart",
+        "the optimizer has another state on each rank, or something besides the optimizer changes the weights",
         "the same optimizer on all ranks; load its state on all of them, or on none"),
     "own gradients": Finding(
         "each rank takes its own gradients: there are as many trainings as ranks",
@@ -41,11 +42,15 @@ FINDINGS = {
     "sum": Finding(
         "the ranks' gradients are summed, not averaged: as many times too large as there are ranks",
         "an all-reduce without a division, or op=Sum; Adam hides it, SGD does not",
-        "divide by the number of ranks, or op=AVG; or mean the sum, and divide the learning rate"),
+        "divide by the number of ranks, or op=AVG; or, where the sum is meant, divide the learning rate"),
     "twice": Finding(
         "the ranks' gradients are averaged twice: as many times too small as there are ranks",
-        "a division beside that of DDP or Horovod",
+        "a division beside that of DDP or Horovod (or one for as many accumulated batches, which looks the same)",
         "divide once"),
+    "rates": Finding(
+        "the optimizers' learning rates differ between the ranks",
+        "a rate that is computed from the rank, or a schedule that follows a rank's own loss",
+        "compute it from what all ranks have; all-reduce the loss before the schedule sees it"),
     "part": Finding(
         "some parameters' gradients are averaged, others are each rank's own",
         "the wrapper does not know these parameters: they were made after it, belong to another module, or are ignored",
@@ -73,7 +78,7 @@ FINDINGS = {
         "sampler.set_epoch(epoch) at the start of each epoch; a training of one epoch needs none"),
     "batches": Finding(
         "the ranks have unequal numbers of batches: those with more wait for ever at the end of the epoch",
-        "the data set is divided unequally",
+        "the data set is divided unequally, and Join is not used",
         "drop_last=True in the sampler, or torch.distributed.algorithms.Join"),
     "steps": Finding(
         "some ranks have made fewer optimizer steps than others",
@@ -96,6 +101,11 @@ FINDINGS = {
         "the ranks call different collectives",
         "a condition on the rank, around a call that all have to make",
         "take the call out of the condition; print or save under `rank == 0`, and communicate outside"),
+    "numbers": Finding(
+        "the ranks draw the same items by their numbers, and what they are given cannot be compared, or differs",
+        "a data set that makes its items up as it goes, with another seed on each rank; or one that all ranks share, "
+        "and no sampler deals it out",
+        "in the second case sampler=DistributedSampler(dataset) instead of shuffle=True", note=True),
     "scaled": Finding(
         "the gradients are the mean of the ranks', and a factor beside",
         "clipping, loss scaling, or a loss that is divided for accumulation",
@@ -122,14 +132,14 @@ FINDINGS = {
         "look at that node; deal samples out by their length", note=True),
     "unseen": Finding(
         "the gradients could not be compared",
-        "no hook meets them in this program",
-        "the weights were compared, and say whether the ranks train one model", note=True),
+        "nothing meets them here: the first FSDP, Adasum, a hook of DDP's that compresses, a wrapper that is by-passed",
+        "the line on weights says what was compared instead; of FSDP, fully_shard is seen", note=True),
 }
 NOTES = {key for key, finding in FINDINGS.items() if finding.note}
-FOLLOWS = {"apart": {"own gradients", "part", "other gradients"},  # what another finding brings about is not said again
-           "weights": {"alone"}, "own gradients": {"alone"}, "same data": {"alone", "sampler"},
-           "overlap": {"alone", "sampler"}, "order": {"alone"}, "batches": {"sampler"}, "hang": {"sequence"},
-           "batch": {"batches"}}
+FOLLOWS = {  # what another finding brings about is not said again
+    "apart": {"own gradients", "part", "other gradients", "rates"}, "weights": {"alone"}, "own gradients": {"alone"},
+    "sampler": {"alone"}, "same data": {"alone", "sampler"}, "overlap": {"alone", "sampler"}, "order": {"alone"},
+    "batches": {"sampler"}, "hang": {"sequence"}, "batch": {"batches"}, "numbers": {"same data", "alone"}}
 
 
 def numbers(found):
@@ -175,6 +185,10 @@ def judge_weights(reports):
     if apart:
         found["weights"] = first_of(apart, before[0], ranks)
     steps = min(len(report["steps"]) for report in reports)
+    rates = [[step["rates"] for step in report["steps"][:steps]] for report in reports]
+    if any(rate != rates[0] for rate in rates):
+        number = next(number for number in range(steps) if len({tuple(rate[number]) for rate in rates}) > 1)
+        found["rates"] = f"step {number + 1}: {numbers(f'{rate[number][0]:.4g}' for rate in rates)}"
     for number in range(steps):
         after = [report["steps"][number]["after"]["parameters"] for report in reports]
         moved = differing(after)
@@ -224,7 +238,7 @@ def kind_of(local, final, tolerance):
     if all(left < tolerance for _, left in fits):
         factor = median(factor for factor, _ in fits)
         for kind, expected in ("mean", 1), ("sum", ranks), ("twice", 1 / ranks):
-            if abs(factor - expected) < 10 * tolerance * expected:
+            if abs(factor - expected) < FACTOR * expected:
                 return kind, f"a factor of {factor:.3g} beside the mean"
         return "scaled", f"the mean times {factor:.4g}"
     leaders = [rank for rank in range(ranks) if all(alike(one, local[rank], tolerance) for one in final)]
@@ -239,12 +253,12 @@ def judge_gradients(reports):
     """([(what, what is seen)], {finding: where}) of the gradients in each step."""
     hook = reports[0]["hook"]
     tolerance = SAME_HALF if hook or any(report["half"] for report in reports) else SAME
-    kinds, found = Counter(), {}
+    seen = {}  # {the tensors of a step: [(number of the step, finding, where)]}
     for number, steps in enumerate(zip(*(report["steps"] for report in reports)), 1):
         names = sorted(set.intersection(*(set(step[key]) for step in steps for key in ("local", "final"))))
         if not names:
             continue
-        steps = joined(steps, set(reports[0]["shards"]) & set(names))
+        steps = joined(steps, set(reports[0]["parts"]) & set(names))
 
         def kind(names, steps=steps):
             return kind_of(*([vector(step, key, names) for step in steps] for key in ("local", "final")), tolerance)
@@ -253,10 +267,16 @@ def judge_gradients(reports):
         if said == "other gradients":
             own = [name for name in names if kind([name])[0] == "own gradients"]
             said, named = ("part", own) if own and len(own) < len(names) else (said, names)
-        kinds[said] += 1
         if said in ("own gradients", "part", "other gradients"):
             where = f"such as {named[0]}"
-        found.setdefault(said, f"{where}, since step {number}")
+        seen.setdefault(tuple(names), []).append((number, said, where))
+    kinds, found = Counter(), {}
+    for steps in seen.values():
+        always = len({said for _, said, _ in steps}) == 1
+        for number, said, where in steps:  # clipping may be by any factor in a step; a mistake is the same in each
+            said = said if always or said not in ("sum", "twice") else "scaled"
+            kinds[said] += 1
+            found.setdefault(said, f"{where}, since step {number}")
     found.pop("mean", None)
     if hook and "other gradients" in found:  # PowerSGD and the like
         found["unseen"] = f"DDP's hook {hook} changes them: {found.pop('other gradients')}"
@@ -269,11 +289,11 @@ def judge_gradients(reports):
 
 # Data.
 
-def judge_loader(loaders):
+def judge_loader(loaders, joins=False):
     """(what is seen or "", {finding: where}) of one DataLoader, on each rank."""
     ranks, found = len(loaders), {}
     batches = [loader["batches"] for loader in loaders]
-    if len(set(batches)) > 1:
+    if len(set(batches)) > 1 and not joins:
         found["batches"] = f"{numbers(batches)} an epoch on ranks 0 to {ranks - 1}"
     if all("ranks" in loader for loader in loaders):
         if any(loader["ranks"] != ranks for loader in loaders):
@@ -288,10 +308,14 @@ def judge_loader(loaders):
         return "", found  # a stream; or each rank has data of its own, and its numbers say nothing
     common = set.intersection(*first)
     several = [item for item, times in Counter(item for items in first for item in items).items() if times > 1]
+    repeated = max(2 * ranks, sum(map(len, first)) - loaders[0]["items"])  # so that all have as many
+    sure = all(loader["holds"] for loader in loaders)  # else the same number may be another item on each rank
     if min(map(len, first)) == len(common):
-        found["same data"] = f"items {numbers(sorted(common)[:4])}, ... on each rank"
-    elif len(several) > max(2 * ranks, sum(map(len, first)) - loaders[0]["items"]):  # more than are repeated
-        found["overlap"] = f"{len(several)} of {sum(map(len, first))} drawn items"
+        found["same data" if sure else "numbers"] = f"items {numbers(sorted(common)[:4])}, ... on each rank"
+    elif all(loader["whole"] for loader in loaders):
+        found["overlap" if sure else "numbers"] = f"each rank goes through all {loaders[0]['items']:,} items"
+    elif len(several) > repeated and not any(loader["again"] for loader in loaders):
+        found["overlap" if sure else "numbers"] = f"{len(several)} of {sum(map(len, first))} drawn items"
     drawn = numbers(sorted({len(items) for items in first}))
     return f"{drawn} items drawn on each rank, {len(several)} on several", found
 
@@ -303,15 +327,15 @@ def judge_data(reports):
     for name in sorted(used):
         loaders = [report["loaders"].get(name) for report in reports]
         if all(loaders):
-            said, more = judge_loader(loaders)
+            said, more = judge_loader(loaders, any(report["joins"] for report in reports))
             seen, found = seen or said, found | more
-    given = [{row for batch in report["rows"] for row in batch} for report in reports]
-    if not found and not seen and all(given):
+    given = [{row for batch in report["rows"] or report["loaded"] for row in batch} for report in reports]
+    if not found.keys() & {"same data", "overlap"} and (not seen or "numbers" in found) and all(given):
         common = set.intersection(*given)
         if len(common) > min(map(len, given)) / 2:
             found["same data"] = f"{len(common)} of the {min(map(len, given))} samples that the models are given"
         seen = f"{numbers(sorted(set(map(len, given))))} samples given on each rank, {len(common)} on all"
-    sizes = [[len(batch) for batch in report["rows"]] for report in reports]
+    sizes = [[len(batch) for batch in report["rows"] or report["loaded"]] for report in reports]
     unequal = next((column for column in zip(*sizes) if len(set(column)) > 1), None)
     if unequal:
         found["batch"] = f"{numbers(unequal)} samples on ranks 0 to {len(reports) - 1}"
@@ -346,7 +370,7 @@ def judge_devices(reports):
 
 def judge_times(reports):
     steps = [report["steps"][1:] or report["steps"] for report in reports]  # the first sets much up
-    own = [median(step["seconds"] - step["waiting"] for step in each) for each in steps]
+    own = [median(max(0.0, step["seconds"] - step["waiting"]) for step in each) for each in steps]
     waits = [median(step["waiting"] for step in each) for each in steps]
     slowest = max(range(len(own)), key=own.__getitem__)
     others = median(own[:slowest] + own[slowest + 1:])
@@ -366,6 +390,8 @@ def judge(reports: list[dict]) -> tuple[list[tuple[str, str]], dict[str, str]]:
     """([(what, what is seen)], {finding: where}) of the reports of all ranks, in their order."""
     steps = [len(report["steps"]) for report in reports]
     lines, found = [], {"steps": f"{numbers(steps)} on ranks 0 to {len(steps) - 1}"} if len(set(steps)) > 1 else {}
+    if any(report["joins"] for report in reports):
+        found = {}
     for part in judge_weights, judge_gradients, judge_data, judge_devices, judge_times:
         said, more = part(reports)
         lines, found = lines + said, found | more
@@ -383,11 +409,11 @@ def judge_hang(now: list[tuple[dict, dict]], seconds: float) -> tuple[list[tuple
     """The same of ranks that wait for ever: of each its report, if it has ended, and its last sign of life."""
     places, lines = {}, []
     for rank, (report, alive) in enumerate(now):
-        here = "has ended" if report else f"is at {alive['stack'][0]}" if alive else "is at its start"
+        here = "ended" if report else f"at {alive['stack'][0]}" if alive else "at the start"
         places.setdefault(here, []).append(rank)
         lines.append((f"rank {rank}", " < ".join(alive["stack"]) if alive and not report else here))
     rarest = sorted(places.items(), key=lambda place: len(place[1]))  # where most are is rarely the mistake
-    said = "; ".join(f"rank{'s' * (len(which) > 1)} {numbers(which)} {here}" for here, which in rarest)
+    said = "; ".join(f"{here}: rank{'s' * (len(which) > 1)} {numbers(which)}" for here, which in rarest)
     odd = odd_one([alive for _, alive in now if alive])
     return lines, {"sequence": odd} if odd else {"hang": f"{said}, for {seconds:.0f} s"}
 
@@ -430,7 +456,7 @@ def show(script: str, reports: list[dict], lines: list[tuple[str, str]], found: 
     """Print the table, the findings, and the verdict."""
     if all(reports):
         hosts = len({report["host"] for report in reports})
-        wrappers = numbers(reports[0]["wrappers"]) or "no wrapper that is known here"
+        wrappers = numbers(reports[0]["wrappers"]) or "no known wrapper"
         tensors = len(reports[0]["before"]["parameters"]) + len(reports[0]["shards"])
         steps = min(len(report["steps"]) for report in reports)
         print(f"{script}: {plural(len(reports), 'rank')} on {plural(hosts, 'node')}, {plural(steps, 'step')}; "

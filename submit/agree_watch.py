@@ -12,9 +12,10 @@ from contextlib import contextmanager
 import agree_frames as frames
 import torch
 import torch.distributed as dist
-from agree_sums import PROJECTIONS, fingerprint, items, likeness, projections, size_of
+from agree_sums import PROJECTIONS, fingerprint, is_any, items, likeness, projections, size_of
+from torch.distributed.algorithms.join import Join
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DistributedSampler, Subset, dataloader
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, Subset, dataloader
 
 LATEST = 20  # collectives that are told to the watchdog
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv", "isend", "irecv",
@@ -37,15 +38,16 @@ class Watch:
         self.in_collective = self.on_gpu = self.hears_horovod = False
         self.happened, self.calls = 0, []  # for the watchdog: whether it grows; collectives, each as "name at place"
         self.computed = 0.0  # when the last gradient was there
+        self.local = {}  # {name: projections} of this rank's own gradients, until their optimizer's step
         self.begin_step()
         self.record = {
             "host": socket.gethostname(), "cores": sorted(os.sched_getaffinity(0)), "gpu": None, "current": None,
-            "met": False, "bare": False, "half": False, "hook": "", "wrappers": [], "shards": [], "loaders": {},
-            "rows": [], "steps": []}
+            "met": False, "bare": False, "half": False, "hook": "", "joins": False, "wrappers": [], "shards": [],
+            "parts": [], "loaders": {}, "rows": [], "loaded": [], "steps": []}
 
     def begin_step(self):
-        """What is known of one step: {name: projections} before and after the average, {caller: [calls, bytes]}, s."""
-        self.local, self.final, self.sent = {}, {}, {}
+        """What is known of one step: {name: projections} of what the optimizer takes, {caller: [calls, bytes]}, s."""
+        self.final, self.sent = {}, {}
         self.spent = {"watching": 0.0, "waiting": 0.0}
         self.started = time.perf_counter()
 
@@ -60,6 +62,7 @@ class Watch:
         self.replace(dataloader._BaseDataLoaderIter, "__next__", self.use)
         self.replace(DistributedSampler, "set_epoch", self.set_epoch)
         self.replace(torch.autograd, "backward", self.backward)
+        self.replace(Join, "__enter__", self.join)
         for name in COLLECTIVES:
             if hasattr(dist, name):
                 self.listen(dist, name, lambda args, kwargs: [*args, *kwargs.values()])
@@ -123,7 +126,7 @@ class Watch:
             self.note_batch(args)
 
     def note_batch(self, args):
-        batch = next((arg for arg in args if torch.is_tensor(arg) and arg.dim() > 1), None)
+        batch = first_tensor(args)
         if batch is not None and len(self.record["rows"]) < self.steps:
             self.record["rows"].append(items(batch))
 
@@ -148,12 +151,13 @@ class Watch:
                 self.before_fsdp_reduces()
         prefix = "" if first else f"model {len(self.models)}: "
         for name, parameter in module.named_parameters():
-            if parameter.requires_grad and parameter not in self.names:
-                name = prefix + name.replace("_orig_mod.", "").removeprefix("module.")
-                self.names[parameter] = name
-                if not hasattr(parameter, "to_local"):
-                    parameter.register_hook(lambda gradient, name=name: self.note_local(name, gradient))
-        self.record["shards"] = [name for parameter, name in self.names.items() if hasattr(parameter, "to_local")]
+            if parameter not in self.names:
+                self.names[parameter] = prefix + name.replace("_orig_mod.", "").removeprefix("module.")
+                whole = not hasattr(parameter, "to_local") and "FSDP1" not in self.record["wrappers"]
+                if parameter.requires_grad and whole:
+                    parameter.register_hook(lambda gradient, parameter=parameter: self.note_local(parameter, gradient))
+        self.record["shards"] = [name for parameter, name in self.names.items() if self.is_shard(parameter)]
+        self.record["parts"] = [name for parameter, name in self.names.items() if hasattr(parameter, "to_local")]
         if first:
             self.note_seeds(module)
             parameter = next(module.parameters())
@@ -167,6 +171,10 @@ class Watch:
         self.record["before"] = self.state()
         self.record["before"]["parameters"] |= known  # of a model that has trained meanwhile
 
+    def is_shard(self, parameter):
+        """Whether each rank has another part of it: FSDP2's, stage 3 of DeepSpeed's ZeRO, the first FSDP's."""
+        return hasattr(parameter, "to_local") or hasattr(parameter, "ds_tensor") or "FSDP1" in self.record["wrappers"]
+
     def listen_to_horovod(self):
         module = sys.modules.get("horovod.torch.mpi_ops")
         if module and not self.hears_horovod:
@@ -178,11 +186,17 @@ class Watch:
     def backward(self, original, *args, **kwargs):
         """From its last gradient to its end, it waits for the others: DDP in C++, where no hook is."""
         self.backward_deep += 1
+        before = self.spent["waiting"]
         try:
             original(*args, **kwargs)
         finally:
             self.backward_deep -= 1
-        self.spent["waiting"] += max(0.0, time.perf_counter() - max(self.computed, self.started))
+        tail = time.perf_counter() - max(self.computed, self.started)
+        self.spent["waiting"] = max(self.spent["waiting"], before + tail)
+
+    def join(self, original, *args):
+        self.record["joins"] = True
+        return original(*args)
 
     def wait(self, original, *args, **kwargs):
         with self.spending("waiting"):
@@ -210,7 +224,7 @@ class Watch:
         def foreach_reduce(parameters, gradients, *args, **kwargs):
             for parameter, gradient in zip(parameters, gradients):
                 if parameter.sharded_param in self.names:
-                    self.note_local(self.names[parameter.sharded_param], gradient)
+                    self.note_local(parameter.sharded_param, gradient)
             return original(parameters, gradients, *args, **kwargs)
         foreach_reduce.agree = True
         place.foreach_reduce = foreach_reduce
@@ -222,17 +236,20 @@ class Watch:
         state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
         self.record["random"] = {"torch": fingerprint(state), "draws": "dropout" if drops else self.augments}
 
-    def note_local(self, name, gradient):
+    def note_local(self, parameter, gradient):
         self.happened += 1
         self.record["half"] = self.record["half"] or gradient.element_size() < 4
+        name = self.names[parameter]
         with self.spending("watching"):
+            if "DeepSpeed" not in self.record["wrappers"] and (parameter.grad is None or not is_any(parameter.grad)):
+                self.local.pop(name, None)  # what was there has been thrown away, without a step
             found = projections(gradient)
             self.local[name] = [a + b for a, b in zip(self.local.get(name, [0.0] * PROJECTIONS), found)]
         self.computed = time.perf_counter()
 
     def state(self):
         """{name: fingerprint} of all parameters and buffers."""
-        whole = {name: parameter for parameter, name in self.names.items() if not hasattr(parameter, "to_local")}
+        whole = {name: parameter for parameter, name in self.names.items() if not self.is_shard(parameter)}
         found = {"parameters": {name: fingerprint(parameter) for name, parameter in whole.items()}, "buffers": {}}
         for model in self.models:
             for name, buffer in model.named_buffers():
@@ -247,8 +264,8 @@ class Watch:
         self.note_final(optimizer)
 
     def note_final(self, optimizer):
-        if hasattr(optimizer, "_starting_models"):  # Horovod's Adasum steps by each rank's own, and combines the steps
-            return
+        if hasattr(optimizer, "_starting_models") or "FSDP1" in self.record["wrappers"]:
+            return  # Horovod's Adasum combines steps, not gradients; of the first FSDP's no hook is here
         with self.spending("watching"):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -271,11 +288,13 @@ class Watch:
         number = id(optimizer)
         self.taken[number] += 1
         self.count_ddp()
-        self.record["met"] = self.record["met"] or dist.is_initialized() or self.hears_horovod
+        self.record["met"] = self.record["met"] or have_met()
         with self.spending("watching"):
             after = self.state()
-        self.record["steps"].append({"seconds": whole, **self.spent, "local": self.local, "final": self.final,
-                                     "sent": self.sent, "after": after})
+        local = {name: self.local.pop(name) for name in self.final if name in self.local}
+        rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        self.record["steps"].append({"seconds": whole, **self.spent, "local": local, "final": self.final,
+                                     "rates": rates, "sent": self.sent, "after": after})
         if self.taken[number] == self.steps:
             self.done()
         self.begin_step()
@@ -287,8 +306,9 @@ class Watch:
                 told = ddp._get_ddp_logging_data()
                 sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
                 sizes = [int(size) for size in str(sizes).split(",") if size.strip()]
-                hook = self.record["hook"] = told.get("comm_hook", "")
-                self.count("all_reduce", f"DDP with {hook}" if hook else "DDP", len(sizes), sum(sizes))
+                self.record["hook"] = told.get("comm_hook", "")
+                if not self.record["hook"]:  # which calls collectives of its own
+                    self.count("all_reduce", "DDP", len(sizes), sum(sizes))
 
     # Data: which items of which loader, by their numbers, and how often each epoch's order was drawn.
 
@@ -303,11 +323,13 @@ class Watch:
         found = self.record["loaders"].setdefault(name, {"batches": batches, "items": size, "epochs": [], "used": 0})
         if isinstance(sampler, DistributedSampler):
             found |= {"shuffle": sampler.shuffle, "ranks": sampler.num_replicas}
-            found.setdefault("drawn", []).append(sampler.epoch)
+            found.setdefault("drawn", []).append(sampler.seed + sampler.epoch)
             told = getattr(sampler, "agree_set", False)
             found["forgets"] = not told and frames.epoch_comes_again(sys._getframe(2))
         if not found["epochs"]:
-            found["like"] = likeness(whole(loader.dataset))
+            found["like"], found["holds"] = likeness(whole(loader.dataset)), holds(whole(loader.dataset))
+            found["whole"] = goes_through_all(loader)
+            found["again"] = bool(getattr(sampler, "replacement", False))
         found["epochs"].append([])
         iterator.agree = found, loader.dataset
         original(iterator, loader, *args)
@@ -325,13 +347,15 @@ class Watch:
         batch = original(iterator)
         if hasattr(iterator, "agree") and torch.is_grad_enabled():
             iterator.agree[0]["used"] += 1
+            found = first_tensor(batch)
+            if found is not None and len(self.record["loaded"]) < self.steps:
+                self.record["loaded"].append(items(found))
         return batch
 
     @staticmethod
     def set_epoch(original, sampler, epoch):
         sampler.agree_set = True
         return original(sampler, epoch)
-
 
     # For the watchdog.
 
@@ -343,6 +367,36 @@ class Watch:
             waiting = waiting or self.on_gpu or frames.in_backward(frame)
         return {"stack": frames.places(frame, script), "waits": waiting, "happened": self.happened,
                 "first": max(0, len(self.calls) - LATEST), "calls": self.calls[-LATEST:]}
+
+
+def have_met():
+    """Whether the process knows of other ranks."""
+    horovod = sys.modules.get("horovod.torch")
+    return (dist.is_initialized() and dist.get_world_size() > 1) or bool(
+        horovod and horovod.is_initialized() and horovod.size() > 1)
+
+
+def first_tensor(batch):
+    """The first tensor with a row for each item of a batch, which may be a tensor, a list, or a dict."""
+    if torch.is_tensor(batch):
+        return batch if batch.dim() > 1 else None
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else []
+    return next((found for part in parts if (found := first_tensor(part)) is not None), None)
+
+
+def goes_through_all(loader):
+    """Whether a loader draws every item of its data set, as shuffle=True or False do."""
+    plain = type(loader.batch_sampler) is BatchSampler
+    sampler = loader.batch_sampler.sampler if plain else None
+    return type(sampler) in (RandomSampler, SequentialSampler) and not getattr(sampler, "replacement", False)
+
+
+def holds(dataset):
+    """Whether something in a data set is as long as it: images, file names. Else it may make its items up."""
+    values = list(vars(dataset).values()) if hasattr(dataset, "__dict__") else []
+    values += [part for value in values if isinstance(value, (list, tuple)) and len(value) < 10 for part in value]
+    lengths = [len(value) for value in values if hasattr(value, "__len__") and getattr(value, "ndim", 1)]
+    return hasattr(dataset, "__len__") and len(dataset) in lengths
 
 
 def whole(dataset):

@@ -54,7 +54,7 @@ YOUR_SCRIPT = {  # name: (changes, the verdict)
         [BARE, (STEP, EACH + "                torch.distributed.broadcast(parameter.grad, 0)\n" + STEP)], "one rank's"),
     "a layer is forgotten": (
         [BARE, (STEP, BY_HAND.replace("model.parameters()", "list(model.parameters())[:-2]") + STEP)], "part"),
-    "a rate a rank": ([("lr=0.05", "lr=0.05 * (1 + rank)")], "apart"),
+    "a rate a rank": ([("lr=0.05", "lr=0.05 * (1 + rank)")], "rates"),
     "unequal shares": ([("batch_size=64 // ranks", "batch_size=32 if rank else 48")], "batches"),
     "clipped by each rank": (
         [BARE, (STEP, "            nn.utils.clip_grad_norm_(model.parameters(), 0.1 * (rank + 1))\n" + BY_HAND + STEP)],
@@ -175,9 +175,10 @@ def test_a_note_is_no_mistake(file, changes, note, tmp_path):
 def report(**other):
     """What a rank has seen of a training of one step in which nothing is wrong."""
     step = {"seconds": 1.0, "waiting": 0.0, "watching": 0.0, "local": {"w": [1.0, 2.0, 3.0]}, "sent": {},
-            "final": {"w": [1.0, 2.0, 3.0]}, "after": {"parameters": {"w": 1}, "buffers": {}}}
+            "final": {"w": [1.0, 2.0, 3.0]}, "rates": [0.1], "after": {"parameters": {"w": 1}, "buffers": {}}}
     return {"host": "a", "cores": [0, 1], "threads": 1, "device": "cuda:0", "gpu": "x", "current": "cuda:0",
-            "met": True, "half": False, "hook": "", "wrappers": ["DDP"], "shards": [], "loaders": {}, "rows": [],
+            "met": True, "half": False, "hook": "", "joins": False, "wrappers": ["DDP"], "shards": [], "parts": [],
+            "loaders": {}, "rows": [], "loaded": [],
             "random": {"torch": 1, "draws": ""}, "before": {"parameters": {"w": 0}}, "steps": [step]} | other
 
 
@@ -196,7 +197,8 @@ def test_gpus(others, expected):
     ([[*range(50), 0, 1, 2], [*range(50, 100), 3, 4, 5]], "aa", set())],
     ids=["shares", "the same", "own data", "overlap", "padded"])
 def test_items(drawn, like, expected):
-    loaders = [{"batches": 5, "items": 100, "like": kind, "epochs": [list(items)]} for kind, items in zip(like, drawn)]
+    loaders = [{"batches": 5, "items": 100, "like": kind, "holds": True, "whole": False, "again": False,
+                "epochs": [list(items)]} for kind, items in zip(like, drawn)]
     assert verdicts.judge_loader(loaders)[1].keys() == expected
 
 
