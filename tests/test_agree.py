@@ -71,6 +71,10 @@ YOUR_SCRIPT = {  # name: (changes, the verdict)
                                  "default_hooks\n    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)")],
                                NOTHING),
 }
+
+# Changes to stream.py, and to others.
+LOSS = "nn.functional.mse_loss(model(inputs), targets)"
+MODEL = "nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))"
 OTHERS = {  # the same of whole trainings in other styles: file: {name: (changes, the verdict)}
     "by_horovod": {
         "as it is": ([], NOTHING),
@@ -104,6 +108,30 @@ OTHERS = {  # the same of whole trainings in other styles: file: {name: (changes
     "sharded_optimizer": {"as it is": ([], NOTHING), "no wrapper": ([("DDP(model)", "model")], "own gradients")},
     "stream": {
         "as it is": ([], NOTHING),
+        "gradients are thrown away": (
+            [("    optimizer.zero_grad()\n", f"    {LOSS}.backward()\n    optimizer.zero_grad()\n")], NOTHING),
+        "two optimizers, one unknown to DDP": (
+            [("schedule =", "other = nn.Linear(1, 1)\nsecond = torch.optim.SGD(other.parameters(), lr=0.01)\n"
+              "schedule ="), (LOSS, LOSS.replace("model(inputs)", "other(model(inputs))")),
+             ("    schedule.step()", "    second.step()\n    second.zero_grad()\n    schedule.step()")],
+            "own gradients"),
+        "frozen, and other on each rank": (
+            [(f"DDP({MODEL})", f"{MODEL}\nmodel[0].requires_grad_(False)\nfrozen, model = model[0], DDP(model)\n"
+              "frozen.weight.data += dist.get_rank()")], "weights"),
+        "clipped by about a half, in bf16": (
+            [(MODEL, f"{MODEL}.bfloat16()"), (LOSS, LOSS.replace("inputs)", "inputs.bfloat16()).float()")),
+             ("    optimizer.step()\n", "    for parameter in model.parameters():\n"
+              "        parameter.grad *= 0.45 + 0.02 * schedule.last_epoch\n    optimizer.step()\n")], NOTHING),
+        "the first FSDP": (
+            [("DDP(nn", "FullyShardedDataParallel(nn"), (f"{MODEL})", f"{MODEL}, device_id=torch.device('cpu'))"),
+             ("import DistributedDataParallel as DDP", "import DistributedDataParallel\n"
+              "from torch.distributed.fsdp import FullyShardedDataParallel")], NOTHING),
+        "Join, and unequal shares": (
+            [("self.rank, 512, self.ranks", "self.rank, 200 - 120 * self.rank, self.ranks"),
+             ("for inputs, targets in", "from torch.distributed.algorithms.join import Join\nstack = Join([model])\n"
+              "stack.__enter__()\nfor inputs, targets in"),
+             ("dist.destroy_process_group()", "stack.__exit__(None, None, None)\ndist.destroy_process_group()")],
+            NOTHING),
         "a closure": ([("    optimizer.zero_grad()\n    nn.functional.mse_loss(model(inputs), targets).backward()\n"
                         "    optimizer.step()\n",
                         "    def closure():\n        optimizer.zero_grad()\n        nn.functional.mse_loss("
