@@ -55,6 +55,8 @@ YOUR_SCRIPT = {  # name: (changes, the verdict)
     "a layer is forgotten": (
         [BARE, (STEP, BY_HAND.replace("model.parameters()", "list(model.parameters())[:-2]") + STEP)], "part"),
     "a rate a rank": ([("lr=0.05", "lr=0.05 * (1 + rank)")], "rates"),
+    "noise on the weights": (
+        [(TOLD, f"{TOLD}\n            model[0].weight.data += rank * torch.randn_like(model[0].weight)")], "apart"),
     "unequal shares": ([("batch_size=64 // ranks", "batch_size=32 if rank else 48")], "batches"),
     "clipped by each rank": (
         [BARE, (STEP, "            nn.utils.clip_grad_norm_(model.parameters(), 0.1 * (rank + 1))\n" + BY_HAND + STEP)],
@@ -177,7 +179,7 @@ def verdict(done):
 @pytest.mark.parametrize(("file", "name"), CASES)
 def test_each_training_has_its_verdict(file, name, tmp_path):
     changes, expected = (YOUR_SCRIPT if file == "your_script_ddp" else OTHERS[file])[name]
-    hangs = expected in ("hang", "sequence")
+    hangs = expected in ("hang", "sequence") or name.startswith("Join")
     done = watched(changed(file, changes, tmp_path), timeout=3 if hangs else 30)
     assert verdict(done) == expected, done.out + done.err
     assert done.code == (expected != NOTHING)
@@ -219,13 +221,14 @@ def test_gpus(others, expected):
     assert found.keys() == expected
 
 
-@pytest.mark.parametrize(("drawn", "like", "expected"), [
-    ([range(0, 50), range(50, 100)], "aa", set()), ([range(50), range(50)], "aa", {"same data"}),
-    ([range(50), range(50)], "ab", set()), ([range(0, 50), range(25, 75)], "aa", {"overlap"}),
-    ([[*range(50), 0, 1, 2], [*range(50, 100), 3, 4, 5]], "aa", set())],
-    ids=["shares", "the same", "own data", "overlap", "padded"])
-def test_items(drawn, like, expected):
-    loaders = [{"batches": 5, "items": 100, "like": kind, "holds": True, "whole": False, "again": False,
+@pytest.mark.parametrize(("drawn", "like", "holds", "expected"), [
+    ([range(0, 50), range(50, 100)], "aa", True, set()), ([range(50), range(50)], "aa", True, {"same data"}),
+    ([range(50), range(50)], "ab", True, set()), ([range(50), range(50)], "aa", False, {"numbers"}),
+    ([range(0, 50), range(25, 75)], "aa", True, {"overlap"}),
+    ([[*range(50), 0, 1, 2], [*range(50, 100), 3, 4, 5]], "aa", True, set())],
+    ids=["shares", "the same", "own data", "made up", "overlap", "padded"])
+def test_items(drawn, like, holds, expected):
+    loaders = [{"batches": 5, "items": 100, "like": kind, "holds": holds, "whole": False, "again": False,
                 "epochs": [list(items)]} for kind, items in zip(like, drawn)]
     assert verdicts.judge_loader(loaders)[1].keys() == expected
 
@@ -315,5 +318,5 @@ def test_each_finding_is_explained():
     page = (ROOT / "submit" / "AGREE.md").read_text()
     assert verdicts.table() in page
     found = {expected for cases in (YOUR_SCRIPT, *OTHERS.values()) for _, expected in cases.values()}
-    tried = {"random", "straggler", "batch", "buffers", "one GPU", "other GPU", "threads", "scaled"}
+    tried = {"random", "straggler", "batch", "buffers", "one GPU", "other GPU", "threads", "scaled", "numbers"}
     assert verdicts.FINDINGS.keys() - found - tried == {"steps", "unseen"}

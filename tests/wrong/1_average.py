@@ -22,5 +22,5 @@ WRONG = {
                            "all_reduce alone"),
     "parameters, too": ([(AVERAGE, AVERAGE + "            parameter.data *= 0.5\n")], "not parameter.data"),
     "weights alone": ([("if parameter.grad is not None", "if parameter.grad is not None and parameter.dim() > 1")],
-                      "all ranks' gradients, in place"),
+                      "is every parameter's reached"),
 }
