@@ -34,8 +34,12 @@ numbers = pytest.mark.numbers  # compares numbers that depend on the CPU: `make 
 
 def case(chapter, *values, marks=(), **options):
     """A case of a parametrized test that skips, and says why, where set-up had to leave the chapter out."""
-    skip = pytest.mark.skipif(bool(missing(chapter)), reason=str(missing(chapter)))
-    return pytest.param(chapter, *values, marks=[skip, *marks], **options)
+    return pytest.param(chapter, *values, marks=[skip_without(chapter), *marks], **options)
+
+
+def skip_without(chapter):
+    """The mark that skips what needs a chapter which set-up had to leave out."""
+    return pytest.mark.skipif(bool(missing(chapter)), reason=str(missing(chapter)))
 
 
 def chapters(*names):

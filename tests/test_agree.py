@@ -7,7 +7,7 @@ import sys
 import agree_verdicts as verdicts
 import forked
 import pytest
-from conftest import BIN, ROOT, copy_of, environment, execute
+from conftest import BIN, ROOT, copy_of, environment, execute, skip_without
 
 AGREE = ROOT / "submit" / "agree.py"
 TRAININGS = ROOT / "tests" / "programs" / "trainings"
@@ -176,7 +176,8 @@ def verdict(done):
     return re.search("^verdict: (?:wrong: )?(.*)", done.out, re.M)[1]
 
 
-@pytest.mark.parametrize(("file", "name"), CASES)
+@pytest.mark.parametrize(("file", "name"), [
+    pytest.param(*case, marks=skip_without("02_horovod") if case[0] == "by_horovod" else ()) for case in CASES])
 def test_each_training_has_its_verdict(file, name, tmp_path):
     changes, expected = (YOUR_SCRIPT if file == "your_script_ddp" else OTHERS[file])[name]
     hangs = expected in ("hang", "sequence") or name.startswith("Join")
@@ -258,7 +259,8 @@ def test_the_record_has_what_was_seen(tmp_path):
     assert [len(one["steps"]) for one in seen["reports"]] == [3, 3]
 
 
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun", "horovodrun", "deepspeed"])
+@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun", "deepspeed",
+                                      pytest.param("horovodrun", marks=skip_without("02_horovod"))])
 def test_under_each_launcher(launcher, tmp_path):
     words = {"mpiexec": [BIN / "mpiexec", "-n", 2, sys.executable],
              "torchrun": [BIN / "torchrun", "--nproc-per-node", 2],
