@@ -11,7 +11,10 @@ CALLERS = {"/ddp_comm_hooks/": "DDP's hook", "/deepspeed/": "DeepSpeed", "/torch
            "/torch/nn/modules/_functions": "SyncBatchNorm", "/torch/distributed/optim": "ZeroRedundancyOptimizer",
            "/horovod/torch/optimizer": "Horovod's optimizer", "/horovod/torch/functions": "Horovod's functions",
            "/accelerate/": "Accelerate", "/lightning/": "Lightning"}
-COMMUNICATES = "/torch/distributed/", "/torch/nn/parallel/distributed", "/horovod/", "/deepspeed/comm", "/mpi4py/"
+COMMUNICATES = ("/torch/distributed/", "/torch/nn/parallel/distributed", "/torch/autograd/graph", "/horovod/",
+                "/deepspeed/comm", "/mpi4py/")
+COMPILES = ("/subprocess.py", "/torch/utils/cpp_extension", "/torch/utils/file_baton", "/torch/_inductor",
+            "/torch/_dynamo")
 SET_EPOCH = "/accelerate/", "/lightning/"  # libraries that call it, though perhaps later than their loader begins
 LIBRARIES = "site-packages", "dist-packages"
 HERE = os.path.splitext(__file__)[0].removesuffix("_frames")  # agree.py, and the files that belong to it
@@ -44,14 +47,11 @@ def places(frame: FrameType, script: str) -> list[str]:
             if not any(part in path for part in (*LIBRARIES, HERE))] or ["its start"]
 
 
-def waits(frame: FrameType) -> bool:
-    """Whether it is in a library's communication."""
-    return any(part in path for path, _, _ in stack(frame) for part in COMMUNICATES)
-
-
-def in_backward(frame: FrameType) -> bool:
-    """Whether it is in backward, at whose end DDP waits for the other ranks."""
-    return any(path.endswith("autograd/graph.py") for path, _, _ in stack(frame))
+def waits(frame: FrameType, anywhere: bool) -> bool:
+    """Whether it is in communication, in backward, at whose end DDP waits, or anywhere; and does not compile there."""
+    files = [path for path, _, _ in stack(frame)]
+    communicates = anywhere or any(part in path for path in files for part in COMMUNICATES)
+    return communicates and not any(part in path for path in files for part in COMPILES)
 
 
 def epoch_comes_again(frame: FrameType) -> bool:

@@ -32,7 +32,7 @@ FINDINGS = {
         "the same optimizer on all ranks; load its state on all of them, or on none"),
     "own gradients": Finding(
         "each rank takes its own gradients: there are as many trainings as ranks",
-        "the wrapper is missing, or is by-passed by `model(x)` or `ddp.module(x)` in the place of `ddp(x)`, or "
+        "the wrapper is missing, or is bypassed by `model(x)` or `ddp.module(x)` instead of `ddp(x)`, or "
         "`no_sync` stays on",
         "call the wrapped model, and let the last backward before each step average"),
     "one rank's": Finding(
@@ -62,24 +62,23 @@ FINDINGS = {
     "same data": Finding(
         "all ranks train on the same samples",
         "no sampler deals them out, and all ranks shuffle with one seed",
-        "sampler=DistributedSampler(dataset) in the place of shuffle=True"),
+        "sampler=DistributedSampler(dataset) instead of shuffle=True"),
     "overlap": Finding(
-        "each rank draws from the whole data set in an order of its own: in an epoch some samples meet several "
-        "ranks, some none",
+        "each rank goes through the whole data set, in an order of its own: one epoch is as many as there are ranks",
         "shuffle=True without a sampler, with another seed on each rank",
-        "sampler=DistributedSampler(dataset) in the place of shuffle=True"),
+        "sampler=DistributedSampler(dataset) instead of shuffle=True"),
     "sampler": Finding(
         "the sampler deals for another number of ranks than train",
-        "its num_replicas and rank are of something else, or it was made before the ranks met",
+        "its num_replicas and rank are of something else: typed in, or asked before the ranks met",
         "DistributedSampler(dataset) after init_process_group; with Horovod num_replicas=hvd.size(), rank=hvd.rank()"),
     "order": Finding(
         "each epoch has the same order",
         "sampler.set_epoch is not called: DistributedSampler shuffles by its seed and the epoch that it was told",
         "sampler.set_epoch(epoch) at the start of each epoch; a training of one epoch needs none"),
     "batches": Finding(
-        "the ranks have unequal numbers of batches: those with more wait for ever at the end of the epoch",
+        "the ranks have unequal numbers of batches: those with more wait at the end of the epoch, until the time-out",
         "the data set is divided unequally, and Join is not used",
-        "drop_last=True in the sampler, or torch.distributed.algorithms.Join"),
+        "DistributedSampler, which gives all ranks equally many, or torch.distributed.algorithms.Join"),
     "steps": Finding(
         "some ranks have made fewer optimizer steps than others",
         "unequal data, or a condition that only some ranks fulfil",
@@ -87,15 +86,15 @@ FINDINGS = {
     "one GPU": Finding(
         "two ranks are on one GPU",
         "`cuda` without set_device is GPU 0 for every rank",
-        "torch.cuda.set_device(local_rank) before the model is moved"),
+        "torch.cuda.set_device(local_rank % torch.cuda.device_count()) before the model is moved"),
     "other GPU": Finding(
         "a rank's model is on another GPU than its current one",
-        "`.to('cuda:0')` on every rank, or set_device after the model was moved",
-        "torch.cuda.set_device(local_rank) first, then .to('cuda')"),
+        "no set_device, or one after the model was moved: DDP trains rightly, but ranks may also take memory on GPU 0",
+        "torch.cuda.set_device(local_rank) first, then .to('cuda')", note=True),
     "hang": Finding(
         "the ranks wait for each other for ever",
-        "one of them calls other collectives than the others, or none: a condition, an exception, or a loop's end that "
-        "only some ranks meet",
+        "one of them calls other collectives than the others, or none: a condition, an exception that the script "
+        "catches, or a loop's end that only some ranks meet",
         "look at the lines that are named: all ranks have to come to the same calls in the same order"),
     "sequence": Finding(
         "the ranks call different collectives",
@@ -108,7 +107,7 @@ FINDINGS = {
         "in the second case sampler=DistributedSampler(dataset) instead of shuffle=True", note=True),
     "scaled": Finding(
         "the gradients are the mean of the ranks', and a factor beside",
-        "clipping, loss scaling, or a loss that is divided for accumulation",
+        "clipping, a loss scale that is taken out again, or gradients that are divided by the accumulated batches",
         "nothing, if one of these is meant; else look for a second division", note=True),
     "buffers": Finding(
         "buffers differ between the ranks",
@@ -116,11 +115,11 @@ FINDINGS = {
         "nothing: save rank 0's; torch.nn.SyncBatchNorm makes them one", note=True),
     "random": Finding(
         "all ranks draw the same random numbers: dropout or augmentation does the same on each",
-        "one seed for all, or none, which in PyTorch is one, too",
+        "torch.manual_seed with the same number on every rank; without any, each draws its own",
         "torch.manual_seed(seed + rank) once the weights are equal", note=True),
     "batch": Finding(
         "the ranks' batches are of unequal size in a step",
-        "the last batch of an epoch, or a division with a rest",
+        "the last batch of an epoch, or a division with a remainder",
         "drop_last=True, or weigh each rank's loss: a mean of means is not the mean", note=True),
     "threads": Finding(
         "the ranks of a node have more threads than it has cores",
@@ -132,7 +131,7 @@ FINDINGS = {
         "look at that node; deal samples out by their length", note=True),
     "unseen": Finding(
         "the gradients could not be compared",
-        "nothing meets them here: the first FSDP, Adasum, a hook of DDP's that compresses, a wrapper that is by-passed",
+        "nothing meets them here: the first FSDP, Adasum, a hook of DDP's that compresses, a wrapper that is bypassed",
         "the line on weights says what was compared instead; of FSDP, fully_shard is seen", note=True),
 }
 NOTES = {key for key, finding in FINDINGS.items() if finding.note}

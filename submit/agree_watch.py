@@ -362,10 +362,8 @@ class Watch:
     def whereabouts(self, script: str) -> dict:
         """Where the main thread is, whether it waits for other ranks there, and the collectives it has called last."""
         frame = sys._current_frames().get(threading.main_thread().ident)
-        waiting = frames.waits(frame)
-        if self.models:  # a GPU's queue is waited for anywhere
-            waiting = waiting or self.on_gpu or frames.in_backward(frame)
-        return {"stack": frames.places(frame, script), "waits": waiting, "happened": self.happened,
+        waits = frames.waits(frame, self.on_gpu)  # a GPU's queue is waited for anywhere
+        return {"stack": frames.places(frame, script), "waits": waits, "happened": self.happened,
                 "first": max(0, len(self.calls) - LATEST), "calls": self.calls[-LATEST:]}
 
 

@@ -252,6 +252,15 @@ def test_the_same_losses_with_and_without(tmp_path):
         assert len(with_it) >= 5 and with_it == without[:len(with_it)]
 
 
+def test_a_compiler_in_the_midst_of_communication_is_no_hang(tmp_path):
+    """As where DeepSpeed meets for the first time."""
+    place = tmp_path / "deepspeed" / "comm" / "build.py"
+    place.parent.mkdir(parents=True)
+    place.write_text("import subprocess\nsubprocess.run(['sleep', '6'])\n")
+    change = [("schedule =", f"import runpy\nrunpy.run_path({str(place)!r})\nschedule =")]
+    assert verdict(watched(changed("stream", change, tmp_path), timeout=3)) == NOTHING
+
+
 def test_the_record_has_what_was_seen(tmp_path):
     done = watched(changed("your_script_ddp", [BARE], tmp_path), "--record", tmp_path / "seen.json", "--steps", 3)
     seen = json.loads((tmp_path / "seen.json").read_text())

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled, which takes a minute
 deepspeed.init_distributed("gloo")
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
