@@ -14,8 +14,8 @@ def schedule(stage, stages, micro_batches):
     that is not done has what it needs, does it, and goes on to the next.
 
     The forwards come in the order of the micro-batches, and so do the backwards. First the stage warms
-    up, with a forward for each stage behind it. Then forwards and backwards alternate, a forward first, so that it never
-    holds the activations of more than stages - stage micro-batches. In the end only backwards are left.
+    up, with a forward for each stage behind it. Then forwards and backwards alternate, a forward first, so that it
+    never holds the activations of more than stages - stage micro-batches. In the end only backwards are left.
     """
     raise NotImplementedError  # your line: warm_up = number of forwards before forwards and backwards alternate
     order = [("F", number) for number in range(warm_up)]
