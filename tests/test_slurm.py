@@ -43,7 +43,8 @@ class Cluster:
             stdout=subprocess.PIPE, start_new_session=True)
         configuration = self.process.stdout.readline().strip()
         assert configuration, "submit/lab.sh does not come up: its standard error says why"
-        self.env = environment() | {"SLURM_CONF": configuration, "VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": ""}
+        self.env = environment() | {"SLURM_CONF": configuration, "VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": "",
+                                    "PYTHONFAULTHANDLER": "1"}
         (folder / "bin").mkdir()  # an environment like Polaris': PALS's mpiexec comes first
         (folder / "bin" / "activate").write_text(f'. "{sys.prefix}/bin/activate"\nPATH="{ROOT}/tests/pals:$PATH"\n')
         (folder / ".bash_profile").write_text("module() { :; }; conda() { :; }\n")  # for bash -l
@@ -79,7 +80,10 @@ class Cluster:
             if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
                 return f"{state} {code}", (self.folder / chapter / f"job-{job}.txt").read_text()
             time.sleep(0.2)
-        raise AssertionError(f"job {job} is still {state}: {shown}")
+        self.run("scancel", "--full", "--signal=ABRT", job)  # PYTHONFAULTHANDLER: each rank says where it is
+        time.sleep(2)
+        printed = (self.folder / chapter / f"job-{job}.txt").read_text()
+        raise AssertionError(f"job {job} is still {state}: {shown}\n{printed}")
 
 
 @pytest.fixture(scope="session")
