@@ -1,0 +1,56 @@
+"""How every figure looks, on the pages and in the notebooks: its size, its text, and one colour for one meaning.
+
+A figure is WIDTH inches wide and shown at 96 pixels an inch. Then its smallest text, of TEXT points, is 18.7 pixels
+high, which the last row can read on a projector of 1280 x 800.
+"""
+
+import io
+
+import matplotlib
+from matplotlib.figure import Figure
+
+WIDTH = 9  # inches
+TEXT, TITLE = 14, 16  # points
+DPI = 200  # so that it stays sharp at twice the size
+
+RANKS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7")  # Okabe and Ito's: the colour-blind tell them apart, too
+COMMUNICATION, COMPUTATION, ABSENT = "#404040", "#56B4E9", "#E6E6E6"
+MEASURED, PREDICTED, IDEAL = "#000000", "#D55E00", "#8C8C8C"  # points, lines, and what cannot be beaten
+STEP = {"forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73", "all-reduce": COMMUNICATION}
+LIBRARIES = {"one process": "#000000", "Horovod": "#D55E00", "DDP": "#0072B2", "DeepSpeed": "#009E73"}
+CHAPTERS = {"01_single_node": "one process", "02_horovod/pytorch": "Horovod", "03_ddp": "DDP",
+            "04_deepspeed": "DeepSpeed"}
+WAYS = {"everyone_to_everyone": "#0072B2", "reduce_and_broadcast": "#009E73", "ring": "#D55E00", "gloo": "#CC79A7",
+        "mpi": "#000000"}  # of all-reduce
+STAGES = ("#BDBDBD", "#9ECAE1", "#4292C6", "#08519C")  # of ZeRO
+ROLES = {"parameters": "#332288", "gradients": "#882255", "master copy": "#44AA99", "optimizer state": "#DDCC77",
+         "activations": "#CC6677"}  # of memory; Tol's muted colours
+
+matplotlib.rcParams.update({
+    "font.size": TEXT, "axes.titlesize": TITLE, "figure.titlesize": TITLE, "axes.labelsize": TEXT,
+    "xtick.labelsize": TEXT, "ytick.labelsize": TEXT, "legend.fontsize": TEXT, "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlelocation": "left", "lines.linewidth": 2.5, "lines.markersize": 8})
+
+
+class Picture(Figure):
+    """A figure that a notebook shows WIDTH inches wide; opaque, so that it can be read on a dark page, too."""
+
+    def __init__(self, *args, facecolor="white", **options):
+        super().__init__(*args, facecolor=facecolor, **options)
+
+    def png(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=DPI)
+        return buffer.getvalue()
+
+    def _repr_png_(self):  # IPython's own hook
+        width, height = self.get_size_inches()
+        return self.png(), {"width": round(96 * width), "height": round(96 * height)}
+
+
+def picture(height: float, rows: int = 1, columns: int = 1, title: str = "", **grid: object) -> tuple:
+    """A Picture of this height in inches, and its axes: one, or an array of them. `grid` is for Figure.subplots."""
+    figure = Picture(figsize=(WIDTH, height), layout="constrained")
+    if title:
+        figure.suptitle(title, x=0.01, ha="left")
+    return figure, figure.subplots(rows, columns, **grid)
