@@ -28,8 +28,9 @@ ROLES = {"parameters": "#332288", "gradients": "#882255", "master copy": "#44AA9
 
 matplotlib.rcParams.update({
     "font.size": TEXT, "axes.titlesize": TITLE, "figure.titlesize": TITLE, "axes.labelsize": TEXT,
-    "xtick.labelsize": TEXT, "ytick.labelsize": TEXT, "legend.fontsize": TEXT, "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.titlelocation": "left", "lines.linewidth": 2.5, "lines.markersize": 8})
+    "xtick.labelsize": TEXT, "ytick.labelsize": TEXT, "legend.fontsize": TEXT, "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left",
+    "lines.linewidth": 2.5, "lines.markersize": 8})
 
 
 class Picture(Figure):
