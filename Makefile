@@ -5,7 +5,7 @@ PYTHON ?= python3
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup tested exercise demo check test test-all test-cpus mutants bench docs notebooks pins
+.PHONY: help setup tested exercise demo check test test-all test-cpus mutants bench docs notebooks slides pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ docs: setup ## write diffs and tables into the pages again, and draw their figur
 
 notebooks: setup ## run the notebooks from top to bottom and store what they show
 	@"$(VENV)/bin/python" -m tools.pages.notebooks
+
+slides: setup ## two figures of each notebook in one file that opens offline: results/slides.html
+	@"$(VENV)/bin/python" -m tools.pages.slides
 
 pins: ## after moving a direct pin: write again what the direct ones bring along; installs nothing
 	@$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) tools/environment/indirect_pins.py

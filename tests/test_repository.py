@@ -310,7 +310,7 @@ def test_every_command_of_make_is_in_its_help():
     done = execute(["make", "help"], cwd=ROOT)
     assert re.findall(r"^make (\S+)", done.out, re.M) == [
         "help", "setup", "exercise", "demo", "check", "test", "test-all", "test-cpus", "mutants", "bench", "docs",
-        "notebooks", "pins"]
+        "notebooks", "slides", "pins"]
 
 
 def test_every_pattern_of_the_tests_speeds_is_of_a_test():

@@ -32,7 +32,7 @@ import sweep
 from launch import ROOT
 from records import RECORDS, published, published_text
 
-from tools.measuring import demo, public_scripts, reading, rounding, zero
+from tools.measuring import demo, notebook_seconds, public_scripts, reading, rounding, zero
 from tools.pages import claims, figures
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
@@ -48,6 +48,7 @@ COPIES = {  # file: the folders that have its copy, so that a chapter's folder r
     "04_deepspeed/ds_config.py": ("05_zero",),
     "04_deepspeed/checkpoints.py": ("05_zero",)}
 TABLES = {"demo": demo, "zero": zero, "rounding": rounding, "read_data": reading, "public_scripts": public_scripts,
+          "notebook_seconds": notebook_seconds,
           "batch": sweep, "weak": sweep, "strong": sweep}
 
 

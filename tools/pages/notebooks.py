@@ -38,13 +38,16 @@ def fingerprint(notebook):
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def run(path):
-    """The notebook with the outputs of a run in its own folder; raises CellExecutionError where a cell fails."""
+def run(path: Path, **hooks: object) -> nbformat.NotebookNode:
+    """The notebook with the outputs of a run in its own folder; raises CellExecutionError where a cell fails.
+
+    hooks: nbclient's, as on_cell_executed.
+    """
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
     NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", record_timing=False, coalesce_streams=True,
-                   resources={"metadata": {"path": str(path.parent)}}).execute()
+                   resources={"metadata": {"path": str(path.parent)}}, **hooks).execute()
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
                          "language_info": {"name": "python"}, "workshop": {"sha256": fingerprint(notebook)}}
     return notebook
