@@ -185,6 +185,9 @@ def run(main: Callable[[], None]) -> None:
         elif type(problem).__name__ in ("DistNetworkError", "DistStoreError") and not group():
             place = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
             code = end_by_mistake(f"no meeting at {place}: start all, on a free MASTER_PORT")
+            if mpi := sys.modules.get("mpi4py.MPI"):  # its end waits for ranks that wait to meet
+                time.sleep(1)  # the launcher passes on what was printed
+                mpi.COMM_WORLD.Abort(code)
         else:
             raise
     if group():  # before Python ends, and after DDP: gloo's threads may abort if they outlive it

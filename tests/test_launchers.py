@@ -232,6 +232,18 @@ def test_a_taken_port_is_one_line(clean_environment):
     assert "Traceback" not in done.err
 
 
+@chapters("03_ddp", "05_zero")
+def test_a_port_that_another_program_takes_meanwhile_ends_all_ranks(chapter, tmp_path):
+    """It is no store of PyTorch's, and never answers: rank 1 would wait for it, and MPI's end for rank 1."""
+    with socket.create_server(("", 0)) as server:
+        taken = str(server.getsockname()[1])
+        copy_of(chapter, tmp_path / "copy", ("bcast((host, free_port()))", f"bcast((host, {taken}))"), name="ranks.py")
+        done = execute([BIN / "mpiexec", "-n", 2, sys.executable, tmp_path / "copy" / "main.py", "--device", "cpu"],
+                       timeout=100)
+    assert done.code == 2 and len(re.findall(f"main.py: no meeting at .*:{taken}", done.err)) == 1, done.err
+    assert "Traceback" not in done.err
+
+
 @chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
 @pytest.mark.parametrize(("gpus", "chosen"), [("4,own", [0, 1]), ("1,own", [0, 0])])
 def test_local_rank_picks_the_gpu_and_a_single_one_is_index_0(chapter, gpus, chosen, tmp_path):
