@@ -3,16 +3,20 @@
 import gc
 import re
 
+import pandas
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import ROOT
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
+from matplotlib.text import Text
+from records import published
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import get_model
 
-from tools.pages import docs, drawings, figures
+from tools.measuring import demo, reading
+from tools.pages import docs, drawings, figures, style
 
 PICTURES = sorted((ROOT / "assets" / "figures").glob("*.png"))
 
@@ -87,3 +91,87 @@ def test_the_buckets_are_those_of_a_run():
         dist.destroy_process_group()
     drawn = [sum(bucket) for bucket in drawings.buckets(model)]
     assert sizes == [sum(drawn), *drawn]  # a single bucket in the first step
+
+
+def demo_records(keep=None, **changes):
+    """The demo's published records, or those that a query keeps, with some columns changed."""
+    records = pandas.DataFrame(published("demo.jsonl"))
+    return (records.query(keep) if keep else records).reset_index(drop=True).assign(**changes)
+
+
+def on_more_ranks():
+    """A demo on 1, 2 and 4 ranks, the last of them with other accuracies."""
+    records = demo_records()
+    return pandas.concat([records, demo_records("ranks == 2", ranks=4, test_accuracy=0.9)]).reset_index(drop=True)
+
+
+RECORDED = {"zero": figures.zero, "batch_size": figures.batch_size, "scaling": figures.scaling,
+            "read_data": figures.of_reading, "demo": figures.of_demo,
+            "demo, one run": lambda: demo.draw(demo_records("chapter == '03_ddp' and ranks == 2")),
+            "demo without Horovod": lambda: demo.draw(demo_records("not chapter.str.contains('horovod|tf')")),
+            "demo on a processor with a long name": lambda: demo.draw(demo_records(processor="Processor " * 9)),
+            "demo on 1, 2 and 4 ranks": lambda: demo.draw(on_more_ranks())}
+
+
+def words_shown(figure, renderer):
+    """(words, box) of every text that is drawn; tick labels beyond an axis's limits are not."""
+    beyond = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_major_ticks()
+              for label in (tick.label1, tick.label2)
+              if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())}
+    return [(text, text.get_window_extent(renderer)) for text in figure.findobj(Text)
+            if text.get_visible() and text.get_text().strip() and text not in beyond]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_figure_of_records_can_be_read_from_the_last_row(name):
+    figure = RECORDED[name]()
+    assert figure.get_figwidth() == style.WIDTH and figure.get_figheight() <= 5.6
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    shown = words_shown(figure, canvas.get_renderer())
+    assert min(text.get_fontsize() for text, _ in shown) >= style.TEXT
+    for number, (text, box) in enumerate(shown):
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
+        assert not [other for other, place in shown[:number] if box.overlaps(place)], text
+
+
+def test_the_formula_s_line_goes_through_no_number():
+    figure = figures.zero()
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axis in figure.axes:
+        numbers = [text.get_window_extent(canvas.get_renderer()) for text in axis.texts]
+        lines = [line.get_window_extent(canvas.get_renderer()) for line in axis.lines]
+        assert len(numbers) == len(lines) == 4
+        assert not [line for line in lines for number in numbers if line.overlaps(number)]
+
+
+def test_scaling_shows_efficiency_on_the_same_axes_and_hollow_where_ranks_share_a_core():
+    figure = figures.scaling()
+    weak, strong, *efficiencies = figure.axes
+    assert weak.get_ylim() == strong.get_ylim() and len({axis.get_ylim() for axis in efficiencies}) == 1
+    for name, axis in zip(("weak", "strong"), efficiencies):
+        _, found, _ = figures.measured(name)
+        drawn = {round(value, 6): line.get_markerfacecolor() for line in axis.lines if line.get_marker() == "o"
+                 for value in line.get_ydata()}  # hollow markers are drawn last
+        assert drawn.keys() == {round(value, 6) for value in found["efficiency"]}
+        hollow = {value for value, color in drawn.items() if color == "white"}
+        assert hollow == {round(row.efficiency, 6) for row in found.itertuples() if row.ranks > row.cpus}
+
+
+@pytest.mark.parametrize(("accuracies", "speeds", "said"), [
+    ((0.98, 0.98), (10, 20), "More ranks: the same accuracy, faster in 1 of 1 programs"),
+    ((0.98, 0.95), (20, 10), "More ranks: accuracies within 0.0300, faster in 0 of 1 programs"),
+    ((0.98,), (10,), "Images a second, and the test accuracy")])
+def test_the_demo_s_headline_follows_its_numbers(accuracies, speeds, said):
+    records = [{"chapter": "03_ddp", "model": "cnn", "ranks": ranks, "test_accuracy": accuracy,
+                "images_per_second": speed} for ranks, accuracy, speed in zip((1, 2), accuracies, speeds)]
+    assert demo.verdict(pandas.DataFrame(records)) == demo.verdict(pandas.DataFrame(records[::-1])) == said
+
+
+def test_reading_s_headline_follows_its_numbers():
+    records = pandas.DataFrame(published("read_data.jsonl"))
+    words = figures.of_reading().legends[0].get_title().get_text()
+    assert words == "Reading images: preloaded is fastest, mpi-io-default slowest"
+    records.loc[(records["way"] == "files") & (records["ranks"] == 4), "warm_images_per_second"] = 1e8
+    assert "preloaded or files is fastest" in reading.draw(records).legends[0].get_title().get_text()

@@ -143,4 +143,4 @@ def test_the_committed_study_is_whole_and_drawn():
     assert found == {(way, str(ranks)) for way in reading.WAYS for ranks in reading.RANKS}
     axes = reading.draw(records).axes
     assert [label.get_text() for label in axes[0].get_yticklabels()] == list(reading.WAYS)
-    assert [axis.get_title() for axis in axes] == ["1 rank", "2 ranks", "4 ranks"]
+    assert [axis.get_title("left") for axis in axes] == ["1 rank", "2 ranks", "4 ranks"]

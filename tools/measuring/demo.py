@@ -14,12 +14,16 @@ import numpy as np
 import pandas
 import torch
 from launch import ROOT, launch, missing
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from records import FIGURES, RECORDS, refusal
 from runs import study
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tools.measuring import zero
+from tools.pages import style
 
 RUNS = [("01_single_node", 1), ("01_single_node/main_tf.py", 1), ("02_horovod/pytorch", 1), ("02_horovod/pytorch", 2),
         ("02_horovod/tensorflow", 1), ("02_horovod/tensorflow", 2), ("03_ddp", 1), ("03_ddp", 2),
@@ -28,6 +32,7 @@ RUNS = [("01_single_node", 1), ("01_single_node/main_tf.py", 1), ("02_horovod/py
         ("05_zero/fsdp.py", 1), ("05_zero/fsdp.py", 2)]  # chapter, ranks, flags
 PERCEPTRON = ("--epochs", 1, "--width", 256, "--layers", 8)
 FLAGS = ("--dataset", "digits", "--global-batch-size", "64")  # the same training, whatever the number of ranks
+NETWORKS = {"cnn": "cnn, five epochs", "perceptron": "perceptron, one epoch"}
 
 
 def parameters(checkpoint: str | Path) -> np.ndarray:
@@ -74,11 +79,14 @@ def train(chapter, ranks, flags, folder):
         record = launch(chapter, ranks, *flags)
     if "memory" in record:
         record["megabytes"] = zero.total(record["memory"][0]) / 1e6
-    framework = "tensorflow" if "tensorflow" in chapter or "_tf" in chapter else "torch"
-    first = folder / f"{record['model']}-{framework}-{precision}.npy"
+    first = folder / f"{record['model']}-{framework(chapter)}-{precision}.npy"
     if not first.exists():
         np.save(first, found)
     return record | {"compared_in": precision, "difference": float(abs(found - np.load(first)).max())}
+
+
+def framework(chapter: str) -> str:
+    return "tensorflow" if "tensorflow" in chapter or "_tf" in chapter else "torch"
 
 
 def label(record):
@@ -103,22 +111,57 @@ def table(records):
                 index=False, na_rep="", formatters=dict(zip(columns.values(), formats))))
 
 
+def pale(color: str, share: float) -> tuple:
+    """The colour on white, of which this share is left."""
+    return tuple(1 - share * (1 - part) for part in to_rgb(color))
+
+
+def verdict(records: pandas.DataFrame) -> str:
+    """Whether more ranks reached the accuracy of fewer, and in how many programs they were faster, as a line."""
+    programs = [rows.sort_values("ranks") for _, rows in records.groupby(records.apply(label, axis=1))
+                if rows["ranks"].nunique() > 1]
+    if not programs:
+        return "Images a second, and the test accuracy"
+    trainings = records.groupby(["model", records["chapter"].map(framework)])["test_accuracy"]
+    apart = (trainings.max() - trainings.min()).max()
+    accuracy = "the same accuracy" if apart < 5e-5 else f"accuracies within {apart:.4f}"  # of what is shown
+    speeds = [rows["images_per_second"] for rows in programs]
+    faster = sum(each.iloc[-1] > each.iloc[0] for each in speeds)
+    return f"More ranks: {accuracy}, faster in {faster} of {len(programs)} programs"
+
+
 def draw(records: pandas.DataFrame) -> Figure:
-    """Throughput and test accuracy of each run, side by side."""
-    labels = [f"{label(row)}, {row['ranks']} rank{'s' * (row['ranks'] > 1)}" for _, row in records.iterrows()]
-    figure = Figure(figsize=(9, 1.2 + 0.32 * len(records)), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for axis, column, title in zip(axes, ("images_per_second", "test_accuracy"),
-                                   ("Throughput [images/s]", "Test accuracy")):
-        bars = axis.barh(labels, records[column], color=[f"C{ranks - 1}" for ranks in records.ranks], height=0.7)
-        axis.bar_label(bars, fmt="{:,.0f}" if column == "images_per_second" else "{:.3f}", padding=2)
-        axis.set_title(title, loc="left", fontsize=11)
-        axis.margins(x=0.15)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].invert_yaxis()
-    figure.suptitle(f"Handwritten digits on the CPU of this machine ({records['cpus'].iloc[0]} cores, "
-                    f"global batch {records['global_batch_size'].iloc[0]}, one thread a rank)\n"
-                    "cnn, five epochs; chapter 5: a perceptron, one epoch", fontsize=10)
+    """Throughput by program and ranks, a panel for each network; the names of the programs with the test accuracies."""
+    ranks = sorted(set(records["ranks"].tolist()))
+    shares = dict(zip(ranks, np.linspace(1, 0.4, len(ranks))[::-1]))
+    colors = {chapter: style.LIBRARIES[style.CHAPTERS[chapter]] for chapter in records["chapter"]}
+    panels = [(network, list(rows.groupby(rows.apply(label, axis=1), sort=False)))
+              for network, rows in records.groupby("model", sort=False)]
+    most = max(len(programs) for _, programs in panels)
+    figure, axes = style.picture(2.38 + 0.53 * most, 1, len(panels), squeeze=False)
+    height = 0.52 / len(ranks)  # of a bar; what is left of its row is for words
+    for axis, (network, programs) in zip(axes[0], panels):
+        for row, (name, runs) in enumerate(programs):
+            found = runs["test_accuracy"]
+            accuracies = " to ".join(dict.fromkeys(f"{value:.4f}" for value in (found.min(), found.max())))
+            axis.text(0, row - 0.02, name, va="bottom")
+            axis.text(1, row - 0.02, accuracies, va="bottom", ha="right", transform=axis.get_yaxis_transform())
+            for number, run in enumerate(runs.itertuples()):
+                axis.barh(row + number * height, run.images_per_second, 0.95 * height, align="edge",
+                          color=pale(colors[run.chapter], shares[run.ranks]))
+        axis.set(title=NETWORKS[network], ylim=(most - 0.3, -0.5), yticks=(), xlabel="images/s")
+        axis.set_title("accuracy", loc="right", fontsize=style.TEXT)
+        axis.spines["left"].set_visible(False)
+        axis.xaxis.set_major_locator(MaxNLocator(3))
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+    entries = {f"{number} rank{'s' * (number > 1)}": Patch(color=pale("#000000", shares[number])) for number in ranks}
+    entries |= {style.CHAPTERS[chapter]: Patch(color=color) for chapter, color in colors.items()
+                if style.CHAPTERS[chapter] != "one process"}  # whose rows say it
+    style.head(figure, verdict(records), entries, ncols=min(len(entries), 7), handlelength=0.8, columnspacing=1)
+    figure.get_layout_engine().set(w_pad=0.1)  # inches
+    first = records.iloc[0]
+    style.foot(figure, f"Handwritten digits, global batch {first['global_batch_size']}; {first['processor']}, "
+               f"{first['cpus']} cores, one thread a rank; one run each")
     return figure
 
 
@@ -140,7 +183,7 @@ def main():
     shutil.rmtree(first_rows)
     records = pandas.DataFrame(records)
     figure = (FIGURES if results.resolve() == RECORDS else results) / "demo.png"
-    draw(records).savefig(figure, dpi=150)
+    draw(records).savefig(figure, dpi=style.DPI)
     print("\n" + table(records))
     for chapter, reason in skipped.items():
         print(f"skipped: {chapter}: {reason}")

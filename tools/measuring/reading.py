@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 from records import refusal
 from runs import study
 
+from tools.pages import style
+
 WAYS = ("files", "mpi-io", "mpi-io-default", "mpi-io-alone", "readers", "preloaded")
 RANKS, REPEATS = (1, 2, 4), 5
 STEP = 64  # images a step on each rank
@@ -36,22 +38,29 @@ def table(records):
 
 def draw(records: pandas.DataFrame) -> Figure:
     """A figure of the same: a panel for each number of ranks, two points for each way."""
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    axes = figure.subplots(1, len(RANKS), sharex=True, sharey=True)
+    figure, axes = style.picture(4.6, 1, len(RANKS), sharex=True, sharey=True)
+    entries, firsts, lasts = {}, [], []
+    places = {"warm": "the file is in memory", "cold": "it comes from the disk"}
     for axis, (ranks, of_ranks) in zip(axes, records.groupby("ranks")):
-        for cache, color, shift in ("warm", "#E69F00", -0.14), ("cold", "#56B4E9", 0.14):
+        for cache, shift in ("warm", -0.16), ("cold", 0.16):
             runs = of_ranks.groupby("way", sort=False)[f"{cache}_images_per_second"]
-            middle = runs.median()
-            axis.errorbar(middle, np.arange(len(middle)) + shift, xerr=[middle - runs.min(), runs.max() - middle],
-                          fmt="o", color=color, capsize=3, label=cache)
-        axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xscale="log", xlabel="images/s of all ranks together",
-                 yticks=range(len(middle)), yticklabels=middle.index)
-        axis.grid(axis="x", color="#E6E6E6")
-        axis.spines[["top", "right"]].set_visible(False)
+            middle = runs.median() / 1e6
+            bars = [middle - runs.min() / 1e6, runs.max() / 1e6 - middle]
+            entries[f"{cache}: {places[cache]}"] = axis.errorbar(
+                middle, np.arange(len(middle)) + shift, xerr=bars, fmt="o", capsize=4, color=style.CACHE[cache])
+            firsts.append(middle.idxmax())
+            lasts.append(middle.idxmin())
+        axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xscale="log", yticks=range(len(middle)),
+                 yticklabels=middle.index)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("")
+        axis.grid(axis="x", color=style.ABSENT)
     axis.invert_yaxis()
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    figure.suptitle(f"Reading images from the disk of one machine with {records['cpus'].iloc[0]} cores: "
-                    f"median, least and most of {REPEATS} runs", fontsize=10)
+    axes[len(axes) // 2].set_xlabel("million images/s of all ranks together")
+    style.head(figure, f"Reading images: {' or '.join(dict.fromkeys(firsts))} is fastest, "
+               f"{' or '.join(dict.fromkeys(lasts))} slowest", entries)
+    style.foot(figure, f"{records['host'].iloc[0]}: {records['processor'].iloc[0]}, {records['cpus'].iloc[0]} cores, "
+               f"and its disk; median, least and most of {REPEATS} runs; preloaded once it has read")
     return figure
 
 

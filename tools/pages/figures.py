@@ -4,16 +4,15 @@ import sys
 
 import pandas
 import sweep
-from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from records import FIGURES as FOLDER
 from records import Unpublished, published
 
 from tools.measuring import demo, reading
 from tools.measuring.zero import ROLES, total
-from tools.pages.drawings import ABSENT, DRAWINGS
-
-CHAPTERS = {"01_single_node": ("one process", "#000000"), "02_horovod/pytorch": ("Horovod", "#D55E00"),
-            "03_ddp": ("DDP", "#0072B2"), "04_deepspeed": ("DeepSpeed", "#009E73")}
+from tools.pages import style
+from tools.pages.drawings import DRAWINGS
 
 
 def zero():
@@ -21,27 +20,26 @@ def zero():
 
     From assets/records/zero.jsonl, which tools/measuring/zero.py writes.
     """
-    records = published("zero.jsonl")
-    records = [found for found in records if found["precision"] == "bf16" and found["chapter"] == "05_zero"]
-    colors = dict(zip(ROLES, ("#56B4E9", "#E69F00", "#009E73", "#CC79A7")))
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axis, ranks in zip(figure.subplots(1, 3, sharey=True), (1, 2, 4)):
+    records = [found for found in published("zero.jsonl")
+               if found["precision"] == "bf16" and found["chapter"] == "05_zero"]
+    figure, axes = style.picture(4.6, 1, 3, sharey=True)
+    for axis, ranks in zip(axes, (1, 2, 4)):
         for found in (found for found in records if found["ranks"] == ranks):
             counted, foot = max(found["memory"], key=total), 0
             for role in ROLES:
-                axis.bar(found["stage"], counted[role] / found["parameters"], 0.7, foot, color=colors[role],
-                         label=role if found["stage"] == 0 else None)
+                axis.bar(found["stage"], counted[role] / found["parameters"], 0.7, foot, color=style.ROLES[role])
                 foot += counted[role] / found["parameters"]
             expected = total(found["memory_formula"]) / found["parameters"]
-            axis.plot([found["stage"] - 0.45, found["stage"] + 0.45], [expected] * 2, color="black", lw=1.5,
-                      label="formula" if found["stage"] == 0 else None)
-            axis.text(found["stage"], foot + 0.2, f"{foot:.2f}", ha="center", fontsize=9)
-        axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xlabel="stage", xticks=range(4), ylim=(0, 18))
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel("bytes a parameter")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
-    figure.suptitle(f"What a rank holds between backward and optimizer step: bf16, {records[0]['parameters']:,} "
-                    "parameters, counted on a CPU", fontsize=10)
+            axis.plot([found["stage"] - 0.45, found["stage"] + 0.45], [expected] * 2, color=style.PREDICTED, lw=2)
+            axis.annotate(f"{foot:.3g}", (found["stage"], max(foot, expected)), (0, 5), textcoords="offset points",
+                          ha="center")
+        axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xlabel="stage", xticks=range(4), yticks=range(0, 17, 4),
+                 ylim=(0, 18.5))
+    axes[0].set_ylabel("bytes a parameter")
+    entries = {role: Patch(color=style.ROLES[role]) for role in ROLES}
+    entries["formula"] = Line2D([], [], color=style.PREDICTED, lw=2)
+    style.head(figure, "What a rank holds between backward and optimizer step", entries)
+    style.foot(figure, f"Counted on a CPU, on the rank that holds most: bf16, {records[0]['parameters']:,} parameters")
     return figure
 
 
@@ -55,48 +53,67 @@ def measured(name):
         f"{' or '.join(map(str, sorted(set(runs))))} runs of {first['steps'] - 5} timed steps")
 
 
-def points(axis, rows, column, **style):
+def points(axis, rows, column, **options):
     """A line through the medians over a column, with bars from the least to the most."""
     axis.errorbar(rows[column], rows["median"], yerr=[rows["median"] - rows["least"], rows["most"] - rows["median"]],
-                  fmt="o-", capsize=3, **style)
+                  fmt="o-", capsize=4, **options)
 
 
 def batch_size():
     """Throughput of one rank by batch size. From assets/records/batch.jsonl, which submit/sweep.py writes."""
     _, found, where = measured("batch")
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
-    axis = figure.subplots()
-    for chapter, rows in found.groupby("chapter"):
-        points(axis, rows, "batch", label=CHAPTERS[chapter][0], color=CHAPTERS[chapter][1])
-    axis.set(xscale="log", xlabel="batch size", ylabel="images/s", ylim=(0, None))
-    axis.set_xticks(sorted(found["batch"].unique()), sorted(found["batch"].unique()), minor=False)
-    axis.minorticks_off()
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(where.replace("; median", ";\nmedian"), fontsize=10)
+    (chapter, rows), = found.groupby("chapter")
+    best = rows.loc[rows["median"].idxmax()]
+    figure, axis = style.picture(4.2, title=f"One rank is fastest at a batch of {best['batch']} images, by the median")
+    points(axis, rows, "batch", color=style.LIBRARIES[style.CHAPTERS[chapter]])
+    for row in rows.itertuples():
+        axis.annotate(f"{row.median:.0f}", (row.batch, row.most), (0, 5), textcoords="offset points", ha="center")
+    axis.set_xscale("log", base=2)
+    axis.set(xlabel="batch size", ylabel="images/s", ylim=(0, None))
+    axis.set_xticks(rows["batch"], rows["batch"])
+    style.foot(figure, where)
     return figure
 
 
 def scaling():
-    """Weak and strong scaling of DDP, Horovod and DeepSpeed. From weak.jsonl and strong.jsonl, of sweep.py."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    for axis, (name, title) in zip(figure.subplots(1, 2), (("weak", "Weak scaling: {} images a rank"),
-                                                           ("strong", "Strong scaling: {} images on all ranks"))):
-        records, found, where = measured(name)
-        cores = records["cpus"].iloc[0] if records["device"].iloc[0] == "cpu" else found["ranks"].max()
+    """Weak and strong scaling of DDP, Horovod and DeepSpeed. From weak.jsonl and strong.jsonl, of sweep.py.
+
+    Above images/s, below efficiency: images/s over ranks times those of one rank.
+    """
+    figure, axes = style.picture(5.6, 2, 2, sharex=True, sharey="row", height_ratios=(5, 4))
+    ideal = {"color": style.IDEAL, "ls": "--", "zorder": 1}
+    hollow = {"marker": "o", "ls": "", "markerfacecolor": "white", "markeredgewidth": 2, "zorder": 4}
+    entries, notes, fitting, most = {}, {}, [], 0
+    for column, (name, title) in enumerate((("weak", "Weak scaling: {} images a rank"),
+                                            ("strong", "Strong scaling: {} images in all"))):
+        _, found, where = measured(name)
+        notes[where] = None
+        speed, efficiency = axes[:, column]
         ranks = sorted(found["ranks"].unique())
-        axis.plot(ranks, [found[found["ranks"] == ranks[0]]["median"].mean() * n / ranks[0] for n in ranks],
-                  ls="--", color="grey", label="ideal: in proportion to the ranks")
-        for number, (chapter, rows) in enumerate(found.groupby("chapter")):
-            label, color = CHAPTERS[chapter]
-            beside = rows.assign(ranks=rows["ranks"] + 0.05 * (number - 1))  # or the bars would hide each other
-            points(axis, beside, "ranks", label=label, color=color)
-        if ranks[-1] > cores:
-            axis.axvspan(cores + 0.5, ranks[-1] + 0.3, color=ABSENT, zorder=0, label="more ranks than cores")
-        axis.set(title=title.format(found["batch"].iloc[0]), xlabel="ranks", ylabel="images/s", xticks=ranks,
-                 ylim=(0, None))
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
-    figure.suptitle(where, fontsize=10)
+        one = found[found["ranks"] == ranks[0]]["median"].mean() / ranks[0]
+        speed.plot(ranks, [one * number for number in ranks], **ideal)
+        efficiency.plot(ranks, [1] * len(ranks), **ideal)
+        crowded = found["remarks"].str.contains("more ranks than cores")
+        fitting.append(found[~crowded & (found["ranks"] == found[~crowded]["ranks"].max())])
+        for number, (chapter, rows) in enumerate(found.groupby("chapter", sort=False)):
+            library = style.CHAPTERS[chapter]
+            color = style.LIBRARIES[library]
+            beside = rows.assign(ranks=rows["ranks"] + 0.07 * (number - 1))  # or the bars would hide each other
+            points(speed, beside, "ranks", color=color)
+            entries[library], = efficiency.plot(beside["ranks"], beside["efficiency"], "o-", color=color)
+            for axis, values in (speed, "median"), (efficiency, "efficiency"):
+                axis.plot("ranks", values, data=beside[crowded[rows.index]], color=color, **hollow)
+        most = max(most, found["most"].max())
+        speed.set_title(title.format(found["batch"].iloc[0]))
+        efficiency.set(xlabel="ranks", xticks=ranks)
+    axes[0, 0].set(ylabel="images/s", ylim=(0, 1.15 * most))  # what is ideal leaves it
+    axes[1, 0].set(ylabel="efficiency", yticks=(0, 0.5, 1), ylim=(0, 1.15))
+    entries["ideal"] = Line2D([], [], **ideal)
+    entries["more ranks than cores"] = Line2D([], [], color=style.COMMUNICATION, **hollow)
+    best = pandas.concat(fitting)
+    style.head(figure, f"{best['ranks'].max()} ranks on {best['cpus'].max()} cores: {best['efficiency'].min():.0%} to "
+               f"{best['efficiency'].max():.0%} of the ideal", entries)
+    style.foot(figure, "\n".join(notes))
     return figure
 
 
@@ -117,7 +134,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, draw in FIGURES.items():
         try:
-            draw().savefig(FOLDER / name, dpi=150)
+            draw().savefig(FOLDER / name, dpi=style.DPI)
         except Unpublished as problem:
             sys.exit(f"{name}: {problem}")
 
