@@ -430,12 +430,12 @@ def groups(rank: int) -> dict[str, list[int]]:
 
 def cube(rank: int) -> Picture:
     """16 ranks as a block of 2 x 2 x 4, and the three groups in which this rank communicates."""
-    figure, axis = drawing(4.1)
+    figure, axis = drawing(4)
     here, size = groups(rank), 0.62
 
     def middle(other: int) -> tuple[float, float]:
         tensor, data, pipeline = coordinates(other)
-        return 0.45 + 2.2 * pipeline + 0.95 * tensor, 1.9 + 1.15 * data + 0.5 * tensor
+        return 0.45 + 2.2 * pipeline + 0.95 * tensor, 1.88 + 1.13 * data + 0.46 * tensor
 
     for way, width in (("pipeline", 3), ("data", 5), ("tensor", 9)):
         for group in {tuple(groups(other)[way]) for other in range(TENSOR * DATA * PIPELINE)}:
@@ -477,15 +477,15 @@ DECISION = {  # of data, tensor and pipeline parallelism
 
 def decision() -> Picture:
     """The table of what each way holds, sends and waits for, and when it is taken."""
-    figure, axis = drawing(3.9)
-    lefts, height = (1.42, 3.96, 6.5), 0.69
+    figure, axis = drawing(3.7)
+    lefts, height = (1.42, 3.96, 6.5), 0.65
     for left, (way, name) in zip(lefts, NAMES.items()):
-        box(axis, left, 3.6, 2.46, 0.34, PARALLEL[way])
-        axis.text(left + 1.23, 3.6, name, ha="center", va="center_baseline", color="white", fontweight="bold")
+        box(axis, left, 3.4, 2.46, 0.34, PARALLEL[way])
+        axis.text(left + 1.23, 3.4, name, ha="center", va="center_baseline", color="white", fontweight="bold")
     for row, (what, texts) in enumerate(DECISION.items()):
-        middle = 3.05 - height * row
+        middle = 2.88 - height * row
         axis.text(1.32, middle, what, ha="right", va="center", fontweight="bold" if row == len(DECISION) - 1 else None)
         for left, way, text in zip(lefts, NAMES, texts):
-            box(axis, left, middle, 2.46, height - 0.06, PARALLEL[way], alpha=0.15)
+            box(axis, left, middle, 2.46, height - 0.05, PARALLEL[way], alpha=0.15)
             axis.text(left + 0.08, middle, fill(text, 22), va="center", linespacing=1.1)
     return figure
