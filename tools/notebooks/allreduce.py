@@ -58,8 +58,8 @@ def average(images_of_rank_0: int = 32) -> None:
     of_all = gradient(slice(None))  # what one rank alone would compute
     same = torch.allclose(mean, of_all, rtol=0, atol=1e-6)
     # the end of the line in the same string: what ranks print at one time may mix
-    print(f"own {len(labels[share])} images: {own[-1]:+.4f}   average: {mean[-1]:+.4f}   all {len(labels)} images: "
-          f"{of_all[-1]:+.4f}   all {len(own)} numbers equal: {same}\n", end="")
+    print(f"own {len(labels[share])}: {own[-1]:+.4f}   average: {mean[-1]:+.4f}   all {len(labels)}: "
+          f"{of_all[-1]:+.4f}   all {len(own)} equal: {same}\n", end="")
     part()
 
 
@@ -206,7 +206,8 @@ def ring_sentence(ranks: list[dict]) -> str:
         whole.append(counted(min(sums), "whole sum") + more)
     receiver = "the next rank" if to_next else "another rank"
     return (f"In each of the {steps} steps a rank sends one chunk to {receiver}: {steps}/{count} S = "
-            f"{steps / count:g} S in all. After step {half} each rank holds {whole[0]}; after step {steps}, {whole[1]}.")
+            f"{steps / count:g} S in all. After step {half} each rank holds {whole[0]}; after step {steps}, "
+            f"{whole[1]}.")
 
 
 def bandwidth_sentence(records: list[dict], here: list[dict]) -> str:
