@@ -204,6 +204,11 @@ def test_the_name_of_a_size(size, name):
     assert allreduce.sized(size) == name
 
 
+def test_the_buffers_are_those_of_the_libraries():
+    said = allreduce.fusion_sentence()
+    assert "buckets, of about 25 MB" in said and "Horovod into a buffer, of up to 128 MB since 0.21" in said
+
+
 def test_the_figures_show_what_they_are_given():
     records = allreduce.recorded()
     here = made({"ring": [1e-3, 2e-3], "gloo": [1e-3, 2e-3], "mpi": [1e-3, 2e-3]}, cpus=1)

@@ -255,6 +255,12 @@ def fit_sentence(records: list[dict], ranks: int) -> str:
             f"({NAMES[name]} at {sized(size)}).")
 
 
+def fusion_sentence() -> str:
+    return ("Large tensors want the ring, small ones few steps. So DDP packs gradients into buckets, of about "
+            f"{sized(DDP_BUCKET)}, and Horovod into a buffer, of up to {sized(HOROVOD_BUFFER)} since 0.21, before they "
+            "all-reduce. All this is the model: these links are chosen, not measured.")
+
+
 # Tables and words for reading
 
 def fit_table(records: list[dict], ranks: int) -> str:
