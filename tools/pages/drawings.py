@@ -1,7 +1,8 @@
 """The READMEs' drawings: what the ranks hold, what they send when, which images they get.
 
-A colour is a rank, dark grey is communication and light grey is what takes no part. A drawing has one axis, whose unit
-is an inch, so that 1 there is 1 on paper. Numbers, shares and bucket sizes in it are computed, not typed.
+A colour is a rank, in a time line a phase of the step; dark grey is communication and light grey is what takes no part.
+A drawing has one axis, whose unit is an inch, so that 1 there is 1 on paper. Numbers, shares and bucket sizes in it are
+computed, not typed.
 """
 
 import runpy
@@ -9,37 +10,33 @@ import runpy
 import torch
 import torch.distributed as dist
 from launch import ROOT
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch.utils.data import DistributedSampler
 from torchvision.models import get_model
 
 from tools.measuring.zero import ROLES, total
+from tools.pages.style import ABSENT, COMMUNICATION, RANKS, STEP, TEXT, TITLE, WIDTH, Picture
 
-RANKS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7")  # Okabe and Ito's: the colour-blind tell them apart, too
-COMMUNICATION = "#404040"
-ABSENT = "#E6E6E6"
 POINTS = (((1, 2), (5, 6)), ((2, 5), (3, 5)), ((4, 6), (2, 3)), ((3, 1), (1, 3)))  # (x, y) of averaging(), by rank
 WEIGHT, RATE = 1.0, 0.1
+PAPER = "#F5F5F5"  # where something is drawn on
+EDGE = 0.15  # inches that stay white at the left and at the right
 
 
 def canvas(height, title="", note=""):
-    """A figure 11 inches wide with a headline, and an axis over it that counts inches from the lower left corner.
-
-    It is opaque: on a dark page, too, it can be read.
-    """
-    figure = Figure(figsize=(11, height), facecolor="white")
+    """A Picture with a headline, and an axis over it that counts inches from the lower left corner."""
+    figure = Picture(figsize=(WIDTH, height))
     axis = figure.add_axes((0, 0, 1, 1))
-    axis.set(xlim=(0, 11), ylim=(0, height))
+    axis.set(xlim=(0, WIDTH), ylim=(0, height))
     axis.axis("off")
-    write(axis, 0.2, height - 0.3, title, ha="left", fontsize=14, weight="bold")
-    write(axis, 10.8, height - 0.3, note, ha="right", style="italic")
+    write(axis, EDGE, height - 0.28, title, ha="left", fontsize=TITLE, weight="bold")
+    write(axis, WIDTH - EDGE, height - 0.28, note, ha="right", style="italic")
     return figure, axis
 
 
 def write(axis, x, y, text, **style):
     """Text with its middle at (x, y), unless the style says otherwise."""
-    axis.text(x, y, text, **{"ha": "center", "va": "center_baseline", "fontsize": 11, "linespacing": 1.3} | style)
+    axis.text(x, y, text, **{"ha": "center", "va": "center_baseline", "fontsize": TEXT, "linespacing": 1.2} | style)
 
 
 def box(axis, x, y, width, height, fill, label="", **style):
@@ -54,16 +51,24 @@ def frame(axis, x, y, width, height, **style):
     axis.add_patch(Rectangle((x, y), width, height, **line | style))
 
 
-def arrow(axis, start, end, shape="->", **style):
+def legend(axis, left, foot, apart, entries):
+    """Small boxes in a line with their names beside them. entries: (name, colour)."""
+    for place, (name, color) in enumerate(entries):
+        box(axis, left + apart * place, foot, 0.27, 0.27, color)
+        write(axis, left + apart * place + 0.35, foot + 0.15, name, ha="left")
+
+
+def arrow(axis, start, end, shape="-|>", **style):
     """An arrow from one point to another: something is sent."""
-    line = {"arrowstyle": shape, "color": COMMUNICATION, "lw": 1.5, "shrinkA": 0, "shrinkB": 0}
+    line = {"arrowstyle": f"{shape},head_length=0.4,head_width=0.22", "color": COMMUNICATION, "lw": 2, "shrinkA": 0,
+            "shrinkB": 0, "mutation_scale": 16}
     axis.annotate("", end, start, arrowprops=line | style)
 
 
 def bracket(axis, left, right, y, text, **style):
     """A bracket over what lies between left and right, and its name above."""
-    axis.plot([left, left, right, right], [y - 0.08, y, y, y - 0.08], color=COMMUNICATION, lw=1.2)
-    write(axis, (left + right) / 2, y + 0.06, text, va="bottom", **style)
+    axis.plot([left, left, right, right], [y - 0.09, y, y, y - 0.09], color=COMMUNICATION, lw=1.5)
+    write(axis, (left + right) / 2, y + 0.08, text, va="bottom", **style)
 
 
 def parallelism():
@@ -71,59 +76,52 @@ def parallelism():
 
     One panel for each way to share the work. What a rank holds has its colour, what it does without is light grey.
     """
-    figure, axis = canvas(5.5)
-    panels = [  # what is split, holds, sends
-        ("the batch is split", "the whole model,\na quarter of the batch",
-         "gradients: averaged over the\nranks (all-reduce) in every step"),
-        ("Pipeline: the model is split by layers",
-         "one layer; only rank 0 the\nimages, only rank 3 the labels",
-         "activations to the next rank,\ngradients (dashed) back"),
-        ("Tensor: each layer is split", "a quarter of each layer,\nthe whole batch",
-         "partial results: all-reduced\nafter each pair of layers")]
-    width, height, floor, cell = 0.6, 0.34, 2.45, 0.15  # a layer's size, the foot of layer 1, a cell of the batch
-    for number in range(4):
-        write(axis, 0.8, floor + 0.45 * number + height / 2, f"layer {number + 1}", ha="right")
-    write(axis, 0.8, 1.72 + 2 * cell, "batch", ha="right")
-    for left, right, title in ((0.95, 3.95, "Data parallel"), (4.35, 10.75, "Model parallel")):
-        write(axis, left, 5.28, title, ha="left", fontsize=14, weight="bold")
-        axis.plot([left, right], [5.12, 5.12], color=COMMUNICATION, lw=1.2)
-    write(axis, 0.95, 0.18, "Grey: not on this rank.", ha="left", fontsize=10)
+    figure, axis = canvas(4.6)
+    panels = (("the batch is split", "gradients"), ("pipeline: by layers", "activations up,\ngradients down"),
+              ("tensor: in each layer", "partial results"))  # what is split, what is sent
+    left, apart = 1.05, 2.68  # the first panel, and from panel to panel
+    pitch, width = 0.62, 0.52  # from rank to rank, and of a rank
+    height, bar, cell = 0.28, 0.27, 0.13  # of a layer, of an all-reduce; a cell of the batch
+    feet, batch = (1.5, 1.85, 2.54, 2.89), 0.9  # the foot of each layer, and of the batch
+    bars = (2.2, 3.24)  # the foot of the all-reduce after layer 2 and after layer 4
+    across = 3 * pitch + width
 
-    for panel, (title, holds, sends) in enumerate(panels):
-        left = 0.95 + 3.4 * panel
-        columns = [left + 0.8 * rank for rank in range(4)]
-        write(axis, left, 4.94, title, ha="left")
-        for y, key, text in ((1.28, "holds", holds), (0.77, "sends", sends)):
-            write(axis, left, y, key, ha="left", va="top", weight="bold", fontsize=10)
-            write(axis, left + 0.56, y, text, ha="left", va="top", fontsize=10)
+    write(axis, 0.9, 3.69, "rank", ha="right")
+    for number, foot in enumerate(feet):
+        write(axis, 0.9, foot + height / 2 + 0.02, f"layer {number + 1}", ha="right")
+    write(axis, 0.9, batch + 2 * cell + 0.02, "batch", ha="right")
+    write(axis, 0.9, 0.3, "sent", ha="right", va="center")
+    for start, end, title in ((left, left + across, "Data parallel"),
+                              (left + apart, left + 2 * apart + across, "Model parallel")):
+        write(axis, start, 4.38, title, ha="left", fontsize=TITLE, weight="bold")
+        axis.plot([start, end], [4.21, 4.21], color=COMMUNICATION, lw=1.5)
 
+    for panel, (title, text) in enumerate(panels):
+        columns = [left + apart * panel + pitch * rank for rank in range(4)]
+        write(axis, columns[0], 4.02, title, ha="left")
+        write(axis, columns[0] + across / 2, 0.3, text, va="center")
         for rank, (x, color) in enumerate(zip(columns, RANKS)):
-            write(axis, x + width / 2, 4.62, f"rank {rank}")
-            for number in range(4):
-                y = floor + 0.45 * number
+            write(axis, x + width / 2, 3.69, f"{rank}")
+            for number, y in enumerate(feet):
                 box(axis, x, y, width, height, color if panel == 0 or (panel == 1 and number == rank) else ABSENT)
                 if panel == 2:
                     box(axis, x + width / 4 * rank, y, width / 4, height, color)
             for image in range(16):
                 held = (image // 4 == rank, rank in (0, 3), True)[panel]
-                box(axis, x + cell * (image % 4), 1.72 + cell * (3 - image // 4), cell, cell, color if held else ABSENT)
-
-        for rank, x in enumerate(columns[:-1]):
-            y = floor + 0.45 * rank
-            if panel == 1:
-                arrow(axis, (x + 0.4, y + height), (x + 0.8, y + 0.45 + 0.22), connectionstyle="arc3,rad=-0.3")
-                arrow(axis, (x + 1.0, y + 0.45), (x + width, y + 0.12), connectionstyle="arc3,rad=-0.3", ls="--")
-            if panel == 2:
-                for number in (1, 3):  # after the second layer of each pair
-                    y = floor + 0.45 * number + height / 2
-                    arrow(axis, (x + width, y), (x + 0.8, y), "<->")
-        if panel == 0:
-            box(axis, left, 4.2, 3.0, 0.24, COMMUNICATION, "all-reduce of the gradients", color="white", fontsize=10)
+                box(axis, x + cell * (image % 4), batch + cell * (3 - image // 4), cell, cell,
+                    color if held else ABSENT)
         if panel == 1:
-            write(axis, columns[0] + width / 2, 1.58, "images", fontsize=10)
-            write(axis, columns[3] + width / 2, 1.58, "labels", fontsize=10)
+            for rank, x in enumerate(columns[:-1]):
+                arrow(axis, (x + 0.22, feet[rank] + height), (x + pitch, feet[rank + 1] + 0.19), shrinkB=1,
+                      connectionstyle="arc3,rad=-0.4")
+                arrow(axis, (x + pitch + 0.3, feet[rank + 1]), (x + width, feet[rank] + 0.09), shrinkB=1,
+                      connectionstyle="arc3,rad=-0.4")
+            write(axis, columns[0] + width / 2, batch - 0.16, "images")
+            write(axis, columns[3] + width / 2, batch - 0.16, "labels")
         else:
-            write(axis, left + 1.5, 1.58, "images and labels", fontsize=10)
+            write(axis, columns[0] + across / 2, batch - 0.16, "images and labels")
+            for y in bars if panel == 2 else bars[1:]:
+                box(axis, columns[0], y, across, bar, COMMUNICATION, "all-reduce", color="white")
     return figure
 
 
@@ -140,43 +138,47 @@ def averaging():
     def plot(left, parts):
         """Points in the colours of their ranks, and how far they are from the line of the weight."""
         def place(x, y):
-            return left + 0.08 + 0.25 * x, 3.13 + 0.185 * y
+            return left + 0.08 + 0.19 * x, 2.78 + 0.145 * y
 
-        box(axis, left, 3.1, width, 1.3, "#F5F5F5")
-        axis.plot(*zip(place(0, 0), place(5.2, 5.2 * WEIGHT)), color=COMMUNICATION, lw=1.5, zorder=3)
+        box(axis, left, 2.72, width, 1.05, PAPER)
+        axis.plot(*zip(place(0, 0), place(5.2, 5.2 * WEIGHT)), color=COMMUNICATION, lw=2, zorder=3)
         for rank, points in parts:
             for x, y in points:
-                axis.plot(*zip(place(x, WEIGHT * x), place(x, y)), color=RANKS[rank], lw=2, zorder=2)
-                axis.plot(*place(x, y), "o", color=RANKS[rank], ms=7, zorder=4)
+                axis.plot(*zip(place(x, WEIGHT * x), place(x, y)), color=RANKS[rank], lw=2.5, zorder=2)
+                axis.plot(*place(x, y), "o", color=RANKS[rank], ms=8, zorder=4)
 
-    figure, axis = canvas(5.5, "Averaging gradients: four ranks take the step of one", "an example with made-up points")
+    figure, axis = canvas(4.6, "Averaging gradients: four ranks take the step of one")
     own, whole = [gradient(WEIGHT, points) for points in POINTS], gradient(WEIGHT, sum(POINTS, ()))
     average = sum(own) / len(own)
-    width, bar, columns, alone = 1.42, 0.36, [2.1 + 1.66 * rank for rank in range(4)], 9.38
+    width, bar, columns, alone = 1.14, 0.36, [1.67 + 1.38 * rank for rank in range(4)], 7.71
+    foot = {"own": 2.07, "all-reduce": 1.43, "average": 0.79, "after": 0.15}
     terms = " + ".join(map(number, own)).replace("+ \N{MINUS SIGN}", "\N{MINUS SIGN} ")
 
-    for y, text in ((3.75, f"each its own points (x, y),\nall the same line w x:\nw = {number(WEIGHT)}"),
-                    (2.6, "own gradient: the\nmean of x (w x \N{MINUS SIGN} y)"),
-                    (1.95, "every rank sends,\nevery rank gets"), (1.3, "average gradient"),
-                    (0.54, f"w after the step, with\nlearning rate {number(RATE)}")):
-        write(axis, 0.2, y, text, ha="left", va="center", fontsize=10)
+    for y, text in ((3.5, "own points,"), (3.25, "same line:"), (3, f"y = {number(WEIGHT)} x")):
+        write(axis, EDGE, y, text, ha="left")
+    for row, text in zip(foot, ("own gradient", "all-reduce", "average")):
+        write(axis, EDGE, foot[row] + bar / 2 + 0.02, text, ha="left")
+    write(axis, EDGE, foot["after"] + bar / 2, f"new slope,\nrate {number(RATE)}", ha="left", va="center")
     for rank, (left, color) in enumerate(zip(columns, RANKS)):
-        write(axis, left + width / 2, 4.58, f"rank {rank}", weight="bold")
+        middle = left + width / 2
+        write(axis, middle, 3.93, f"rank {rank}", weight="bold")
         plot(left, [(rank, POINTS[rank])])
-        for foot, value in ((2.42, own[rank]), (1.12, average), (0.36, WEIGHT - RATE * average)):
-            box(axis, left, foot, width, bar, color, number(value), fontsize=13)
-        for start, end in ((3.07, 2.81), (2.4, 2.15), (1.76, 1.51), (1.1, 0.75)):
-            arrow(axis, (left + width / 2, start), (left + width / 2, end))
-    box(axis, columns[0], 1.77, columns[3] + width - columns[0], bar, COMMUNICATION,
-        f"all-reduce: ({terms}) / {len(own)} = {number(average)}", color="white")
+        for row, value in (("own", own[rank]), ("average", average), ("after", WEIGHT - RATE * average)):
+            box(axis, left, foot[row], width, bar, color, number(value), fontsize=TITLE)
+        for start in (2.7, foot["own"], foot["all-reduce"], foot["average"]):
+            arrow(axis, (middle, start), (middle, start - 0.27))
+    box(axis, columns[0], foot["all-reduce"], columns[3] + width - columns[0], bar, COMMUNICATION,
+        f"({terms}) / {len(own)} = {number(average)}", color="white", fontsize=TITLE)
 
-    write(axis, alone + width / 2, 4.68, "one rank with\nthe whole batch", weight="bold")
+    middle = alone + width / 2
+    write(axis, middle, 3.93, "one rank", weight="bold")
     plot(alone, enumerate(POINTS))
-    for foot, value, start, end in ((1.12, whole, 3.07, 1.51), (0.36, WEIGHT - RATE * whole, 1.1, 0.75)):
-        frame(axis, alone, foot, width, bar)
-        write(axis, alone + width / 2, foot + bar / 2 + 0.02, number(value), fontsize=13)
-        arrow(axis, (alone + width / 2, start), (alone + width / 2, end))
-        write(axis, (columns[3] + width + alone) / 2, foot + bar / 2, "=", fontsize=18, weight="bold")
+    arrow(axis, (middle, 2.7), (middle, foot["average"] + bar + 0.01))
+    arrow(axis, (middle, foot["average"]), (middle, foot["average"] - 0.27))
+    for row, value in (("average", whole), ("after", WEIGHT - RATE * whole)):
+        frame(axis, alone, foot[row], width, bar)
+        write(axis, middle, foot[row] + bar / 2 + 0.02, number(value), fontsize=TITLE)
+        write(axis, (columns[3] + width + alone) / 2, foot[row] + bar / 2, "=", fontsize=20, weight="bold")
     return figure
 
 
@@ -191,122 +193,142 @@ def buckets(model):
 
 
 def ddp_processes():
-    """What each of four processes of DDP has: its images, the whole model, buckets of gradients, drawn to scale."""
+    """What each of two processes of DDP has: its images, the whole model, buckets of gradients, drawn to scale."""
     with torch.device("meta"):  # sizes without memory
         model = get_model("resnet18", num_classes=10)
     filled = [(sum(bucket), max(bucket)) for bucket in buckets(model)]
     layers = [sum(parameter.nbytes for parameter in layer.parameters()) for layer in reversed(list(model.children()))]
-    figure, axis = canvas(5.6, "DistributedDataParallel: what each process has, and what goes between them")
-    columns, width, inside, bar = [1.9 + 2.3 * rank for rank in range(4)], 2.0, 1.7, 0.32
-    scale = inside / sum(layers)
+    figure, axis = canvas(5.6, "DistributedDataParallel: what each of two processes has")
+    columns, width, inside, bar = (1.75, 5.4), 3.45, 2.95, 0.38
+    across, scale = columns[1] + width - columns[0], inside / sum(layers)
+    foot = {"launcher": 4.62, "images": 3.4, "model": 2.65, "gradients": 2.21, "all-reduce": 1.45, "optimizer": 0.67}
 
-    box(axis, columns[0], 4.6, columns[3] + width - columns[0], bar, ABSENT,
-        "mpiexec, srun or torchrun starts the processes, one a GPU; DDP starts none")
-    for y, text in ((4.76, "launcher"), (3.46, "images, dealt out by\nDistributedSampler"),
-                    (2.65, f"model, last layer first:\nResNet-18, {sum(layers) / 1e6:.1f} MB,\nwhole on each rank"),
-                    (2.14, f"gradients: {len(filled)} buckets"), (1.48, "process group"), (0.92, "optimizer")):
-        write(axis, 0.2, y, text, ha="left", va="center", fontsize=10)
+    for row, text in zip(foot, ("launcher", "images", f"ResNet-18,\n{sum(layers) / 1e6:.1f} MB", "buckets, MB",
+                                "process group", "optimizer")):
+        y = foot[row] + bar / 2 + (0.16 if row == "model" else 0.02)
+        write(axis, EDGE, y, text, ha="left", va="center" if row == "model" else "center_baseline")
+    box(axis, columns[0], foot["launcher"], across, bar, ABSENT, "mpiexec, srun or torchrun: one process a GPU")
     for rank, (left, color) in enumerate(zip(columns, RANKS)):
         middle, x = left + width / 2, left + (width - inside) / 2
-        arrow(axis, (middle, 4.58), (middle, 4.23))
-        frame(axis, left, 0.65, width, 3.55, edgecolor=color, lw=2.5, zorder=1)
-        write(axis, middle, 3.98, f"process of rank {rank}", weight="bold")
-        for place, image in enumerate(DistributedSampler(range(16), 4, rank)):
-            box(axis, x + inside / 4 * place, 3.3, inside / 4, bar, color, f"{image}")
-        frame(axis, left + 0.07, 1.9, width - 0.14, 1.23, lw=1, ls="--")
-        write(axis, middle, 2.99, "DDP(model)", fontsize=10)
+        arrow(axis, (middle, foot["launcher"]), (middle, 4.3))
+        frame(axis, left, 0.47, width, 3.8, edgecolor=color, lw=3, zorder=1)
+        write(axis, middle, 4.02, f"process of rank {rank}", weight="bold")
+        images = list(DistributedSampler(range(8), 2, rank))
+        for place, image in enumerate(images):
+            box(axis, x + inside / len(images) * place, foot["images"], inside / len(images), bar, color, f"{image}")
+        frame(axis, left + 0.13, 2.11, width - 0.26, 1.2, lw=1.2, ls="--")
+        write(axis, middle, 3.17, "DDP(model)")
         for place, size in enumerate(layers):
-            box(axis, x + scale * sum(layers[:place]), 2.49, scale * size, bar, color)
+            box(axis, x + scale * sum(layers[:place]), foot["model"], scale * size, bar, color)
         for size, _ in filled:
-            box(axis, x, 1.98, scale * size, bar, COMMUNICATION, f"{size / 1e6:.1f}", color="white", fontsize=10)
-            arrow(axis, (x + scale * size / 2, 1.88), (x + scale * size / 2, 1.66), "<->")
+            box(axis, x, foot["gradients"], scale * size, bar, COMMUNICATION, f"{size / 1e6:.1f}", color="white")
+            arrow(axis, (x + scale * size / 2, foot["gradients"] - 0.02),
+                  (x + scale * size / 2, foot["all-reduce"] + bar), "<|-|>")
             x += scale * size
-        arrow(axis, (middle, 1.3), (middle, 1.1))
-        box(axis, middle - inside / 2, 0.76, inside, bar, color, "the same step", fontsize=10)
-    box(axis, columns[0] - 0.06, 1.32, columns[3] + width - columns[0] + 0.12, bar, COMMUNICATION,
-        "an all-reduce of each bucket as soon as it is full: NCCL between GPUs, gloo between CPUs", color="white")
-    write(axis, columns[0], 0.42, "Buckets in MB. The first is full at about 1 MB, the others at about 25 MB, but no "
-          f"tensor is cut:\nthe last convolution alone has {filled[0][1] / 1e6:.1f} MB. "
-          "(In the very first step there is a single bucket.)", ha="left", va="top", fontsize=10)
+        arrow(axis, (middle, foot["all-reduce"]), (middle, foot["optimizer"] + bar))
+        box(axis, middle - inside / 2, foot["optimizer"], inside, bar, color, "the same step")
+    box(axis, columns[0] - 0.08, foot["all-reduce"], across + 0.16, bar, COMMUNICATION,
+        "an all-reduce of each bucket as soon as it is full", color="white")
+    write(axis, columns[0], 0.24, f"No tensor is cut: the last convolution has {filled[0][1] / 1e6:.1f} MB.", ha="left")
     return figure
+
+
+LANE, GAP, END = 0.55, 0.38, 8.85  # inches: the height of a time line's lane, between two, and where the lanes end
+
+
+def time_line(title, begin, height=4):
+    """A canvas with the lanes of two ranks, one for the all-reduce between them, and the feet of all three."""
+    figure, axis = canvas(height, title, "schematic, not measured")
+    feet = [height - 1.65 - (LANE + GAP) * number for number in range(3)]
+    write(axis, EDGE, feet[0] + LANE / 2 + 0.02, "rank 0", ha="left", weight="bold")
+    write(axis, EDGE, feet[2] + LANE / 2 + 0.02, "rank 1", ha="left", weight="bold")
+    box(axis, begin, feet[1], END - begin, LANE, PAPER)
+    write(axis, END, feet[2] - 0.23, "time", ha="right")
+    arrow(axis, (begin, feet[2] - 0.23), (END - 0.52, feet[2] - 0.23))
+    return figure, axis, feet
+
+
+def phase(axis, left, right, foot, name, label=None):
+    """A phase of a step in a lane of a time line, with its name or another label."""
+    box(axis, left, foot, right - left, LANE, STEP[name], name if label is None else label,
+        color="white" if name == "backward" else "black")
+
+
+def joined(axis, x, feet, rank, back=False):
+    """An arrow from a rank's lane into the one between the ranks, or back."""
+    way = (feet[0], feet[1] + LANE) if rank == 0 else (feet[2] + LANE, feet[1])
+    start, end = way[::-1] if back else way
+    arrow(axis, (x, start), (x, end))
 
 
 def ddp_step():
     """One training step of DistributedDataParallel on two ranks as a time line, with three buckets of gradients.
 
     An all-reduce starts when backward has the gradients of its bucket, and runs beside the rest of backward. It joins
-    the ranks, so their lanes for it lie side by side. The lengths are made up.
+    the ranks, so their lane for it lies between them. The lengths are made up.
     """
-    figure, axis = canvas(4.6, "One training step with DistributedDataParallel", "schematic, not measured")
-    ready = [1.75 + 0.6 * time for time in (3.4, 4.6, 7.6, 10.4)]  # backward begins, has done bucket 1, 2, 3
-    sent = [1.75 + 0.6 * time for time in (5.2, 9.9, 12.6)]  # the end of each all-reduce
-    begin, end, bar = 1.75, 10.4, 0.45
-    compute, reduce = (3.05, 0.8), (2.3, 1.55)  # the feet of each rank's two lanes
+    begin, ready = 1.3, (2.3, 3.4, 5.05, 6.55)  # forward begins; backward begins, has done bucket 1, 2, 3
+    sent = (4.0, 6.3, 7.75)  # the end of each all-reduce
+    figure, axis, feet = time_line("One training step with DDP", begin)
+    over = feet[0] + LANE + 0.2
 
-    bracket(axis, ready[0], ready[-1], 3.68, "backward, from the last layer to the first")
-    bracket(axis, ready[-1], sent[-1], 3.68, "exposed", weight="bold")
-    for rank, color in enumerate(RANKS[:2]):
-        write(axis, 0.2, (compute[rank] + reduce[rank] + bar) / 2, f"rank {rank}", ha="left", weight="bold")
-        write(axis, begin - 0.1, compute[rank] + bar / 2, "compute", ha="right", fontsize=10)
-        write(axis, begin - 0.1, reduce[rank] + bar / 2, "all-reduce", ha="right", fontsize=10)
-        box(axis, begin, compute[rank], ready[0] - begin, bar, color, "forward")
-        box(axis, ready[-1], compute[rank], sent[-1] - ready[-1], bar, ABSENT, "waits")
-        box(axis, sent[-1], compute[rank], end - sent[-1], bar, color, "optimizer")
-        for number in range(3):
-            left, right = ready[number], ready[number + 1]
-            box(axis, left, compute[rank], right - left, bar, color, f"bucket {number + 1}", fontsize=10)
-            box(axis, right, reduce[rank], sent[number] - right, bar, COMMUNICATION, f"{number + 1}", color="white")
-            foot, head = (compute[rank], reduce[rank] + bar) if rank == 0 else (compute[rank] + bar, reduce[rank])
-            arrow(axis, (right, foot), (right, head))
-    for number in range(3):
-        middle = (ready[number + 1] + sent[number]) / 2
-        arrow(axis, (middle, reduce[0]), (middle, reduce[1] + bar), "<->")
-    arrow(axis, (begin, 0.6), (10.8, 0.6), lw=1.2)
-    write(axis, 10.8, 0.45, "time", ha="right", fontsize=10)
-    write(axis, begin, 0.47, "Buckets of gradients: the first about 1 MB, then about 25 MB each (by default).\n"
-          "Exposed: communication that no computation hides.", ha="left", va="top", fontsize=10)
+    bracket(axis, ready[0], ready[-1], over, "backward, from the last layer")
+    bracket(axis, ready[-1], sent[-1], over, "exposed", weight="bold")
+    write(axis, EDGE, feet[1] + LANE / 2 + 0.02, "all-reduce", ha="left")
+    for rank, foot in enumerate(feet[::2]):
+        phase(axis, begin, ready[0], foot, "forward")
+        for number, (left, right) in enumerate(zip(ready, ready[1:])):
+            phase(axis, left, right, foot, "backward", f"bucket {number + 1}")
+            joined(axis, right, feet, rank)
+        box(axis, ready[-1], foot, sent[-1] - ready[-1], LANE, ABSENT, "waits")
+        phase(axis, sent[-1], END, foot, "optimizer")
+        joined(axis, sent[-1], feet, rank, back=True)
+    for number, (start, end) in enumerate(zip(ready[1:], sent)):
+        box(axis, start, feet[1], end - start, LANE, COMMUNICATION, f"{number + 1}", color="white")
     return figure
 
 
 def horovod_layers():
     """Horovod's layers on two ranks, and how the gradients that both have ready are fused. The lengths are made up."""
-    figure, axis = canvas(6.3, "Horovod's layers, from your script down to the network", "schematic, not measured")
-    ready, length = ((4, 3, 2, 1), (4, 3, 2)), {4: 1.1, 3: 0.7, 2: 0.45, 1: 0.9}  # the layers' gradients
+    figure, axis = canvas(5.6, "Horovod, from your script to the network", "schematic, not measured")
+    ready, length = ((4, 3, 2, 1), (4, 3, 2)), {4: 0.65, 3: 0.45, 2: 0.35, 1: 0.55}  # the layers' gradients
     agreed = [layer for layer in ready[0] if layer in ready[1]]
-    columns, width, inside, bar = (2.25, 6.75), 4.05, 3.65, 0.36
-    across, half = columns[1] + width - columns[0], (width - 0.1) / 2
+    columns, width, inside, bar = (1.75, 5.4), 3.45, 2.95, 0.38
+    across = columns[1] + width - columns[0]
+    foot = {"script": 4.2, "interface": 3.51, "ready": 2.39, "agree": 1.72, "fuse": 1.05, "transport": 0.2}
 
-    for y, text in ((5.18, "your script"), (4.55, "interface"), (3.8, "core"), (0.98, "transport")):
-        write(axis, 0.2, y, text, ha="left", weight="bold")
-    for y, text in ((4.32, "one for each framework"), (3.57, "in every cycle:"), (3.2, "1. what is ready here"),
-                    (2.57, "2. agree on what is\n    ready on all ranks"), (1.94, "3. fuse it in a buffer")):
-        write(axis, 0.2, y, text, ha="left", va="center", fontsize=10)
+    for row, text in zip(foot, ("your script", "interface", "1. ready here", "2. agreed", "3. fused", "transport")):
+        style = {} if text[0].isdigit() else {"weight": "bold"}
+        write(axis, EDGE, foot[row] + bar / 2 + 0.02, text, ha="left", **style)
+    write(axis, EDGE, 2.98, "core", ha="left", weight="bold")
     for rank, (left, color) in enumerate(zip(columns, RANKS)):
         middle, x = left + width / 2, left + (width - inside) / 2
-        write(axis, middle, 5.56, f"rank {rank}", weight="bold")
-        box(axis, left, 5.0, width, bar, color, "forward, backward, optimizer")
-        for place, text in enumerate(("PyTorch:\nDistributedOptimizer", "TensorFlow:\nDistributedGradientTape")):
-            box(axis, left + place * (half + 0.1), 4.2, half, 0.5, color, text, fontsize=10)
-        frame(axis, left, 1.6, width, 2.34, edgecolor=color, lw=2.5, zorder=1)
-        write(axis, x, 3.7, "background thread", ha="left", fontsize=10)
-        for start, end in ((4.98, 4.73), (4.18, 3.4), (3.0, 2.77), (2.37, 2.14), (1.74, 1.18)):
-            arrow(axis, (middle, start), (middle, end))
+        write(axis, middle, 4.78, f"rank {rank}", weight="bold")
+        box(axis, left, foot["script"], width, bar, color, "forward, backward, optimizer")
+        box(axis, left, foot["interface"], width, bar, color, "PyTorch's or TensorFlow's")
+        frame(axis, left, 0.88, width, 2.33, edgecolor=color, lw=3, zorder=1)
+        write(axis, x, 2.98, "background thread", ha="left")
+        arrow(axis, (middle, foot["script"]), (middle, foot["interface"] + bar))
+        arrow(axis, (middle, foot["interface"]), (middle, 3.23))
+        for start, end in (("agree", "fuse"), ("fuse", "transport")):
+            arrow(axis, (middle, foot[start]), (middle, foot[end] + bar))
         apart = (inside - sum(length.values())) / (len(length) - 1)
         for place, layer in enumerate(length):
-            there, before = layer in ready[rank], sum(list(length.values())[:place])
-            box(axis, x + before + apart * place, 3.02, length[layer], bar, color if there else ABSENT,
-                f"{layer}" if there else "")
-        box(axis, x, 1.76, inside, bar, ABSENT)
+            start = x + sum(list(length.values())[:place]) + apart * place
+            there = layer in ready[rank]
+            box(axis, start, foot["ready"], length[layer], bar, color if there else ABSENT, f"{layer}" if there else "")
+            if there:
+                end = start + length[layer] / 2
+                arrow(axis, (end, foot["ready"]), (end, foot["agree"] + bar))
+        box(axis, x, foot["fuse"], inside, bar, ABSENT)
         for layer in agreed:
-            box(axis, x, 1.76, length[layer], bar, color, f"{layer}")
+            box(axis, x, foot["fuse"], length[layer], bar, color, f"{layer}")
             x += length[layer]
-        write(axis, (x + left + (width + inside) / 2) / 2, 1.96, "up to 128 MB", fontsize=10)
-    box(axis, columns[0] - 0.06, 2.39, across + 0.12, bar, COMMUNICATION,
-        f"coordination, over MPI or gloo: {', '.join(map(str, agreed))} are ready on both", color="white")
-    box(axis, columns[0] - 0.06, 0.8, across + 0.12, bar, COMMUNICATION,
-        "one all-reduce of the buffer: NCCL on GPUs, otherwise MPI or gloo", color="white")
-    write(axis, columns[0], 0.58, "Then the gradients are divided by the number of ranks and copied out of the buffer."
-          "\nGradient 1 is not ready on rank 1 yet, and waits for a later cycle.", ha="left", va="top", fontsize=10)
+        write(axis, (x + left + (width + inside) / 2) / 2, foot["fuse"] + bar / 2 + 0.02, "up to 128 MB")
+    box(axis, columns[0] - 0.08, foot["agree"], across + 0.16, bar, COMMUNICATION,
+        f"MPI or gloo: {', '.join(map(str, agreed))} are ready on both", color="white")
+    box(axis, columns[0] - 0.08, foot["transport"], across + 0.16, bar, COMMUNICATION,
+        "one all-reduce: NCCL on GPUs, otherwise MPI or gloo", color="white")
     return figure
 
 
@@ -316,37 +338,34 @@ def horovod_step():
     A background thread wakes up in every cycle; what is ready on all ranks by then is all-reduced together. Rank 1 is
     a little slower, to show that rank 0 waits for it. The lengths are made up.
     """
-    figure, axis = canvas(4.6, "One training step with Horovod", "schematic, not measured")
-    begin, end, bar, cycle = 1.75, 10.4, 0.45, 0.62
-    ready = ((3.3, 4.5, 5.2, 5.9, 7.2), (3.3, 4.75, 5.6, 6.05, 7.6))  # backward begins, has done layers 4, 3, 2, 1
-    compute, reduce = (3.05, 0.8), (2.3, 1.55)  # the feet of each rank's two lanes
-    ticks = [begin + cycle * number for number in range(1, 12)]
-    fused = [(next(tick for tick in ticks if tick >= max(one[last] for one in ready)), length, name)
-             for last, length, name in ((1, 0.5, "4"), (3, 0.95, "3 + 2"), (4, 0.75, "1"))]
-    done = fused[-1][0] + fused[-1][1]
+    begin, cycle, length = 1.3, 0.6, {4: 0.5, 3: 0.45, 2: 0.5, 1: 0.85}  # of each layer's part of an all-reduce
+    ready = ((2.4, 3.4, 4.1, 4.65, 6), (2.4, 3.65, 4.45, 4.85, 6.5))  # backward begins, has done layer 4, 3, 2, 1
+    ticks = [begin + cycle * number for number in range(1, 13)]
+    fused = {}  # the layers that are sent from each tick on
+    for layer, times in zip(length, zip(*(one[1:] for one in ready))):
+        fused.setdefault(next(tick for tick in ticks if tick >= max(times)), []).append(layer)
+    sent = [(tick, tick + sum(length[layer] for layer in layers), " + ".join(map(str, layers)))
+            for tick, layers in fused.items()]
+    done = sent[-1][1]
+    figure, axis, feet = time_line("One training step with Horovod", begin, 4.45)
+    over = feet[0] + LANE + 0.2
 
-    bracket(axis, ready[0][0], ready[0][-1], 3.68, "backward, from layer 4 to layer 1")
-    bracket(axis, ready[0][-1], done, 3.68, "exposed", weight="bold")
-    for rank, color in enumerate(RANKS[:2]):
-        write(axis, 0.2, (compute[rank] + reduce[rank] + bar) / 2, f"rank {rank}", ha="left", weight="bold")
-        write(axis, begin - 0.1, compute[rank] + bar / 2, "compute", ha="right", fontsize=10)
-        write(axis, begin - 0.1, reduce[rank] + bar / 2, "Horovod's thread", ha="right", fontsize=10)
-        box(axis, begin, compute[rank], ready[rank][0] - begin, bar, color, "forward")
-        for layer, (left, right) in enumerate(zip(ready[rank], ready[rank][1:])):
-            box(axis, left, compute[rank], right - left, bar, color, f"{4 - layer}")
-        box(axis, ready[rank][-1], compute[rank], done - ready[rank][-1], bar, ABSENT, "waits")
-        box(axis, done, compute[rank], end - done, bar, color, "optimizer")
-        for tick in ticks:
-            axis.plot([tick, tick], [reduce[rank], reduce[rank] + bar], color=COMMUNICATION, lw=0.8, ls=":")
-        for start, length, name in fused:
-            box(axis, start, reduce[rank], length, bar, COMMUNICATION, name, color="white", fontsize=10)
-    for start, length, _ in fused:
-        arrow(axis, (start + length / 2, reduce[0]), (start + length / 2, reduce[1] + bar), "<->")
-    arrow(axis, (begin, 0.6), (10.8, 0.6), lw=1.2)
-    write(axis, 10.8, 0.45, "time", ha="right", fontsize=10)
-    write(axis, begin, 0.47, "Dotted: the thread wakes up (every millisecond by default); the ranks agree on what is "
-          "ready on all of them.\nThat is fused into one all-reduce (of at most 128 MB by default).",
-          ha="left", va="top", fontsize=10)
+    bracket(axis, ready[0][0], ready[0][-1], over, "backward, layer 4 to 1")
+    bracket(axis, ready[0][-1], done, over, "exposed", weight="bold")
+    write(axis, EDGE, feet[1] + LANE / 2 + 0.02, "all-reduce", ha="left")
+    for tick in ticks:
+        axis.plot([tick, tick], [feet[1], feet[1] + LANE], color=COMMUNICATION, lw=1.5, ls=":")
+    for rank, (foot, times) in enumerate(zip(feet[::2], ready)):
+        phase(axis, begin, times[0], foot, "forward")
+        for layer, left, right in zip(length, times, times[1:]):
+            phase(axis, left, right, foot, "backward", f"{layer}")
+            joined(axis, right, feet, rank)
+        box(axis, times[-1], foot, done - times[-1], LANE, ABSENT, "waits")
+        phase(axis, done, END, foot, "optimizer")
+        joined(axis, done, feet, rank, back=True)
+    for start, end, name in sent:
+        box(axis, start, feet[1], end - start, LANE, COMMUNICATION, name, color="white")
+    write(axis, begin, 0.3, "dotted: a cycle begins; what is ready on both goes together", ha="left")
     return figure
 
 
@@ -369,82 +388,63 @@ def ring_all_reduce(ranks):
 
 
 def ring():
-    """The ring all-reduce of four ranks, step by step: who sends which chunk, and whose parts are in each sum."""
-    steps, end = ring_all_reduce(4)
-    figure, axis = canvas(6.6, f"Ring all-reduce: after {len(steps)} steps all {len(end)} ranks have the sum")
-    cell, apart, down = 0.15, 1.45, 1.12  # a cell of a rank's grid; from rank to rank of a panel
-    side = 4 * cell
+    """The ring all-reduce of four ranks at its start, at half time and at its end: who has whose parts, who sends what.
 
-    def grid(x, y, held, cell):
-        """A rank's chunks from left to right, and in each from top to bottom the parts of the four ranks."""
-        for chunk, parts in enumerate(held):
-            for rank, color in enumerate(RANKS):
-                box(axis, x + cell * chunk, y + cell * (3 - rank), cell, cell, color if rank in parts else ABSENT)
+    A row is a rank, its four cells are its chunks, and a stripe in a cell is a rank's part of the chunk.
+    """
+    steps, end = ring_all_reduce(len(RANKS))
+    half = len(steps) // 2
+    figure, axis = canvas(4.6, f"Ring all-reduce: after {len(steps)} steps all {len(end)} ranks have the sum")
+    cell, height, pitch, foot, lefts = 0.5, 0.38, 0.68, 0.77, (1.15, 4.15, 6.85)
+    panels = (("reduce-scatter", "step 1: the next adds", *steps[0]),
+              ("all-gather", f"step {half + 1}: the next keeps", *steps[half]),
+              ("done", f"after step {len(steps)}", end, ()))
+    rows = [foot + pitch * (len(RANKS) - 1 - rank) for rank in range(len(RANKS))]
 
-    def panel(left, foot, title, held, sends):
-        """The four ranks clockwise, what each holds, and the chunk that it sends to the next one."""
-        corners = ((left, foot + down), (left + apart, foot + down), (left + apart, foot), (left, foot))
-        ways, middle = ((1, 0), (0, -1), (-1, 0), (0, 1)), side / 2
-        write(axis, left + apart / 2 + middle, foot + 2.1, title, weight="bold")
-        for rank, (x, y) in enumerate(corners):
-            grid(x, y, held[rank], cell)
-            write(axis, x + middle, y + (side + 0.14 if rank < 2 else -0.15), f"rank {rank}", fontsize=10)
+    for rank, y in enumerate(rows):
+        write(axis, EDGE, y + height / 2 + 0.02, f"rank {rank}", ha="left", weight="bold")
+    for left, (title, text, held, sends) in zip(lefts, panels):
+        write(axis, left, 3.94, title, ha="left", weight="bold")
+        write(axis, left, 3.66, text, ha="left")
+        for row, y in zip(held, rows):
+            for chunk, parts in enumerate(row):
+                for rank, color in enumerate(RANKS):
+                    axis.add_patch(Rectangle((left + cell * (chunk + rank / len(RANKS)), y), cell / len(RANKS), height,
+                                             facecolor=color if rank in parts else ABSENT))
+                frame(axis, left + cell * chunk, y, cell, height, edgecolor="white", lw=3)
         for rank, chunk in enumerate(sends):
-            (x, y), (next_x, next_y), (right, up) = corners[rank], corners[(rank + 1) % 4], ways[rank]
-            frame(axis, x + cell * chunk, y, cell, side, edgecolor="black", lw=2)
-            start = x + middle + right * (middle + 0.06), y + middle + up * (middle + 0.06)
-            end = next_x + middle - right * (middle + 0.06), next_y + middle - up * (middle + 0.06)
-            arrow(axis, start, end)
-            write(axis, (start[0] + end[0]) / 2 + 0.35 * up, (start[1] + end[1]) / 2 + 0.15 * abs(right),
-                  f"chunk {chunk}", fontsize=10)
-
-    feet = (3.4, 0.4)
-    for foot, text in zip(feet, ("reduce-scatter: the next rank adds its own part to what it gets",
-                                 "all-gather: the next rank keeps the finished sum, and passes it on")):
-        bracket(axis, 0.25, 7.7, foot + 2.32, text)
-    for number, (held, sends) in enumerate(steps):
-        panel(0.25 + 2.7 * (number % 3), feet[number // 3], f"step {number + 1}", held, sends)
-    panel(8.6, feet[1], "done", end, ())
-
-    left, foot, large = 8.6, 4.36, 0.24  # how to read it
-    write(axis, left, feet[0] + 2.38, "rank 1 in step 2, enlarged", ha="left", va="bottom")
-    grid(left, foot, steps[1][0][1], large)
-    frame(axis, left, foot, large, 4 * large, edgecolor="black", lw=2)
-    write(axis, left + 4 * large + 0.1, foot + 4 * large + 0.14, "chunk", ha="left", fontsize=10)
-    for number in range(4):
-        write(axis, left + large * (number + 0.5), foot + 4 * large + 0.14, f"{number}", fontsize=10)
-        write(axis, left + 4 * large + 0.1, foot + large * (3.5 - number), f"rank {number}'s part", ha="left",
-              fontsize=10)
-    write(axis, left, foot - 0.12, f"frame: sent in this step\n\nEach rank sends {len(steps)} chunks:\n"
-          f"{len(steps) / len(end):g} times the whole.", ha="left", va="top", fontsize=10)
+            x, y = left + cell * (chunk + 0.5), rows[rank]
+            frame(axis, left + cell * chunk, y, cell, height, edgecolor="black", lw=2.5, zorder=4)
+            if rank < len(RANKS) - 1:
+                arrow(axis, (x, y), (x, rows[rank + 1] + height))
+            else:  # around to rank 0
+                way, top = left + cell * (len(RANKS) + 0.3 if chunk else -0.3), rows[0] + height
+                axis.plot([x, x, way, way, x], [y, y - 0.14, y - 0.14, top + 0.22, top + 0.22], color=COMMUNICATION,
+                          lw=2, solid_joinstyle="miter")
+                arrow(axis, (x, top + 0.22), (x, top))
+    write(axis, EDGE, 0.3, "each row: 4 chunks; each colour: one rank's part; frame: what a rank sends", ha="left")
     return figure
 
 
 def deepspeed_step():
-    """One step of DeepSpeed's engine on two ranks as a time line, with K = 3 micro-batches. The lengths are made up."""
-    figure, axis = canvas(4.2, "One step of DeepSpeed's engine with 3 micro-batches", "schematic, not measured")
-    begin, forward, backward, reduce, optimizer, bar = 1.75, 0.75, 1.25, 1.35, 0.95, 0.45
-    compute, lanes = (2.65, 0.85), (2.0, 1.5)  # the feet of each rank's two lanes
-    done = begin + 3 * (forward + backward)
+    """One step of DeepSpeed's engine on two ranks as a time line, with K = 2 micro-batches. The lengths are made up."""
+    begin, forward, backward, reduce = 1.0, 1.1, 1.52, 1.35
+    done = begin + 2 * (forward + backward)
+    figure, axis, feet = time_line("One step of DeepSpeed's engine, ZeRO off", begin)
+    over = feet[0] + LANE + 0.2
 
-    bracket(axis, begin, done, 3.28, "gradients add up, nothing is sent")
-    bracket(axis, done, done + reduce, 3.28, "exposed", weight="bold")
-    for rank, color in enumerate(RANKS[:2]):
-        write(axis, 0.2, (compute[rank] + lanes[rank] + bar) / 2, f"rank {rank}", ha="left", weight="bold")
-        write(axis, begin - 0.1, compute[rank] + bar / 2, "compute", ha="right", fontsize=10)
-        write(axis, begin - 0.1, lanes[rank] + bar / 2, "all-reduce", ha="right", fontsize=10)
-        for number in range(3):
+    bracket(axis, begin, done, over, "2 micro-batches: gradients add up, nothing is sent")
+    bracket(axis, done, done + reduce, over, "exposed", weight="bold")
+    for rank, foot in enumerate(feet[::2]):
+        for number in range(2):
             left = begin + number * (forward + backward)
-            box(axis, left, compute[rank], forward, bar, color, "forward", fontsize=10)
-            box(axis, left + forward, compute[rank], backward, bar, color, f"backward {number + 1}", fontsize=10)
-        box(axis, done, compute[rank], reduce, bar, ABSENT, "waits")
-        box(axis, done, lanes[rank], reduce, bar, COMMUNICATION, "gradients", color="white", fontsize=10)
-        box(axis, done + reduce, compute[rank], optimizer, bar, color, "optimizer", fontsize=10)
-    arrow(axis, (done + reduce / 2, lanes[0]), (done + reduce / 2, lanes[1] + bar), "<->")
-    arrow(axis, (begin, 0.6), (10.8, 0.6), lw=1.2)
-    write(axis, 10.8, 0.45, "time", ha="right", fontsize=10)
-    write(axis, begin, 0.47, "ZeRO off. With one micro-batch a step is one forward, one backward, one all-reduce.",
-          ha="left", va="top", fontsize=10)
+            phase(axis, left, left + forward, foot, "forward")
+            phase(axis, left + forward, left + forward + backward, foot, "backward")
+        box(axis, done, foot, reduce, LANE, ABSENT, "waits")
+        phase(axis, done + reduce, END, foot, "optimizer")
+        joined(axis, done, feet, rank)
+        joined(axis, done + reduce, feet, rank, back=True)
+    box(axis, done, feet[1], reduce, LANE, COMMUNICATION, "all-reduce", color="white")
     return figure
 
 
@@ -453,35 +453,32 @@ def zero_partition():
     formula, ranks = runpy.run_path(str(ROOT / "05_zero" / "accounting.py"))["formula"], len(RANKS)
     stages = [formula(stage, ranks, 1, 0, width=2, gathered=2, master=4, moments=8, keeps_gradients=True)
               for stage in range(4)]
-    whole, left, byte, gap, bar = stages[0], 2.85, 0.4, 0.12, 0.2
+    whole, left, byte, gap, bar, pitch = stages[0], 1.2, 0.33, 0.46, 0.145, 0.167
 
-    figure, axis = canvas(6, f"ZeRO: what each of {ranks} ranks holds, in bytes a parameter",
-                          "mixed precision and Adam, by the formula")
-    texts = ("nothing is shared out", "shared out: master copy\nand optimizer state", "and the gradients",
-             "and the parameters")
-    for stage, (held, text) in enumerate(zip(stages, texts)):
-        foot = 3.82 - 1.13 * stage
-        write(axis, 0.2, foot + 0.6, f"stage {stage}", ha="left", weight="bold")
-        write(axis, 0.2, foot + 0.42, text, ha="left", va="top", fontsize=10)
+    figure, axis = canvas(4.6, f"ZeRO: what each of {ranks} ranks holds, in bytes a parameter")
+    for stage, held in enumerate(stages):
+        foot = 2.9 - 0.795 * stage
+        write(axis, EDGE, foot + 2 * pitch, f"stage {stage}", ha="left", weight="bold")
         for rank, color in enumerate(RANKS):
-            y, x = foot + 0.23 * (3 - rank), left
-            write(axis, left - 0.1, y + bar / 2 + 0.02, f"rank {rank}", ha="right", fontsize=10)
+            y, x = foot + pitch * (3 - rank), left
             for role in ROLES:
                 length, part = byte * whole[role], byte * held[role]
                 box(axis, x, y, length, bar, ABSENT)
                 box(axis, x + (rank * part if part < length else 0), y, part, bar, color)
                 if stage == rank == 0:
-                    write(axis, x + length / 2, 5.0, f"{role}\n{whole[role]:g} bytes", fontsize=10)
+                    write(axis, x + length / 2, 3.98, role)
+                    write(axis, x + length / 2, 3.73, f"{whole[role]:g}")
                 x += length + gap
         every = sum(whole[role] for role in ROLES if held[role] == whole[role])
         shared = total(whole) - every
-        terms = [f"{every:g} P"] * (every > 0) + [f"{shared:g} P/{ranks}"] * (shared > 0)
-        write(axis, 9.75, foot + 0.55, f"{total(held):g} P", ha="left", fontsize=13, weight="bold")
+        terms = [f"{every:g}"] * (every > 0) + [f"{shared:g}/{ranks}"] * (shared > 0)
+        write(axis, 8.4, foot + 2 * pitch + (0.13 if shared else 0), f"{total(held):g}", fontsize=TITLE, weight="bold")
         if shared:
-            write(axis, 9.75, foot + 0.3, f"{' + '.join(terms)}", ha="left", fontsize=10)
-    write(axis, 0.2, 0.2, "Grey: not on this rank. Stage 1 as in the paper; after backward DeepSpeed's holds no "
-          "more gradients than stage 2.", ha="left", fontsize=10)
-    write(axis, 9.75, 5.0, "on a rank, of\nP parameters", ha="left", fontsize=10)
+            write(axis, 8.4, foot + 2 * pitch - 0.15, " + ".join(terms))
+    write(axis, 8.4, 3.98, "sum of")
+    write(axis, 8.4, 3.73, "one rank")
+    legend(axis, left, 0.1, 1.15, [(f"rank {rank}", color) for rank, color in enumerate(RANKS)]
+           + [("not on this rank", ABSENT)])
     return figure
 
 
@@ -490,29 +487,27 @@ def batch():
 
     The order is the one that the sampler gives to a single rank, the colour tells whose sampler gives the image.
     """
-    images, ranks, local, cell = 20, 3, 2, 0.43
+    images, ranks, local, cell = 20, 3, 2, 0.352
 
     def dealt(ranks, rank, epoch):
         sampler = DistributedSampler(range(images), ranks, rank, shuffle=True, seed=0, drop_last=True)
         sampler.set_epoch(epoch)
         return list(sampler)
 
-    figure, axis = canvas(3.6, f"{images} images for {ranks} ranks, {local} for each rank in each step: "
-          f"a global batch of {ranks * local}")
-    for epoch, y in enumerate((2.1, 0.95)):
-        write(axis, 0.2, y + cell / 2, f"epoch {epoch}", ha="left", weight="bold")
+    figure, axis = canvas(3.5, f"{images} images, {ranks} ranks: a global batch of {ranks} x {local} in each step")
+    for epoch, y in enumerate((2.05, 0.95)):
+        write(axis, EDGE, y + cell / 2 + 0.02, f"epoch {epoch}", ha="left", weight="bold")
         color = {image: RANKS[rank] for rank in range(ranks) for image in dealt(ranks, rank, epoch)}
         for position, image in enumerate(dealt(1, 0, epoch)):
             step, place = divmod(position, ranks * local)
-            x = 1.1 + cell * position + 0.25 * step
-            box(axis, x, y, cell, cell, color.get(image, ABSENT), f"{image}", fontsize=12)
+            x = 1.2 + cell * position + 0.18 * step
+            box(axis, x, y, cell, cell, color.get(image, ABSENT), f"{image}")
             if place == 0:
                 size = min(ranks * local, images - position)
-                name = f"step {step + 1}: a global batch" if image in color else "waits for\nanother epoch"
-                bracket(axis, x + 0.02, x + size * cell - 0.02, y + cell + 0.15, name)
-    for rank, color in enumerate(RANKS[:ranks]):
-        box(axis, 1.1 + 1.2 * rank, 0.3, 0.24, 0.24, color)
-        write(axis, 1.42 + 1.2 * rank, 0.42, f"rank {rank}", ha="left")
+                bracket(axis, x + 0.02, x + size * cell - 0.02, y + cell + 0.17,
+                        f"step {step + 1}" if image in color else "left over")
+    legend(axis, 1.2, 0.3, 1.2, [(f"rank {rank}", color) for rank, color in enumerate(RANKS[:ranks])]
+           + [("waits for another epoch", ABSENT)])
     return figure
 
 
