@@ -481,7 +481,7 @@ def model_in_words(name: str, sequence: int, batch: int) -> str:
 
 MODELS = {"ResNet-50": 25.6e6, "BERT-large": 340e6, "GPT-2": 1.5e9, "Llama 3 8B": 8.03e9, "Llama 3 70B": 70.6e9}
 GPUS = {name: size * 2**30 for name, size in
-        {"V100 16": 16, "V100 32": 32, "A100 40": 40, "A100, H100 80": 80, "H200 141": 141}.items()}
+        {"V100 16": 16, "V100 32": 32, "A100 40": 40, "H100 80": 80, "H200 141": 141}.items()}
 
 
 def lowest_stage(parameters: float, room: float, ranks: int) -> int | None:
@@ -538,7 +538,7 @@ def draw_grid(ranks: int, percent: int) -> Picture:
                       color="white" if stage in (2, 3) else "black")
     axis.set(xlim=(-0.5, len(GPUS) - 0.5), ylim=(len(MODELS) - 0.5, -0.5),
              title=f"{ranks} rank{'s' * (ranks > 1)}, model state in {percent} % of the GPU")
-    axis.set_xticks(range(len(GPUS)), [name.replace(", ", ",\n") for name in GPUS])
+    axis.set_xticks(range(len(GPUS)), GPUS)
     names = [f"{name}\n{total(state(0, 1, size)) / 1e9:,.1f} GB" for name, size in MODELS.items()]
     axis.set_yticks(range(len(MODELS)), names)
     axis.spines[:].set_visible(False)
@@ -560,7 +560,7 @@ def ranks_table() -> dict[str, dict]:
 def ends_in_words() -> str:
     """What follows for the largest model of the grid, and for the smallest."""
     (small, tiny), *_, (large, huge) = MODELS.items()
-    gpu = "A100, H100 80"
+    gpu = "H100 80"
     number = "no number of GPUs is enough" if ranks_needed(huge, GPUS[gpu], 2) is None else "enough GPUs will do"
     return (f"The parameters of {large} alone take {2 * huge / 1e9:.0f} GB, and stages 1 and 2 keep them whole: "
             f"{number} ({gpu}). Stage 3 needs {ranks_needed(huge, GPUS[gpu], 3)} for the state, and "
