@@ -13,12 +13,13 @@ from itertools import pairwise
 
 import nbformat
 import pytest
+import screens
 from conftest import ROOT, execute
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tools.measuring.cpus import SETTINGS
-from tools.pages import notebooks, ready, screens, slides
+from tools.pages import notebooks, ready, slides
 
 PATHS = notebooks.notebooks()
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -201,7 +202,7 @@ def test_numbers_in_its_prose_come_from_its_cells(path):
     notebook = load(path)
     known = {number.rstrip(".") for number in evidence(notebook)}
     for text in prose(notebook):
-        bare = re.sub(r"\]\([^)]*\)|`[^`]*`|\b\d{4}\.\d{5}\b|\b(19|20)\d\d\b|\$[^$]*\$", " ", text).replace(",", "")
+        bare = re.sub(r"<[^>]*>|\]\([^)]*\)|`[^`]*`|\b\d{4}\.\d{5}\b|\b(19|20)\d\d\b|\$[^$]*\$", " ", text).replace(",", "")
         for number in re.findall(r"(?<![\w.-])\d[\d.]*\d(?!\w)", bare):
             assert number in known, f"{number} in: {' '.join(text.split())[:200]}"
 

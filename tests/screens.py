@@ -1,9 +1,10 @@
 """Open notebooks in JupyterLab in a browser, as an instructor does, and measure what the audience sees.
 
-    python -m tools.pages.screens 05_zero/memory.ipynb                   # as it is stored
-    python -m tools.pages.screens --run --shots results 05_zero/memory.ipynb   # Run All Cells first; screenshots
+    python -m tests.screens 05_zero/memory.ipynb                           # as it is stored
+    python -m tests.screens --run --shots results 05_zero/memory.ipynb     # Run All Cells first; screenshots
 
-A screen is what the notebook shows of itself at 1280 x 800 pixels in the simple interface. Chromium has to be there.
+A screen is what the notebook shows of itself at 1280 x 800 pixels in the simple interface. What is measured ends at the
+last heading: below it is what is folded, for reading. Chromium has to be there.
 """
 
 import argparse
@@ -38,18 +39,19 @@ STATE = """() => {
 # Places in CSS pixels from the notebook's top. A figure is what the drawing functions made, or an image of a text cell.
 PLACES = """() => {
     const book = document.querySelector('.jp-NotebookPanel .jp-Notebook');
-    const cells = [...book.querySelectorAll('.jp-Cell')].filter(cell => cell.offsetHeight);
-    const zero = cells[0].getBoundingClientRect().top;
+    const zero = book.querySelector('.jp-Cell').getBoundingClientRect().top;
     const place = (element) => {
         const box = element.getBoundingClientRect();
         return {top: box.top - zero, bottom: box.bottom - zero, width: box.width}; };
     const shown = (selector) => [...book.querySelectorAll(selector)].filter(element => element.offsetHeight);
     const outer = document.querySelector('.jp-NotebookPanel .jp-WindowedPanel-outer') || book;
-    return {screen: outer.clientHeight, end: place(cells.at(-1)).bottom, column: book.clientWidth,
+    const end = place(shown('.jp-MarkdownOutput h2').at(-1)).bottom;  // Run All has unfolded what is below
+    return {screen: outer.clientHeight, end: end,
             headings: shown('.jp-RenderedHTMLCommon :is(h1, h2, h3, h4)').map(element =>
                 ({...place(element), text: element.textContent.replace('¶', '')})),
             figures: shown('.jp-OutputArea-output img, .jp-MarkdownOutput img').map(element =>
-                ({...place(element), natural: +element.getAttribute('width') || element.naturalWidth}))}; }"""
+                ({...place(element), natural: +element.getAttribute('width') || element.naturalWidth}))
+                .filter(figure => figure.top < end)}; }"""
 
 
 @contextmanager
