@@ -177,3 +177,16 @@ def test_arrows_are_as_thick_as_their_bytes():
     arrows = [patch for patch in axis.patches if not isinstance(patch, Rectangle)]
     assert [arrow.get_linewidth() for arrow in arrows] == pytest.approx([5, 10, 0.5, 1])
     assert "2 all-reduces of gradients: 1 kB" in [text.get_text() for text in axis.texts]
+
+
+def test_the_table_of_decisions_fits():
+    """Two lines a cell, within their box."""
+    figure = ways.decision()
+    figure.draw_without_rendering()
+    axis, = figure.axes
+    right = {round(patch.get_x(), 2): patch.get_window_extent().x1 for patch in axis.patches}
+    cells = [text for text in axis.texts if round(text.get_position()[0] - 0.08, 2) in right and text.get_text()]
+    assert len(cells) == 15
+    for text in cells:
+        assert text.get_text().count("\n") <= 1, text.get_text()
+        assert text.get_window_extent().x1 <= right[round(text.get_position()[0] - 0.08, 2)], text.get_text()
