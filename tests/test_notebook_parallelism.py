@@ -72,14 +72,6 @@ def test_points_are_drawn_where_they_were_counted():
         assert [line.get_xydata().tolist() for line in lines if line.get_marker() == "o"] == [expected] * 3
 
 
-def test_a_transformer_s_layer():
-    """Query, key, value, projection, and two layers of four times the width; four all-reduces of a token's numbers."""
-    for width in (8, 1024):
-        weights = sum(inputs * outputs for inputs, outputs in
-                      [(width, width)] * 4 + [(width, 4 * width), (4 * width, width)])
-        assert ways.transformer_crossing(width) * 4 * width == weights
-
-
 def test_the_table_of_what_makes_it_more():
     once, twice = ([record(way, sent=[[["send", size]]]) for way, size in zip(ways.NAMES, sizes)]
                    for sizes in ((1_206_352, 267_264, 131_072), (1_206_352, 534_528, 393_216)))

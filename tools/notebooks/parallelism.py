@@ -275,15 +275,6 @@ def crossing(width: int, layers: int) -> float:
     return sent("data", **place) / sent("tensor", **place)
 
 
-def transformer_crossing(width: int) -> float:
-    """The tokens in a step with which a transformer's gradients are as many numbers as its tensor parallel all-reduces.
-
-    Of a layer: 12 width^2 parameters (2104.04473, without biases); 2 all-reduces of tokens x width numbers in forward
-    and 2 in backward (1909.08053).
-    """
-    return 12 * width ** 2 / (4 * width)
-
-
 def growth(counted: list[dict], width: int, layers: int) -> Picture:
     """Bytes that a rank of two sends, against the rows in a step; points: what ranks have counted at this width."""
     figure, axis = picture(3.9)
