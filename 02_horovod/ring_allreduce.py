@@ -117,7 +117,7 @@ def mpi(tensor, wire):
 ALGORITHMS = (everyone_to_everyone, reduce_and_broadcast, ring, gloo, mpi)
 
 
-def meet():
+def meet() -> tuple[int, int]:
     """Join the ranks that mpiexec started, so that gloo can carry messages between them.
 
     Returns rank and number of ranks.
@@ -133,7 +133,7 @@ def meet():
     return rank, ranks
 
 
-def part():
+def part() -> None:
     """Leave together: gloo's threads must neither miss a message nor outlive Python."""
     dist.barrier()
     dist.destroy_process_group()

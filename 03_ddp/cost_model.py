@@ -128,8 +128,9 @@ def step_seconds(compute: float, gradient_bytes: float, cluster: Cluster, librar
     return max(compute, free)
 
 
-def plan(images, images_per_second, start, batch, largest_batch, gradient_bytes, cluster,
-         node_counts, **options):
+def plan(images: float, images_per_second: float, start: float, batch: int, largest_batch: int,
+         gradient_bytes: float, cluster: Cluster, node_counts: list[int],
+         **options: object) -> list[dict]:
     """Throughput and time to train for each number of nodes, as dicts.
 
     One GPU computes a batch of b in start + b / images_per_second. Each GPU takes `batch` images a
@@ -149,7 +150,7 @@ def plan(images, images_per_second, start, batch, largest_batch, gradient_bytes,
     return rows
 
 
-def worth_asking_for(rows, gain=1.5):
+def worth_asking_for(rows: list[dict], gain: float = 1.5) -> int:
     """The most nodes of a plan to which every doubling gained that much.
 
     Each row has twice the nodes of the one before. gain=1.5: each doubling saves at least a third

@@ -20,10 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from launch import ROOT
-
 from tools.pages.style import TEXT
 
+ROOT = Path(__file__).resolve().parent.parent
 MOST, GAP = 9, 1.5  # screens: of a notebook, and without a figure
 LEAST = 18  # pixels: the height of text in a figure
 SETTINGS = {"notebook-extension/tracker": {"windowingMode": "none"},  # all cells are there to be measured

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import BIN, ROOT, execute
+from tolerances import ARITHMETIC, COUNT
 
 from tools.notebooks import allreduce
 
@@ -93,7 +94,7 @@ def test_a_fit_finds_the_alpha_and_beta_that_made_the_times():
             for name in allreduce.OURS for ranks in (2, 5) for size in (1e3, 1e6)]
     assert allreduce.modelled("ring", 5, 1e6, alpha, beta) == pytest.approx(8 * alpha + 8 / 5 * 1e6 * beta)
     found = allreduce.fitted(rows)
-    assert found[:2] == pytest.approx((alpha, beta)) and found[2] == pytest.approx(0, abs=1e-9)
+    assert found[:2] == pytest.approx((alpha, beta)) and found[2] == pytest.approx(0, abs=ARITHMETIC)
     slow = [*rows[:-1], (*rows[-1][:3], 2 * rows[-1][3])]
     assert allreduce.fitted(slow)[2][-1] < -0.3  # (model - measured) / measured
 
@@ -104,8 +105,8 @@ def test_at_the_crossing_two_ways_take_equally_long(other):
         size = allreduce.crossing(other, ranks, 2e-5, 1e-10)
         ring, way = (allreduce.modelled(name, ranks, size, 2e-5, 1e-10) for name in ("ring", other))
         assert ring == pytest.approx(way)
-        assert (allreduce.modelled("ring", ranks, 2 * size, 2e-5, 1e-10)
-                < allreduce.modelled(other, ranks, 2 * size, 2e-5, 1e-10))
+        ring, way = (allreduce.modelled(name, ranks, 2 * size, 2e-5, 1e-10) for name in ("ring", other))
+        assert ring < way
     assert allreduce.crossing("everyone_to_everyone", 2, 2e-5, 1e-10) == math.inf
     assert allreduce.crossing("reduce_and_broadcast", 2, 2e-5, 1e-10) == 0
 
@@ -113,7 +114,7 @@ def test_at_the_crossing_two_ways_take_equally_long(other):
 def test_the_network_figure_says_where_the_model_crosses():
     title = allreduce.network_figure(256, 20, 10).axes[0].get_title(loc="left")
     size = float(re.search(r"above ([\d.]+) kB", title)[1]) * 1024
-    assert size == pytest.approx(509 * 20e-6 / ((255 - 510 / 256) * 1e-10), rel=0.01)
+    assert size == pytest.approx(509 * 20e-6 / ((255 - 510 / 256) * 1e-10), rel=COUNT)
     assert "never" in allreduce.network_figure(2, 20, 10).axes[0].get_title(loc="left")
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tolerances import ARITHMETIC, ONE_DECIMAL
 from torch import nn
 
 from tools.notebooks import memory
@@ -15,12 +16,12 @@ MB = 10**6
 @pytest.mark.parametrize("ranks", [1, 2, 4, 64])
 def test_model_state_is_the_paper_s(ranks):
     paper = [16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks]
-    assert [memory.total(memory.state(stage, ranks)) for stage in range(4)] == pytest.approx(paper, rel=1e-12)
+    assert [memory.total(memory.state(stage, ranks)) for stage in range(4)] == pytest.approx(paper, rel=ARITHMETIC)
 
 
 def test_the_paper_s_figure():
     found = [memory.total(memory.state(stage, 64, 7.5e9)) / 1e9 for stage in range(4)]
-    assert found == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
+    assert found == pytest.approx([120, 31.4, 16.6, 1.9], abs=ONE_DECIMAL)
 
 
 def test_ranks_needed_are_the_fewest():

@@ -152,6 +152,7 @@ SHOWN = {"weak.jsonl": [lambda: docs.table("weak"), figures.scaling, lambda: nee
          "zero.jsonl": [lambda: docs.table("zero", "bf16"), figures.zero, lambda: needs("zero.jsonl")],
          "rounding.jsonl": [lambda: docs.table("rounding")],
          "outputs.jsonl": [lambda: docs.recorded("03_ddp", "2", "--global-batch-size", "64")],
+         "steps_to_target.jsonl": [lambda: needs("steps_to_target.jsonl")],
          "notebook_seconds.jsonl": [lambda: docs.table("notebook_seconds")],
          "public_scripts.jsonl": [lambda: docs.table("public_scripts")],
          "demo.jsonl": [lambda: docs.table("demo")], "read_data.jsonl": [lambda: docs.table("read_data")],

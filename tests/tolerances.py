@@ -42,7 +42,10 @@ COUNT = 0.01
 THREE_DIGITS = 1e-3
 ONE_DECIMAL = 0.05
 
-# What scaling.ipynb claims of the cost model, which is plain arithmetic on published figures: the median and the
+# Against a share that a paper prints in whole percents.
+PERCENT = 0.005
+
+# What cost_model.ipynb claims of the cost model, which is plain arithmetic on published figures: the median and the
 # largest error of the rows over a network, the largest within a node.
 NETWORK_MEDIAN = 0.05
 NETWORK_LARGEST = 0.10

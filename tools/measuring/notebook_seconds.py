@@ -16,7 +16,7 @@ from runs import study
 
 from tools.pages import notebooks
 
-BESIDE, REPEATS = ("nothing", "all cores busy"), 2
+BESIDE, REPEATS = ("nothing", "all cores busy"), 1
 RECORDS = ROOT / "assets" / "records" / "notebook_seconds.jsonl"
 
 

@@ -21,7 +21,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError
 SECONDS = 120  # for a cell; a whole notebook takes less than a minute on two idle cores
 
 
-def notebooks():
+def notebooks() -> list[Path]:
     return sorted(ROOT.glob("[0-9][0-9]_*/*.ipynb"))
 
 
