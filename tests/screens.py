@@ -97,10 +97,15 @@ def chromium() -> Iterator:
             browser.close()
 
 
-def opened(browser, address: str, zoom: float = 1):
-    """The page of a notebook on a screen of 1280 x 800 pixels, at this zoom of the browser."""
-    page = browser.new_page(viewport={"width": round(1280 / zoom), "height": round(800 / zoom)},
-                            device_scale_factor=zoom)
+def zoom(page, factor: float) -> None:
+    """As the browser's zoom does: fewer, larger pixels for the page to lie in."""
+    page.set_viewport_size({"width": round(1280 / factor), "height": round(800 / factor)})
+    page.wait_for_timeout(500)
+
+
+def opened(browser, address: str):
+    """The page of a notebook on a screen of 1280 x 800 pixels."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.set_default_timeout(60_000)
     page.goto(address)
     page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell")
@@ -123,9 +128,9 @@ def run_all(page, seconds: int = 120) -> list[str]:
     return page.evaluate(STATE)["errors"]
 
 
-def measured(page, zoom: float = 1) -> dict:
+def measured(page, factor: float = 1) -> dict:
     """Of the open notebook: screens, the longest way to a figure and between two, text's height in pixels, and what is
-    too tall for one screen with its heading."""
+    too tall for one screen with its heading. factor: the zoom."""
     places = page.evaluate(PLACES)
     screen, figures = places["screen"], places["figures"]
     ends = [0, *(figure["bottom"] for figure in figures)]
@@ -135,7 +140,7 @@ def measured(page, zoom: float = 1) -> dict:
         heading = max((heading for heading in places["headings"] if heading["top"] < figure["top"]),
                       key=lambda heading: heading["top"])
         tall.append((round((figure["bottom"] - heading["top"]) / screen, 2), heading["text"]))
-    text = [TEXT / 72 * 96 * figure["width"] / figure["natural"] * zoom for figure in figures]
+    text = [TEXT / 72 * 96 * figure["width"] / figure["natural"] * factor for figure in figures]
     return {"screens": round(places["end"] / screen, 2), "figures": len(figures), "first": round(gaps[0], 2),
             "gap": round(max(gaps), 2), "text": round(min(text), 1), "with heading": tall,
             "gaps": [round(gap, 2) for gap in gaps]}
@@ -150,9 +155,10 @@ def main() -> None:
     args = parser.parse_args()
     with TemporaryDirectory() as folder, jupyterlab(Path(folder)) as address, chromium() as browser:
         for path in args.notebooks:
-            page = opened(browser, address.format(path.resolve().relative_to(ROOT)), args.zoom)
+            page = opened(browser, address.format(path.resolve().relative_to(ROOT)))
             if args.run:
                 print("errors:", run_all(page))
+            zoom(page, args.zoom)
             found = measured(page, args.zoom)
             print(path, *(f"  {name}: {value}" for name, value in found.items()), sep="\n")
             for number in range(int(found["screens"]) + 1 if args.shots else 0):

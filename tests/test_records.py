@@ -98,7 +98,8 @@ def test_without_a_history_the_mark_says_so(tree, monkeypatch, tmp_path):
     assert mark(ROOT, monkeypatch) == "no-commit"
 
 
-PROGRAMS = {"zero.py": [], "rounding.py": [], "allreduce.py": [], "reading.py": [], "demo.py": ["assets/records"],
+PROGRAMS = {"zero.py": [], "steps_to_target.py": [], "notebook_seconds.py": [],
+            "rounding.py": [], "allreduce.py": [], "reading.py": [], "demo.py": ["assets/records"],
             "sweep.py": ["weak", "--results", "assets/records/weak.jsonl"],
             "profile_step.py": ["03_ddp/main.py", "--results", "assets/records/step.jsonl"]}
 
