@@ -80,7 +80,7 @@ def test_the_sentence_on_a_network_follows_its_numbers():
     assert "not better than that of *always 90 %* (10.0%)" in beaten
 
 
-@pytest.mark.parametrize(("silent", "said"), [(0.901, "do not test"), (1.5, "test communication, too")])
+@pytest.mark.parametrize(("silent", "said"), [(0.901, "cannot tell"), (1.5, "test communication, too")])
 def test_the_sentence_on_a_node_follows_its_numbers(silent, said):
     table = pd.DataFrame({"published": [0.9, 0.9], "predicted": [0.9, 0.95], "error": [0.02, 0.3],
                           "no communication": [silent, 0.95]}, index=["x FP32", "x AMP"])
@@ -92,6 +92,7 @@ def test_the_sentence_on_mlperf_follows_its_numbers():
     slower.loc[slower.system == shown.LARGEST, ["step", "images_per_second"]] *= [10, 0.1]
     assert "too low" in shown.on_mlperf(MLPERF) and "too high" in shown.on_mlperf(slower)
     assert f"{shown.held_out(slower).error.abs().max():.1%} at most" in shown.on_mlperf(slower)
+    assert "7 of the 12" in shown.on_mlperf(MLPERF) and "the other 5" in shown.on_mlperf(MLPERF)
 
 
 def test_a_link_gives_back_the_two_sizes_that_fixed_it():
@@ -109,9 +110,11 @@ def test_the_sentences_on_our_own_records_follow_their_numbers():
     assert "3 of 4" in shown.on_own(good.assign(mpi=[0.02, 0.5]))
     slow = pd.DataFrame({"overlap": [-0.2, -0.1], "no overlap": [-0.1, -0.1]}, index=["DDP", "Horovod"])
     assert "too fast" in shown.on_own_steps(slow) and "For Horovod the two" in shown.on_own_steps(slow)
+    assert "Without overlap DDP would be hit better" in shown.on_own_steps(slow)
     mixed = pd.DataFrame({"overlap": [-0.2, 0.1], "no overlap": [-0.1, 0.3]}, index=["DDP", "Horovod"])
     assert "too fast" not in shown.on_own_steps(mixed) and "are one" not in shown.on_own_steps(mixed)
-    assert "DDP's step is 10% off" in shown.on_own_steps(mixed)
+    assert "DDP's step is 20.0% off, Horovod's step is 10.0% off" in shown.on_own_steps(mixed)
+    assert "hit better" not in shown.on_own_steps(mixed.assign(overlap=0.01))
 
 
 def test_the_sentence_on_the_trap_follows_its_numbers():

@@ -88,8 +88,8 @@ def test_the_sentence_on_overlap_follows_its_numbers():
     found = pd.DataFrame({"with": [0.5, 0.8], "without": [0.4, 0.7], "exposed": [0.3, 0.04], "published": 0.6},
                          index=[10, 100])
     said = scaling.on_overlap(found, 10)
-    assert "50% with overlap, 40% without; published are 60%" in said and "From 100 Gbit/s on" in said
-    assert "Even with 100 Gbit/s" in scaling.on_overlap(found.assign(exposed=0.2), 10)
+    assert "50% with overlap, 40% without; published are 60%" in said and said.endswith(" 4.0% at 100 Gbit/s.")
+    assert scaling.on_overlap(found.assign(exposed=0.2), 10).endswith(" 20.0% at 100 Gbit/s.")
 
 
 def test_the_factors_of_mlperf_are_a_product():
@@ -125,7 +125,7 @@ def test_the_sentence_on_the_plan_follows_its_numbers():
     fast, slow = made_up_plan(8, 4, 2, 1), made_up_plan(2, 10, 8, 6)
     said = scaling.on_plan({1: slow, 25: fast}, 25)
     assert "64 nodes cost 4.0 times the node hours of 8" in said
-    assert "**1 Gbit/s**: 1 node, 120 min" in said and "**25 Gbit/s**: 64 nodes, 60 min" in said
+    assert "**1 Gbit/s**: 1 node, 2.0 h" in said and "**25 Gbit/s**: 64 nodes, 60 min" in said
     assert "With 1 Gbit/s two nodes (10 h) are slower than one (120 min)" in said
     assert "With 25 Gbit/s two nodes" not in said
     assert "slower" not in scaling.on_plan({25: fast}, 25)
@@ -153,4 +153,4 @@ def test_a_figure_s_headline_is_the_plan_s(nodes, gigabits):
 
 
 def test_a_time_is_in_minutes_or_hours():
-    assert [scaling.minutes(hours) for hours in (0.5, 4.9, 5, 14.76)] == ["30 min", "294 min", "5 h", "15 h"]
+    assert [scaling.minutes(hours) for hours in (0.5, 1.99, 2, 14.76)] == ["30 min", "119 min", "2.0 h", "14.8 h"]

@@ -155,9 +155,9 @@ def on_profiled(steps: list[dict[int, list]]) -> str:
                 if what == "all-reduce":
                     sent += end - start
                     hidden += max(0.0, min(end, computed) - start)
-    return (f"in the records {hidden / sent:.0%} of the all-reduces' time lies beside a backward. **Exposed**, with "
-            f"all ranks through with theirs: {after:.1%} of a step ({low[0]:.1%} to {high[0]:.1%} in {len(steps)} "
-            f"steps). One rank waits for the other's backward: {other:.1%} ({low[1]:.1%} to {high[1]:.1%}).")
+    return (f"in the records {hidden / sent:.0%} of the all-reduces' time passes before the last rank is through with "
+            f"backward, the wait for that rank included. **Exposed**, after all backwards: {after:.1%} of a step "
+            f"({low[0]:.1%} to {high[0]:.1%} in {len(steps)} steps). One rank waits for the other's backward: {other:.1%} ({low[1]:.1%} to {high[1]:.1%}).")
 
 
 # --- published runs ---
@@ -194,7 +194,7 @@ def draw_efficiencies(found: pd.DataFrame) -> Picture:
     node, network, mlperf = (found[found.group == group] for group in ("B", "A", "MLPerf"))
     axis.plot(node.gpus, node.efficiency, "o", mfc="white", mew=2, color=MEASURED, label="within one node")
     axis.plot(network.gpus, network.efficiency, "o", color=MEASURED, label="over a network")
-    axis.plot(mlperf.gpus, mlperf.efficiency, "s-", color=color, label="MLPerf, H100: smaller batches on a GPU")
+    axis.plot(mlperf.gpus, mlperf.efficiency, "s-", color=color, label="MLPerf, H100, with its images a GPU")
     for row in network[network.network == "VGG-16"].itertuples():
         axis.text(row.gpus * 1.12, row.efficiency, "VGG-16", va="center")
     first, *others = mlperf[mlperf.gpus != 768].itertuples()
@@ -267,11 +267,11 @@ def overlaps(network: str) -> pd.DataFrame:
 
 def on_overlap(found: pd.DataFrame, gigabits: float) -> str:
     """What overlap saves with this link, and which link leaves next to nothing exposed; `found` of overlaps."""
-    here, enough = found.loc[gigabits], [link for link, row in found.iterrows() if row.exposed < 0.05]
+    here = found.loc[gigabits]
     text = (f"With {gigabits} Gbit/s the model says {here['with']:.0%} with overlap, {here['without']:.0%} without; "
             f"published are {here['published']:.0%}. ")
-    return text + (f"From {min(enough)} Gbit/s on less than 5 % of the step is exposed." if enough else
-                   f"Even with {max(found.index)} Gbit/s 5 % of the step or more is exposed.")
+    left = ", ".join(f"{row.exposed:.1%} at {link} Gbit/s" for link, row in found.iterrows() if link > gigabits)
+    return text + f"Of the step is exposed: {left}."
 
 
 # --- from 8 to 3,584 GPUs ---
@@ -295,7 +295,7 @@ def draw_factors(mlperf: pd.DataFrame) -> Picture:
     found, runs = factors(mlperf), mlperf.set_index("system")
     small, large = runs.loc[SMALLEST], runs.loc[LARGEST]
     names = [f"{found['gpus']:.0f} times the GPUs", f"{large.epochs} epochs, not {small.epochs}",
-             f"{large.b:.0f} images a GPU, not {small.b:.0f}", "start, evaluation, the rest", "times as fast"]
+             f"images/s a GPU ({large.b:.0f}, not {small.b:.0f})", "start, evaluation, the rest", "times as fast"]
     figure, axis = picture(3.6)
     speed = found["gpus"]
     axis.barh(0, speed, color=IDEAL)
@@ -322,7 +322,8 @@ def on_factors(mlperf: pd.DataFrame) -> str:
     return (f"{found['gpus']:.0f} times the GPUs, {kept * found['gpus']:.0f} times as fast: **{kept:.1%} = "
             f"{found['epochs']:.3f} x {found['throughput']:.3f} x {found['rest']:.3f}**. A global batch of "
             f"{large.global_batch:,} images and not {small.global_batch:,} takes {large.epochs} epochs and not "
-            f"{small.epochs}, and leaves a GPU {large.b:.0f} images at a time and not {small.b:.0f}.")
+            f"{small.epochs}, and leaves a GPU {large.b:.0f} images at a time and not {small.b:.0f}: the second factor "
+            "is that and all communication.")
 
 
 # --- how many nodes ---
@@ -342,8 +343,8 @@ def worth(rows: pd.DataFrame) -> int:
 
 
 def minutes(hours: float) -> str:
-    """A time as text: in minutes, or in hours from five on."""
-    return f"{60 * hours:.0f} min" if hours < 5 else f"{hours:.0f} h"
+    """A time as text: in minutes, or in hours from two on."""
+    return f"{60 * hours:.0f} min" if hours < 2 else f"{hours:.1f} h"
 
 
 def draw_plan(nodes: int = 8, gigabits: float = 25) -> Picture:
