@@ -126,7 +126,7 @@ def test_the_sentence_on_the_plan_follows_its_numbers():
     said = scaling.on_plan({1: slow, 25: fast}, 25)
     assert "64 nodes cost 4.0 times the node hours of 8" in said
     assert "**1 Gbit/s**: 1 node, 2.0 h" in said and "**25 Gbit/s**: 64 nodes, 60 min" in said
-    assert "With 1 Gbit/s two nodes (10 h) are slower than one (120 min)" in said
+    assert "With 1 Gbit/s two nodes (10.0 h) are slower than one (2.0 h)" in said
     assert "With 25 Gbit/s two nodes" not in said
     assert "slower" not in scaling.on_plan({25: fast}, 25)
 
