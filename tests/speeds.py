@@ -15,7 +15,8 @@ SLOW = [
     "test_nothing_to_do_is_said", "test_weak_and_strong_scaling_with_two", "test_what_failed_is_recorded",
     "test_a_dry_run", "test_blanks_and_wildcards", "test_the_ordinary_script_learns",
     "test_setup_says_what_to_do_without_a_network", "test_it_runs_and_says", "test_the_runner_names",
-    "test_an_instructor_runs", "test_every_rank_records_its_steps", r"test_a_killed_study.*\[(rounding|demo)",
+    "test_an_instructor_runs", "test_cells_may_be_skipped",
+    "test_every_rank_records_its_steps", r"test_a_killed_study.*\[(rounding|demo)",
     "test_a_run_s_own_records", r"test_nothing_is_published.*\[[^sz]",
     # the same under one more launcher or scheduler
     r"test_launcher\[(mpiexec of Cray|mpiexec inside|torchrun (inside|on two))", "test_launcher_of_horovod.*PALS",

@@ -78,6 +78,17 @@ def test_it_runs_and_says_what_is_stored(path, setting, monkeypatch):
             other.join()
 
 
+@each_notebook
+def test_cells_may_be_skipped(path):
+    """Behind the imports, the cells run from the last to the first: none needs what an earlier one has made."""
+    notebook = load(path)
+    last = max(number for number, cell in enumerate(notebook.cells)
+               if re.search("^from tools.notebooks", cell.source, re.M))
+    notebook.cells[last + 1:] = reversed(notebook.cells[last + 1:])
+    notebooks.NotebookClient(notebook, timeout=notebooks.SECONDS, kernel_name="python3",
+                             resources={"metadata": {"path": str(path.parent)}}).execute()
+
+
 def compare(stored, again):
     assert len(code(stored)) == len(code(again))
     for old, new in zip(code(stored), code(again)):
