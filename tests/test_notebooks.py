@@ -24,6 +24,7 @@ from tools.pages import notebooks, ready, slides
 PATHS = notebooks.notebooks()
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 in_a_browser = pytest.mark.skipif(not shutil.which("chromium"), reason="no Chromium: apt install chromium")
+IMAGES = "() => [...document.querySelectorAll('.jp-OutputArea-output img')].map(image => image.src)"
 LINES = 6  # of a code cell that the audience sees
 
 
@@ -255,6 +256,13 @@ def test_an_instructor_runs_a_notebook_in_jupyterlab(path, tmp_path):
         assert not screens.run_all(page)
         assert page.locator(".jp-OutputArea-output img").count() == expected
         assert within(screens.measured(page)) == []
+        for control, move in ((".noUi-handle", lambda found: found.press("ArrowRight")),
+                              (".jp-OutputArea-output button[value='1']", lambda found: found.click())):
+            if page.locator(control).count():
+                before = page.evaluate(IMAGES)
+                move(page.locator(control).first)
+                page.wait_for_function(f"before => String(({IMAGES})()) !== String(before)", arg=before)
+                assert len(page.evaluate(IMAGES)) == len(before)
 
 
 def within(found):

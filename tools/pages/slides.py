@@ -22,6 +22,7 @@ PAGE = """<!doctype html>
 <style>
 html {{ scroll-snap-type: y mandatory; font-family: sans-serif; }}
 section {{ height: 100vh; scroll-snap-align: start; break-after: page; text-align: center; overflow: hidden; }}
+section:last-of-type {{ break-after: auto; }}
 img {{ max-width: 92vw; max-height: 66vh; }}
 p {{ font-size: 3vh; margin: 1.5vh 6vw; }}
 </style>
@@ -37,12 +38,19 @@ def picture(cell, folder: Path) -> str:
     return next(output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {}))
 
 
-def words(cells) -> tuple[str, str]:
-    """The last heading in these cells, and the paragraph that follows it: the question is not asked on a slide."""
-    text = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+def texts(cells: list) -> str:
+    """What these cells say: text cells, and sentences that code has computed."""
+    found = [cell.source if cell.cell_type == "markdown" else output.data["text/markdown"] for cell in cells
+             for output in cell.get("outputs", [None]) if output is None or "text/markdown" in output.get("data", {})]
+    return "\n\n".join(found)
+
+
+def words(before: list, behind: list) -> tuple[str, str]:
+    """The heading above a figure, and the first paragraph below that heading: the question is not asked on a slide."""
+    text = texts(before)
     heading, _, below = text[max(found.start() for found in re.finditer(r"^#+ ", text, re.M)):].partition("\n")
-    paragraphs = [part.strip() for part in below.split("\n\n")]
-    plain = [part for part in paragraphs if part and not part.startswith(("**Predict.**", "<", "|", "-", "1."))]
+    paragraphs = [part.strip() for part in f"{below}\n\n{texts(behind)}".split("\n\n")]
+    plain = [part for part in paragraphs if part and not part.startswith(("**Predict.**", "<", "|", "-", "1.", "#"))]
     return heading.lstrip("# "), markdown2html(re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", plain[0]))
 
 
@@ -51,7 +59,7 @@ def slides_of(path: Path) -> list[str]:
     found = []
     for number, cell in enumerate(cells):
         if "slide" in cell.metadata.get("tags", []):
-            heading, said = words(cells[:number + 1])
+            heading, said = words(cells[:number + 1], cells[number + 1:])
             found.append(f'<section>\n<h1>{html.escape(heading)}</h1>\n<img src="data:image/png;base64,'
                          f'{picture(cell, path.parent)}">\n{said}\n</section>')
     return found
