@@ -78,7 +78,7 @@ def test_published_activations_are_korthikanti_s():
     assert 5 * gpt3.heads * 2048 / gpt3.width == 80
     assert memory.published_activations(gpt3, 2048, 1, "plain attention") == (96 * 114 * token, 0)
     assert memory.published_activations(gpt3, 2048, 1, "fused attention") == (96 * 34 * token, 0)
-    assert memory.published_activations(gpt3, 2048, 1, "checkpointing") == (96 * 2 * token, 34 * token)
+    assert memory.published_activations(gpt3, 2048, 1, "fused + checkpointing") == (96 * 2 * token, 34 * token)
 
 
 @pytest.mark.parametrize("model", memory.GPTS.values())
@@ -150,10 +150,11 @@ def test_the_deviation_in_words():
 
 
 def test_activations_in_words():
-    kept = {"plain attention": 50 * MB, "fused attention": 40 * MB, "checkpointing": 10 * MB}
+    kept = {"plain attention": (50 * MB, 0), "fused attention": (40 * MB, 0),
+            "fused + checkpointing": (10 * MB, 5 * MB)}
     text = memory.activations_in_words(kept, kept, 100 * MB)
-    assert "are equal" in text and "0.5 times the model state" in text and "keeps 20 %" in text
-    text = memory.activations_in_words(kept, kept | {"fused attention": 1}, 100 * MB)
+    assert "are equal" in text and "0.5 times the model state" in text and "keeps 20 % of them, and 30 % with" in text
+    text = memory.activations_in_words(kept, kept | {"fused attention": (1, 0)}, 100 * MB)
     assert "differ (fused attention)" in text and "equal" not in text
 
 
@@ -167,10 +168,21 @@ def test_the_step_in_words():
 
 def test_a_model_in_words(monkeypatch):
     text = memory.model_in_words("GPT-2 1.5B", 1024, 8)
-    assert "24 GB of model state" in text and "71.7 GB (more) with plain" in text and "21.4 GB (less) with f" in text
+    assert "24 GB of model state" in text and "71.7 GB with plain attention (more than model state)" in text
+    assert "21.4 GB with fused attention (less than" in text and "1.3 GB, and 0.4 GB for a layer again, with" in text
+    assert "50,257 words: 0.8 GB in 16 bits" in text
     monkeypatch.setitem(memory.GPTS, "other", memory.Model(1e12, 1, 1, 1))
     text = memory.model_in_words("other", 10, 1)
     assert "1 sequence of 10 tokens" in text and "more" not in text
+
+
+def test_figures_say_what_their_numbers_are():
+    """The peak at stage 1 is the paper's number; a GPU's gigabytes are binary, the axis has decimal ones."""
+    paper = memory.total(memory.state(1, 4))
+    assert f"{paper:.2f}" in [text.get_text() for text in memory.draw_stages(4, "bf16").axes[0].texts]
+    for model, side in (("GPT-2 1.5B", "right"), ("GPT-3 175B", "left")):
+        label, = (text for text in memory.draw_model(model, 1024, 8, 1).axes[0].texts if "GiB" in text.get_text())
+        assert label.get_text().strip() == "GPU: 80 GiB = 86 GB" and label.get_ha() == side
 
 
 def test_the_ends_in_words(monkeypatch):
@@ -188,6 +200,9 @@ def test_a_run_s_rows():
     assert rows["rank 0"] == {"parameters": 1000, "gradients": 2, "master copy": 3, "optimizer state": 4, "sum": 1009,
                               "peak parameters": 6, "peak gradients": 7}
     assert list(rows) == ["rank 0", "formula"] and memory.furthest(rows) == 5
+    rows["formula"]["peak gradients"] = 1007
+    text = memory.rest_in_words(rows)
+    assert "peak gradients: rank 0 7, formula 1,007\n" in text and "furthest from the formula: 1,000 bytes" in text
     with pytest.raises(ValueError, match="not ended well"):
         memory.rows_of(["mpiexec: command not found"])
 

@@ -59,7 +59,10 @@ def counted_stages(ranks: int, precision: str = "bf16", chapter: str = "05_zero"
 
 
 def draw_stages(ranks: int, precision: str) -> Picture:
-    """Bytes a parameter that a rank holds at each stage, by role: formula beside counted, from the records."""
+    """Bytes a parameter that a rank holds at each stage, by role: formula beside counted, from the records.
+
+    Below a bar is the sum after backward, above it the sum with all gradients that were there at once.
+    """
     figure, axis = picture(4.4)
     ticks, labels = [], []
     for stage, record in enumerate(counted_stages(ranks, precision)):
@@ -67,7 +70,10 @@ def draw_stages(ranks: int, precision: str) -> Picture:
                                     (stage + 0.22, "counted", most(record), 1)):
             each = {role: row[role] / record["parameters"] for role in (*STATE, "peak gradients")}
             top = stack(axis, x, 0.4, {role: each[role] for role in STATE}, alpha)
-            in_passing(axis, x, 0.4, top, each["peak gradients"] - each["gradients"], "gradients", alpha)
+            more = each["peak gradients"] - each["gradients"]
+            in_passing(axis, x, 0.4, top, more, "gradients", alpha)
+            if more > 0:
+                axis.text(x, top + more, f"{top + more:.2f}", ha="center", va="bottom", color=ROLES["gradients"])
             ticks.append(x)
             labels.append(f"{name}\n{total(each):.2f}")
     axis.set_xticks(ticks, labels)
@@ -234,7 +240,7 @@ def kept_for_backward(layers: nn.ModuleList, x: torch.Tensor, checkpointed: bool
 
 
 WAYS = {"plain attention": (False, False), "fused attention": (True, False),
-        "checkpointing": (True, True)}  # fused?, checkpointed? The scores of a layer that is computed again are fused
+        "fused + checkpointing": (True, True)}  # fused?, checkpointed?
 
 
 @cache
@@ -298,14 +304,16 @@ def short(size: float) -> str:
     return f"{size / 1e6:.0f}" if size >= 1e7 else f"{size / 1e6:.1f}"
 
 
-def activations_in_words(kept: dict[str, int], expected: dict[str, int], state_bytes: int) -> str:
+def activations_in_words(kept: dict[str, tuple[int, int]], expected: dict[str, tuple[int, int]],
+                         state_bytes: int) -> str:
     """Whether bytes counted and derived agree, by way, and how they compare with model state."""
     wrong = [way for way in kept if kept[way] != expected[way]]
     agree = f"differ ({', '.join(wrong)})" if wrong else "are equal"
-    ratio = kept["plain attention"] / state_bytes
-    left = 100 * kept["checkpointing"] / kept["plain attention"]
-    return (f"Counted and derived bytes {agree}. With plain attention activations are {ratio:.1f} times the model "
-            f"state. Checkpointing keeps {left:.0f} % of them; one layer at a time comes back in backward.")
+    plain, (after, again) = sum(kept["plain attention"]), kept["fused + checkpointing"]
+    return (f"Counted and derived bytes {agree}. With plain attention activations are {plain / state_bytes:.1f} times "
+            f"the model state. Fused attention with checkpointing keeps {100 * after / plain:.0f} % of them, and "
+            f"{100 * (after + again) / plain:.0f} % with the layer that comes back. The bars add up what is never "
+            "there at one time: gradients come as activations go. The next figure has the real peak.")
 
 
 # Memory over one step
@@ -394,7 +402,7 @@ def draw_step(sequence: int, batch: int, attention: str) -> Picture:
         edges = [0, *accumulate(PHASES.values())]
         axis.set_xticks([(left + right) / 2 for left, right in zip(edges, edges[1:])], PHASES)
         axis.tick_params(axis="x", length=0)
-        axis.set(xlim=(0, start), title=f"{'with' if checkpointed else 'without'} checkpointing")
+        axis.set(xlim=(0, start), title=f"{attention}, {'with' if checkpointed else 'without'} checkpointing")
     axes[0].set(ylabel="MB held", ylim=(0, 1.15 * axes[0].get_ylim()[1]))
     figure.legend(handles=[Patch(color=ROLES[role], label=role) for role in samples[0]], loc="outside upper center",
                   ncols=4)
@@ -410,11 +418,11 @@ def arithmetic(sequence: int, batch: int, checkpointed: bool) -> int:
 
 
 def step_in_words(whole: dict, checkpointed: dict, more_arithmetic: float) -> str:
-    """Two steps' peaks, where they are, and what checkpointing costs: more_arithmetic is a factor."""
+    """Peaks of two steps with plain attention, and what checkpointing costs: more_arithmetic is a factor."""
     peaks = [peak(phases) / 1e6 for phases in (whole, checkpointed)]
     first, second = (max(phases, key=lambda phase, of=phases: peak({phase: of[phase]}))
                      for phases in (whole, checkpointed))
-    return (f"Without checkpointing the peak is {peaks[0]:.0f} MB, in *{first}*; with it {peaks[1]:.0f} MB, in "
+    return (f"With plain attention the peak is {peaks[0]:.0f} MB, in *{first}*; checkpointed {peaks[1]:.0f} MB, in "
             f"*{second}*: {100 * peaks[1] / peaks[0]:.0f} %, for {more_arithmetic:.2f} times the arithmetic.")
 
 
@@ -430,6 +438,7 @@ class Model(NamedTuple):
 GPTS = {"GPT-2 1.5B": Model(1.5e9, 48, 1600, 25), "GPT-3 6.7B": Model(6.7e9, 32, 4096, 32),
         "GPT-3 175B": Model(175e9, 96, 12288, 96)}
 GPU = 80 * 2**30
+VOCABULARY = 50257  # words, or parts of words, that these models know
 
 
 def published_activations(model: Model, sequence: int, batch: int, way: str) -> tuple[float, float]:
@@ -439,6 +448,11 @@ def published_activations(model: Model, sequence: int, batch: int, way: str) -> 
     scores = 0 if fused else 5 * model.heads * sequence / model.width
     layer = token * (34 + scores)
     return (model.layers * 2 * token, layer) if checkpointed else (model.layers * layer, 0)
+
+
+def logits(sequence: int, batch: int) -> int:
+    """Bytes in 16 bits of a number for each token and each word of the vocabulary; their gradient has as many."""
+    return 2 * sequence * batch * VOCABULARY
 
 
 def draw_model(model: str, sequence: int, batch: int, ranks: int) -> Picture:
@@ -454,12 +468,14 @@ def draw_model(model: str, sequence: int, batch: int, ranks: int) -> Picture:
             left += part / 1e9
         if again:
             axis.barh(place, again / 1e9, 0.6, left, color="white", edgecolor=ROLES["activations"], hatch=HATCH)
-        axis.text(left + again / 1e9, place, f" {left + again / 1e9:,.1f} GB", va="center", weight="bold",
-                  bbox={"color": "white", "pad": 0})
+        end = left + again / 1e9
+        axis.annotate(f"{end:,.1f} GB", (end, place), (6, 0), textcoords="offset points", va="center", weight="bold",
+                      bbox={"color": "white", "pad": 0})
     axis.axvline(GPU / 1e9, color=MEASURED, ls="--", lw=1.5, zorder=1)
-    axis.text(GPU / 1e9, -0.45, " GPU of 80", va="bottom")
-    axis.set_yticks(range(len(WAYS)), WAYS)
+    axis.set_yticks(range(len(WAYS)), [way.replace("+ ", "+\n") for way in WAYS])
     axis.set_xlim(0, 1.2 * max(GPU / 1e9, axis.dataLim.x1))
+    axis.text(GPU / 1e9, -0.45, f" GPU: {GPU / 2**30:.0f} GiB = {GPU / 1e9:.0f} GB ", va="bottom",
+              ha="left" if axis.get_xlim()[1] > 2 * GPU / 1e9 else "right")
     axis.set_ylim(len(WAYS) - 0.5, -0.85)
     axis.set_xlabel(f"GB on a rank: {model} in 16 bits, stage 3 on {ranks} rank{'s' * (ranks > 1)}")
     figure.legend(handles=keys((*STATE, "activations"), "a layer again", "activations"), loc="outside upper center",
@@ -468,13 +484,18 @@ def draw_model(model: str, sequence: int, batch: int, ranks: int) -> Picture:
 
 
 def model_in_words(name: str, sequence: int, batch: int) -> str:
-    """Model state and activations of a published model on one rank, in GB."""
+    """Model state and activations of a published model on one rank, and the logits, which are left out; in GB."""
     model = GPTS[name]
     held = total(state(0, 1, model.parameters)) / 1e9
-    sums = {way: sum(published_activations(model, sequence, batch, way)) / 1e9 for way in WAYS}
-    each = ", ".join(f"{size:.1f} GB ({'more' if size > held else 'less'}) with {way}" for way, size in sums.items())
+    each = []
+    for way in WAYS:
+        after, again = (size / 1e9 for size in published_activations(model, sequence, batch, way))
+        layer = f", and {again:.1f} GB for a layer again," if again else ""
+        each.append(f"{after:.1f} GB{layer} with {way} ({'more' if after + again > held else 'less'} than model state)")
     return (f"{name} has {held:.0f} GB of model state. {batch} sequence{'s' * (batch > 1)} of {sequence:,} tokens have "
-            f"activations of {each}.")
+            f"activations of {'; '.join(each)}. Left out are the logits, a number for each token and each of "
+            f"{VOCABULARY:,} words: {logits(sequence, batch) / 1e9:.1f} GB in 16 bits, and as much again for their "
+            "gradient.")
 
 
 # Which stage fits, and on how many ranks
@@ -510,7 +531,7 @@ def draw_ranks(billions: float, gpu: str, percent: int) -> Picture:
     for stage, color in enumerate(STAGES):
         axis.plot(numbers, [total(state(stage, ranks, billions * 1e9)) / 1e9 for ranks in numbers], color=color, lw=3.5)
         needed = ranks_needed(billions * 1e9, room, stage)
-        label = "fits on no number" if needed is None else f"fits from {needed} rank{'s' * (needed > 1)} on"
+        label = "fits on no number of ranks" if needed is None else f"fits from {needed} rank{'s' * (needed > 1)} on"
         axis.plot([], [], color=color, lw=3.5, label=f"stage {stage}: {label}")
         if needed and needed <= numbers[-1]:
             axis.plot(needed, total(state(stage, needed, billions * 1e9)) / 1e9, "o", color=MEASURED, ms=10)
@@ -520,7 +541,7 @@ def draw_ranks(billions: float, gpu: str, percent: int) -> Picture:
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     lowest, highest = room / 3e10, max(3 * total(state(0, 1, billions)), room / 3e8)
     axis.set(xlim=(1, numbers[-1]), ylim=(lowest, highest), xlabel="ranks", ylabel="GB of model state")
-    axis.annotate(f"{percent} % of {gpu}: {room / 1e9:.0f} GB ", (numbers[-1], room / 1e9), (0, 5), ha="right",
+    axis.annotate(f"{percent} % of {gpu}: {room / 1e9:.0f} GB", (numbers[-1], room / 1e9), (-6, 5), ha="right",
                   textcoords="offset points", bbox={"color": ABSENT, "pad": 0})
     figure.legend(loc="outside upper center", ncols=2)
     return figure
@@ -582,7 +603,7 @@ def rows_of(printed: Iterable[str]) -> dict[str, dict[str, int]]:
 
 def draw_counted(rows: dict[str, dict[str, int]]) -> Picture:
     """What each rank of a run has counted, by role, and the formula below, in kB."""
-    figure, axis = picture(3.2)
+    figure, axis = picture(3.0)
     for place, (name, row) in enumerate(rows.items()):
         left = 0
         for role in STATE:
@@ -601,3 +622,10 @@ def furthest(rows: dict[str, dict[str, int]]) -> int:
     """Bytes by which any rank's number differs most from the formula's."""
     ranks = [row for name, row in rows.items() if name != "formula"]
     return max(abs(row[role] - rows["formula"][role]) for row in ranks for role in row)
+
+
+def rest_in_words(rows: dict[str, dict[str, int]]) -> str:
+    """The column that is cut off where a run's lines are printed, and how far the count is from the formula."""
+    peaks = ", ".join(f"{name} {row['peak gradients']:,}" for name, row in rows.items())
+    return (f"cut off here, peak gradients: {peaks}\n"
+            f"furthest from the formula: {furthest(rows):,} bytes (Adam's count of its steps takes 4)")
