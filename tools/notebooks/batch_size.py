@@ -34,6 +34,7 @@ from tools.pages.style import ABSENT, IDEAL, MEASURED, PREDICTED, RULES, Picture
 IMAGES = 1437  # digits to train with
 LINEAR = 256  # images that main.py's --lr is for
 RANKS = (1, 2, 4, 8)
+ORDER = 10  # numbers are of the same order while they are less than this factor apart
 CLOSE = 1.25  # a rule keeps up while it takes at most so many times the steps of the best rate
 
 
@@ -72,7 +73,7 @@ def draw_throughput(speeds: pd.DataFrame) -> Picture:
         axis.plot(places, values.T, "o", color=IDEAL)
         axis.plot(places, values.median(), "_", color=MEASURED, markersize=30, markeredgewidth=3)
         axis.set(ylabel=label, xlim=(-0.5, len(places) - 0.5))
-    axes[0].set(ylim=(0, None), xlabel="batch size")
+    axes[0].set(ylim=(0, 1.05 * speeds.max().max()), xlabel="batch size")
     axes[0].set_xticks(range(len(speeds.columns)), [f"{batch:,}" for batch in speeds])
     axes[1].axhline(0, color=MEASURED, linewidth=1)
     axes[1].set(xlabel="to a batch of")
@@ -81,18 +82,15 @@ def draw_throughput(speeds: pd.DataFrame) -> Picture:
 
 
 def on_throughput(speeds: pd.DataFrame) -> str:
-    """Which doublings gain in every repeat."""
+    """Which doublings gain, or lose, in every repeat."""
     won = gains(speeds)
-    lines = []
+    lines = {"all repeats gain to": [], "to": [], "all repeats lose to": []}
     for batch in won:
         values = won[batch].dropna()
-        sign = "gain" if values.min() > 0 else "lose" if values.max() < 0 else "gain or lose"
-        lines.append((sign, f"{batch:,} ({values.median():+.0f} %, {values.min():+.0f} to {values.max():+.0f} %)"))
-    said = []
-    for sign in "gain", "gain or lose", "lose":
-        found = [text for name, text in lines if name == sign]
-        if found:
-            said.append(f"{'all' if sign != 'gain or lose' else 'some'} repeats {sign} to {' and '.join(found)}")
+        start = "all repeats gain to" if values.min() > 0 else "all repeats lose to" if values.max() < 0 else "to"
+        lines[start].append(f"{batch:,} ({values.median():+.0f} %, {values.min():+.0f} to {values.max():+.0f} %)")
+    ends = {"to": " no gain can be told, for the repeats differ in sign"}
+    said = [f"{start} {' and '.join(found)}{ends.get(start, '')}" for start, found in lines.items() if found]
     runs = f"The records hold {speeds.count().sum()} of {speeds.size} runs, each of 30 timed steps"
     return f"{runs}: {'; '.join(said)}."
 
@@ -131,6 +129,17 @@ def fit(steps: pd.Series) -> tuple[float, float]:
     terms = np.stack([1 / values, 1 / (values * batches)], axis=1)
     fewest, product = np.linalg.lstsq(terms, np.ones(len(values)), rcond=None)[0]
     return fewest, product / fewest
+
+
+def refitted(found: pd.DataFrame, draws: int = 1000) -> tuple[float, float]:
+    """The critical batch again and again, each time from seeds drawn with replacement: where 95 % of them lie."""
+    seeds = {batch: seeds_of(found, batch, rate) for batch, rate in best(found).rate.items()}
+    drawing = np.random.default_rng(0)
+    bends = []
+    for _ in range(draws):
+        steps = {batch: np.median(drawing.choice(values, len(values))) for batch, values in seeds.items()}
+        bends.append(fit(pd.Series(steps))[1])
+    return tuple(np.percentile(bends, [2.5, 97.5]))
 
 
 def law(batch: np.ndarray, fewest: float, critical: float) -> np.ndarray:
@@ -237,7 +246,7 @@ def noise_scale(epochs: int) -> float:
 
 
 def noise(size: float, single: float, n: int = IMAGES) -> float:
-    """E |g_B - G|^2 of a batch drawn without replacement from n, where that of single images is `single`."""
+    """The variance E |g_B - G|^2 of a batch drawn without replacement from n; `single`: that of single images."""
     return single / size * (1 - (size - 1) / (n - 1))
 
 
@@ -251,7 +260,7 @@ def drawn_noise(sizes: list[int], epochs: int, draws: int = 30) -> list[float]:
 
 
 def draw_noise(square: float, single: float, top: pd.DataFrame, scales: dict[int, float]) -> Picture:
-    """Left the noise of a batch meets |G|^2 at the noise scale; right the law of the steps, beside the noise scales."""
+    """Left the variance of a batch meets |G|^2 at the noise scale; right the law of steps, beside the noise scales."""
     figure, (left, right) = picture(4.2, 1, 2)
     batches = list(top.index)
     sizes = np.geomspace(batches[0], batches[-1])
@@ -261,7 +270,7 @@ def draw_noise(square: float, single: float, top: pd.DataFrame, scales: dict[int
     left.plot([scale], [square], "s", color=PREDICTED, markersize=11)
     left.annotate(f"noise scale: {scale:.0f}", (scale, square), (6, 10), textcoords="offset points", color=PREDICTED)
     left.annotate("|G|\u00b2, all images", (batches[0], square), (0, -8), textcoords="offset points", va="top")
-    left.annotate("noise of a batch", (batches[0], square * scale / batches[0]), (14, 0), textcoords="offset points")
+    left.annotate("variance of a batch", (batches[0], square * scale / batches[0]), (14, 0), textcoords="offset points")
     by_batch(left, batches, ylabel="squared length")
     left.set(yscale="log", yticks=[])
     left.minorticks_off()
@@ -278,23 +287,34 @@ def draw_noise(square: float, single: float, top: pd.DataFrame, scales: dict[int
     by_batch(right, batches, ylabel="steps to 95 %")
     plain_numbers(right, [20, 50, 100, 200])
     right.set_ylim(fewest / 2, 1.2 * top.steps.max())
-    head(figure, "Noise of a batch's gradient after an epoch; steps to 95 %", {
+    head(figure, "Variance of a batch's gradient after an epoch; steps to 95 %", {
         "records": dots, "law of McCandlish et al.": curve, "noise scales": band})
     return figure
 
 
-def on_bend(top: pd.DataFrame, scales: dict[int, float]) -> str:
-    """The bend of the records beside the noise scales of this run."""
-    critical = fit(top.steps)[1]
+def on_law() -> str:
+    """What the law gives for doublings from the bend on."""
+    steps = law(np.array([1, 2, 4, 8]), 1, 1)
+    factors = [f"{factor:.2f}" for factor in steps[:-1] / steps[1:]]
+    return (f"By the law a batch at the bend takes {steps[0]:g} times the fewest steps, and further doublings "
+            f"divide the steps by {listed(factors)}.")
+
+
+def on_bend(found: pd.DataFrame, scales: dict[int, float]) -> str:
+    """The bend of the records, with its uncertainty, beside the noise scales of this run."""
+    critical, (least, most) = fit(best(found).steps)[1], refitted(found)
     low, high = min(scales.values()), max(scales.values())
-    if low <= critical <= high:
-        where = "within them"
-    else:
-        away = low / critical if critical < low else critical / high
-        where = f"{'below' if critical < low else 'above'} them, by a factor of {away:.1f}"
     told = ", ".join(f"{scale:.0f} after {epochs}" for epochs, scale in scales.items())
-    return (f"The bend of the records is at a batch of {critical:.0f}. The noise scales, computed now, by epochs of "
-            f"training: {told}. The bend lies {where}.")
+    far = max(high / critical, critical / low)
+    text = (f"The bend of the records is at a batch of {critical:.0f} ({least:.0f} to {most:.0f} for 95 % of "
+            f"draws of their seeds). The noise scales, computed now, by epochs of training: {told}. ")
+    if far >= ORDER:
+        return f"{text}The bend is not of their order: one of them is a factor of {far:.0f} away."
+    text += f"The bend is of their order, at most a factor of {far:.1f} away"
+    if high / low < 2:
+        return f"{text}."
+    return (f"{text}; they differ by a factor of {high / low:.1f} themselves, so no better agreement than a factor of "
+            "two or three is to be expected.")
 
 
 # --- which rate for another batch ---
@@ -304,12 +324,18 @@ def rule_rate(rule: str, base: int, rate: float, batch: int) -> float:
     return rate * batch / base if rule == "linear rule" else rate
 
 
-def by_rule(found: pd.DataFrame, base: int) -> pd.DataFrame:
-    """Median steps for the base and larger batches, from the best rate of the base: a column a rule.
+def tied(found: pd.DataFrame, base: int) -> list[float]:
+    """The rates with the fewest median steps at this batch, the lowest first."""
+    steps = medians(found)[base]
+    return list(steps.index[steps == steps.min()])
+
+
+def by_rule(found: pd.DataFrame, base: int, rate: float | None = None) -> pd.DataFrame:
+    """Median steps for the base and larger batches, from this rate, else the best of the base: a column a rule.
 
     Infinite: without the target. NaN: the rate was not tried.
     """
-    steps, rate = medians(found), best(found).rate[base]
+    steps, rate = medians(found), rate or best(found).rate[base]
     batches = [batch for batch in steps if batch >= base]
     columns = {"best rate": steps[batches].min()}
     for rule in "linear rule", "constant rate":
@@ -347,6 +373,19 @@ def draw_rates(found: pd.DataFrame, base: int) -> Picture:
     axis.set_yticks(range(len(rates)), [f"{rate:g}" for rate in rates])
     head(figure, f"Steps to 95 %, median of {len(found.steps[0])} seeds; the rules begin at batch {base}", entries)
     return figure
+
+
+def on_rates(found: pd.DataFrame, base: int) -> str:
+    """How to read the figure, how far the linear rule is beside the best rates, and where these no longer rise."""
+    rates = best(found).rate.loc[base:]
+    beside = [batch for batch, rate in rates.items()
+              if 1 / 2 <= rule_rate("linear rule", base, rates[base], batch) / rate <= 2]
+    near = "at every batch" if len(beside) == len(rates) else f"at {listed(beside)}"
+    flat = next(batch for batch in rates.index if rates.loc[batch:].max() <= 2 * rates.loc[batch:].min())
+    low, high = rates.loc[flat:].min(), rates.loc[flat:].max()
+    return (f"The darker, the fewer steps. Most seeds do not get there within the steps behind \">\"; empty cells "
+            f"were not tried. The linear rule is within a factor of two of the best rate {near}; from {flat} on the "
+            f"best rates lie between {low:g} and {high:g}.")
 
 
 def draw_rules(found: pd.DataFrame, base: int) -> Picture:
@@ -389,22 +428,44 @@ def seeds_of(found: pd.DataFrame, batch: int, rate: float) -> list | None:
     return rows.steps.iloc[0] if len(rows) else None
 
 
-def on_rules(found: pd.DataFrame, base: int) -> str:
-    """Where the linear rule wins over the constant rate, how far it keeps up with the best, and where it breaks."""
-    table, rate = by_rule(found, base), best(found).rate[base]
-    told = {-1: [], 0: [], 1: []}
-    for batch in table.index[1:]:
+def versus(found: pd.DataFrame, base: int, rate: float) -> dict[str, list]:
+    """Batches by how the linear rule does beside the constant rate, both from this rate of the base."""
+    told = {"fewer": [], "overlap": [], "more": [], "never": []}
+    for batch in best(found).index:
         linear = seeds_of(found, batch, rule_rate("linear rule", base, rate, batch))
         constant = seeds_of(found, batch, rate)
-        if linear and constant:
-            told[apart(linear, constant)].append(batch)
-    said = [f"{words} at {listed(told[sign])}" for sign, words in (
-        (-1, "every seed takes fewer steps than with the constant rate"), (0, "the seeds overlap"),
-        (1, "every seed takes more")) if told[sign]]
-    text = (f"In the records, by the linear rule from batch {base}, {', '.join(said)}. It stays within "
+        if batch > base and linear and constant:
+            verdict = {-1: "fewer", 0: "overlap", 1: "more"}[apart(linear, constant)]
+            told["never" if statistics.median(linear) == inf else verdict].append(batch)
+    return told
+
+
+def on_rules(found: pd.DataFrame, base: int) -> str:
+    """Where the linear rule wins over the constant rate, how far it keeps up with the best, and where it breaks."""
+    table, told = by_rule(found, base), versus(found, base, best(found).rate[base])
+    words = {"fewer": "every seed takes fewer steps than with the constant rate", "overlap": "the seeds overlap",
+             "more": "every seed takes more steps than with the constant rate",
+             "never": "most seeds do not reach the target"}
+    said = [f"{words[verdict]} at {listed(batches)}" for verdict, batches in told.items() if batches]
+    return (f"In the records, by the linear rule from batch {base}, {', '.join(said)}. It stays within "
             f"{100 * (CLOSE - 1):.0f} % of the best rate's steps up to batch {keeps_up(table, 'linear rule')}.")
-    never = table.index[table["linear rule"] == inf]
-    return text + (f" At {listed(never)} most seeds do not reach the target." if len(never) else "")
+
+
+def on_tie(found: pd.DataFrame, base: int) -> str:
+    """What would be said from the highest of the best rates, where some tie; else nothing."""
+    rates = tied(found, base)
+    lower, higher = rates[0], rates[-1]
+    if lower == higher:
+        return ""
+    ends = [keeps_up(by_rule(found, base, rate), "linear rule") for rate in (lower, higher)]
+    text = f"At batch {base} the rates {listed([f'{rate:g}' for rate in rates])} tie; we start from the lowest. "
+    wins = versus(found, base, higher)["fewer"]
+    won = f"every seed takes fewer steps than with the constant rate at {listed(wins) if wins else 'no batch'}"
+    if ends[0] == ends[1]:
+        return f"{text}From the highest the rule keeps up as far, and {won}."
+    only = " only" if ends[1] < ends[0] else ""
+    return (f"{text}From the highest the rule keeps up to batch {ends[1]}{only}, and {won}: how far it carries depends "
+            f"on a factor of {higher / lower:g} in its start.")
 
 
 def on_starts(found: pd.DataFrame, bases: list[int]) -> str:
@@ -416,7 +477,7 @@ def on_starts(found: pd.DataFrame, bases: list[int]) -> str:
 
 def listed(values: object) -> str:
     """8, 16 and 32"""
-    *first, last = [f"{value:,}" for value in values]
+    *first, last = [value if isinstance(value, str) else f"{value:,}" for value in values]
     return f"{', '.join(first)} and {last}" if first else last
 
 
@@ -469,7 +530,7 @@ def on_compared(trained: pd.DataFrame) -> str:
 def step_seconds(batches: list[int], steps: int = 15) -> pd.Series:
     """Seconds of a step on one thread of this machine, now: the processor's, which other programs do not lengthen much.
 
-    The median of some steps, of all batch sizes in turn.
+    Forward, backward and update; no loading and no test. The median of some steps, of all batch sizes in turn.
     """
     images, labels = digits()
     model = chapter.build_model("cnn", images)
@@ -510,17 +571,17 @@ def draw_times(top: pd.DataFrame, seconds: pd.Series, ranks: int) -> Picture:
 
 
 def on_times(top: pd.DataFrame, seconds: pd.Series) -> str:
-    """The global batch with the least time for each number of ranks, and the one with the most images/s on one."""
+    """The batch with the least time for each number of ranks; those with the most images/s and the fewest steps."""
     least = {number: times(top, seconds, number) for number in RANKS}
     said = [f"batch {found.idxmin()} on {number} rank{'s' * (number > 1)} ({found.min():.2f} s)"
             for number, found in least.items()]
     speeds = pd.Series(seconds.index, seconds.index) / seconds
-    fastest, first = speeds.idxmax(), least[1].idxmin()
-    text = f"Now, on this machine, the least time by this model: {', '.join(said)}. On one rank batch {fastest} has "
-    if fastest == first:
-        return text + "the most images a second, too."
-    later = least[1][fastest] / least[1][first]
-    return text + f"the most images a second, and takes {later:.1f} times the least time."
+    ends = []
+    for name, batch in ("fewest steps", top.steps.idxmin()), ("most images a second", speeds.idxmax()):
+        longer = least[1][batch] / least[1].min()
+        takes = "the least time" if batch == least[1].idxmin() else f"{longer:.1f} times the least time"
+        ends.append(f"batch {batch} has the {name} and takes {takes}")
+    return f"Now, on this machine, the least time by this model: {', '.join(said)}. On one rank {'; '.join(ends)}."
 
 
 # --- for reading: warm-up, the formula, LARS ---
@@ -537,16 +598,18 @@ def warm_up(rates: tuple, warmups: tuple, seeds: range) -> dict[tuple, list[floa
 
 
 def on_warm_up(ends: dict[tuple, list[float]]) -> str:
-    """A line a setting, and whether warm-up raised the mean at each rate."""
+    """A line a setting, and whether the seeds tell at each rate that warm-up helps."""
     lines = []
     for (rate, epochs), values in ends.items():
         name = f"warm-up over {epochs} epochs" if epochs else "no warm-up"
         lines.append(f"- rate {rate:g}, {name}: {min(values):.2f} to {max(values):.2f}, "
                      f"{statistics.mean(values):.2f} in the mean")
     verdicts = []
+    words = {1: "every seed ends higher with warm-up", -1: "every seed ends lower with warm-up",
+             0: "the seeds do not tell whether warm-up helps"}
     for rate in dict.fromkeys(rate for rate, _ in ends):
-        without, *_, with_it = [statistics.mean(values) for (other, _), values in sorted(ends.items()) if other == rate]
-        verdicts.append(f"At rate {rate:g} warm-up {'raises' if with_it > without else 'does not raise'} the mean.")
+        without, *_, with_it = [values for (other, _), values in sorted(ends.items()) if other == rate]
+        verdicts.append(f"At rate {rate:g} {words[apart(with_it, without)]}.")
     return "\n".join([*lines, "", *verdicts])
 
 
@@ -555,16 +618,16 @@ def draw_drawn(sizes: list[int], measured: list[float], single: float) -> Pictur
     dots, = axis.plot(sizes, measured, "o", color=MEASURED)
     curve, = axis.plot(sizes, [noise(size, single) for size in sizes], color=PREDICTED)
     alone, = axis.plot(sizes, [single / size for size in sizes], "--", color=IDEAL)
-    by_batch(axis, sizes, yscale="log", ylabel="noise of the gradient")
+    by_batch(axis, sizes, yscale="log", ylabel="E |$g_B$ \u2013 G|\u00b2")
     head(figure, "Batches drawn without replacement, after an epoch", {
         "measured": dots, "formula": curve, "1/B alone": alone})
     return figure
 
 
 def on_drawn(sizes: list[int], measured: list[float], single: float) -> str:
-    """How far the measured noise is from the formula."""
+    """How far the measured variance is from the formula."""
     apart = [abs(value / noise(size, single) - 1) for value, size in zip(measured, sizes)]
-    return (f"The measured noise is {100 * max(apart):.0f} % off the formula at most, "
+    return (f"The measured variance is {100 * max(apart):.0f} % off the formula at most, "
             f"{100 * statistics.median(apart):.0f} % in the median over the batch sizes.")
 
 
