@@ -59,7 +59,7 @@ def average(images_of_rank_0: int = 32) -> None:
     same = torch.allclose(mean, of_all, rtol=0, atol=1e-6)
     # the end of the line in the same string: what ranks print at one time may mix
     print(f"own {len(labels[share])}: {own[-1]:+.4f}   average: {mean[-1]:+.4f}   all {len(labels)}: "
-          f"{of_all[-1]:+.4f}   all {len(own)} equal: {same}\n", end="")
+          f"{of_all[-1]:+.4f}   all {len(own)} equal to 1e-6: {same}\n", end="")
     part()
 
 
@@ -172,9 +172,17 @@ def fit_of(records: list[dict], ranks: int, *names: str) -> tuple:
                    for size, (seconds, _, _) in times(records, ranks, name).items()])
 
 
-def crossing(other: str, ranks: int, alpha: float, beta: float) -> float:
-    """The size in bytes above which the model's ring is faster than the other way: 0 is always, infinity is never."""
+def messages(name: str, ranks: int) -> int:
+    """The messages that go one after the other where a rank sends or receives one at a time."""
+    return ranks - 1 if name == "everyone_to_everyone" else 2 * (ranks - 1)
+
+
+def crossing(other: str, ranks: int, alpha: float, beta: float, each_pays: bool = False) -> float:
+    """The size in bytes above which the model's ring is faster than the other way: 0 is always, infinity is never.
+    Each step pays one alpha, or each message does."""
     (steps, sizes), (ring_steps, ring_sizes) = path(other, ranks), path("ring", ranks)
+    if each_pays:
+        steps, ring_steps = messages(other, ranks), messages("ring", ranks)
     if sizes <= ring_sizes:
         return math.inf
     return max(0, (ring_steps - steps) * alpha / ((sizes - ring_sizes) * beta))
@@ -184,6 +192,10 @@ def crossing(other: str, ranks: int, alpha: float, beta: float) -> float:
 
 def counted(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def listed(texts: list[str]) -> str:
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def sized(size: float) -> str:
@@ -205,21 +217,39 @@ def ring_sentence(ranks: list[dict]) -> str:
         more = "" if min(sums) == max(sums) else " or more"
         whole.append(counted(min(sums), "whole sum") + more)
     receiver = "the next rank" if to_next else "another rank"
+    asked = count - 2  # rank 2 of 4
+    chunks = [str(chunk) for chunk, held in enumerate(ranks[asked]["holds"][half]) if held == 2**count - 1]
     return (f"In each of the {steps} steps a rank sends one chunk to {receiver}: {steps}/{count} S = "
-            f"{steps / count:g} S in all. After step {half} each rank holds {whole[0]}; after step {steps}, "
-            f"{whole[1]}.")
+            f"{steps / count:g} S in all. After step {half} each rank holds {whole[0]} (rank {asked}: "
+            f"chunk {' and '.join(chunks) or 'none'}); after step {steps}, {whole[1]}.")
+
+
+def growths(records: list[dict], sizes: list[int]) -> list[float]:
+    """In each run: the ring's bus bandwidth on two ranks at the last of these sizes over that at the first, to one
+    digit."""
+    first, last = ([row["seconds"] for row in selected(records, ranks=2, algorithm="ring", bytes=size)]
+                   for size in (sizes[0], sizes[-1]))
+    return [float(f"{sizes[-1] / sizes[0] * small / large:.0e}") for small, large in zip(first, last)]
 
 
 def bandwidth_sentence(records: list[dict], here: list[dict]) -> str:
     """How the ring's bus bandwidth on two ranks changes with the size, in a run here and in the records."""
-    found = [bus_bandwidth(rows, 2, "ring") for rows in (here, records)]
-    sizes = sorted(set(found[0]) & set(found[1]))
-    factors = [rates[sizes[-1]] / rates[sizes[0]] for rates in found]
-    texts = [f"{factor:.0f}" if factor > 2 else f"{factor:.1f}" for factor in factors]
-    says = ("A small tensor waits for its steps, a large one for its bytes." if min(factors) > 2 else
-            "A large tensor does not always travel faster.")
-    return (f"At {sized(sizes[-1])} the ring's bus bandwidth is {texts[0]} times that at {sized(sizes[0])} here "
-            f"and now, {texts[1]} times in the records. {says}")
+    rates = bus_bandwidth(here, 2, "ring")
+    sizes = sorted(set(rates) & set(bus_bandwidth(records, 2, "ring")))
+    found = growths(here, sizes), growths(records, sizes)
+    texts = [f"{min(factors):g}" + (f" to {max(factors):g}" if max(factors) > min(factors) else "")
+             for factors in found]
+    every = found[0] + found[1]
+    tenfold = "yes" if min(every) >= 10 else "no" if max(every) < 10 else "not in every run"
+    says = [f"From {sized(sizes[0])} to {sized(sizes[-1])} the ring's bus bandwidth becomes about {texts[0]} times as "
+            f"large here and now, {texts[1]} times in the records: at least tenfold, {tenfold}."]
+    if min(every) >= 2:
+        says.append("If only bytes took time it would not change: a small tensor waits for its steps.")
+    best = max(rates, key=rates.get)
+    if best != max(rates):
+        says.append(f"Here the best is at {sized(best)}; beyond it other limits count, such as caches and shared "
+                    "cores.")
+    return " ".join(says)
 
 
 def winners(records: list[dict], ranks: int) -> dict:
@@ -235,14 +265,16 @@ def winners(records: list[dict], ranks: int) -> dict:
 
 
 def fastest_sentence(records: list[dict], ranks: int) -> str:
-    """Which of our three is the fastest at the smallest and the largest size, and where the ring is in every run."""
+    """Which of our three is the fastest in every run, and at which sizes none is."""
     found = winners(records, ranks)
-    ends = [f"{NAMES[found[size][0]]} at {sized(size)}" for size in (min(found), max(found))]
-    cores = counted(records[0]["cpus"], "core")
-    sure = [sized(size) for size, (name, always) in found.items() if name == "ring" and always]
-    ring = f"the ring is the fastest in every run at {' and '.join(sure)}" if sure else (
-        "the ring is at no size the fastest in every run")
-    return f"{ranks} ranks on {cores}: the fastest by the median is {ends[0]}, {ends[1]}; {ring}."
+    places = {name: [sized(size) for size, (first, always) in found.items() if always and first == name]
+              for name in OURS}
+    sure = [f"{NAMES[name]} at {listed(sizes)}" for name, sizes in places.items() if sizes]
+    open_sizes = [sized(size) for size, (_, always) in found.items() if not always]
+    says = [f"the fastest in every run is {', '.join(sure)}"] if sure else []
+    if open_sizes:
+        says.append(f"at {listed(open_sizes) if sure else 'all sizes'} no way is the fastest in every run")
+    return f"{ranks} ranks on {counted(records[0]['cpus'], 'core')}: {'; '.join(says)}."
 
 
 def fit_sentence(records: list[dict], ranks: int) -> str:
@@ -251,8 +283,22 @@ def fit_sentence(records: list[dict], ranks: int) -> str:
               for size, error in zip(times(records, ranks, name), fit_of(records, ranks, name)[2])]
     middle = statistics.median(error for error, _, _ in errors)
     most, name, size = max(errors)
+    together = np.median(abs(fit_of(records, ranks, *OURS)[2]))
     return (f"On {ranks} ranks the lines miss the points by {middle:.0%} in the median, and by {most:.0%} at most "
-            f"({NAMES[name]} at {sized(size)}).")
+            f"({NAMES[name]} at {sized(size)}); with one alpha and beta for the three, by {together:.0%} in the "
+            "median.")
+
+
+def message_sentence(ranks: int, latency: float, bandwidth: float) -> str:
+    """Where the model's ring is the fastest if each message pays an alpha; latency in µs, bandwidth in GB/s."""
+    alpha, beta = latency / 1e6, 1e-9 / bandwidth
+    everyone, reduce = (crossing(name, ranks, alpha, beta, each_pays=True) for name in SIMPLE)
+    faster = max(everyone, reduce)
+    where = "never the fastest" if math.isinf(faster) else f"the fastest above {sized(faster)}"
+    never = ", and never slower than reduce and broadcast" if reduce == 0 else ""
+    counts = [f"{messages(name, ranks)} in {NAMES[name]}" for name in OURS]
+    return (f"If each message pays an alpha ({', '.join(counts)}), the ring on {ranks} ranks is {where}{never}. "
+            f"Real all-reduces of small tensors take about log2 N steps, here {math.log2(ranks):.0f}.")
 
 
 def fusion_sentence() -> str:
@@ -463,7 +509,7 @@ def bytes_figure(records: list[dict], most: int = 12) -> Picture:
     counts = {(record["ranks"], max(record["bytes_sent"]) / record["bytes"])
                for record in records if record["algorithm"] in OURS}
     axis.plot(*zip(*counts), "o", color=MEASURED, ls="", label="counted, on real ranks")
-    axis.set(xlabel="N, the number of ranks", ylabel="a rank sends, in S", ylim=0, xticks=ranks)
+    axis.set(xlabel="N, the number of ranks", ylabel="the busiest rank sends, in S", ylim=0, xticks=ranks)
     axis.legend(loc="upper left")
     return figure
 
