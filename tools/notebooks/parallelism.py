@@ -108,7 +108,7 @@ def held(records: list[dict]) -> Picture:
 
 
 def held_in_words(records: list[dict]) -> str:
-    """Of tensor parallelism's activations, and of who meets data in a pipeline."""
+    """Of tensor parallelism's activations, of how many micro-batches a pipeline holds, and of who meets data in it."""
     alone, = of(records, "alone")
     tensor, pipeline = of(records, "tensor"), of(records, "pipeline")
     kept = max(record["activations"] for record in tensor) / alone["activations"]
@@ -116,9 +116,15 @@ def held_in_words(records: list[dict]) -> str:
     more = "more than" if kept > even else "less than" if kept < even else "just"
     without = [f"rank {record['rank']} holds no {name}" for record in pipeline for name in ("images", "labels")
                if not record[name]]
+    less = all(record["activations"] < even * alone["activations"] for record in pipeline)
+    numbers = [in_flight(record["events"]) for record in pipeline]
+    micro_batches = pipeline[0]["micro_batches"]
+    holds = (f"its schedule (1F1B, below) holds at most {numbers[0]} of {micro_batches} micro-batches on rank 0, "
+             f"{numbers[-1]} on rank {len(pipeline) - 1}")
+    because = "The pipeline keeps less, because " if less and max(numbers) < micro_batches else "Of the pipeline, "
     return (f"A tensor-parallel rank keeps {kept:.0%} of the activations, {more} its share of {even:.0%}: what comes "
             f"out of a layer that is split by columns is split, what comes out of one that is split by rows is whole. "
-            f"In the pipeline {', '.join(without) or 'every rank holds images and labels'}.")
+            f"{because}{holds}; {', '.join(without) or 'every rank holds images and labels'}.")
 
 
 def gradients_in_words(records: list[dict]) -> str:
@@ -361,6 +367,7 @@ def timetables(stages: int, micro_batches: int) -> Picture:
         for stage in labelled:
             axis.text(length * 1.01 - 0.5, stage, f"keeps {in_flight(orders[stage])}", va="center")
         axis.set_title(schedule, fontsize=TEXT)
+        axis.set_title("micro-batches kept at most", loc="right", fontsize=TEXT)
         axis.set(xticks=[], xlim=(-0.5, length * 1.13 - 0.5), ylim=(stages - 0.5, -0.5))
         axis.set_yticks(labelled, [f"rank {stage}" for stage in labelled])
         axis.tick_params(length=0)
@@ -368,6 +375,14 @@ def timetables(stages: int, micro_batches: int) -> Picture:
     legend = [Rectangle((0, 0), 1, 1, facecolor=color) for color in (STEP["forward"], STEP["backward"], ABSENT)]
     figure.legend(legend, ["forward", "backward", "waits"], loc="outside lower center", ncols=3)
     return figure
+
+
+def bubble_in_words(stages: int, micro_batches: int) -> str:
+    """What becomes of the bubble with that many micro-batches, a forward and a backward being two slots."""
+    table = slots([order("1F1B", stage, stages, micro_batches) for stage in range(stages)])
+    pairs = (max(table.values()) + 1) // 2
+    return (f"Then move to {micro_batches}: {pairs - micro_batches}/{pairs} = {idle(table, stages):.0%}. More "
+            f"micro-batches make the bubble smaller, more stages make it larger; it is the same under both schedules.")
 
 
 def as_drawn(records: list[dict]) -> str:
@@ -393,7 +408,7 @@ def peaks(records: list[dict]) -> Picture:
         bars = axis.bar([record["rank"] + shift for record in ranks], kilobytes, 0.38, color=color, label=schedule)
         axis.bar_label(bars, [f"keeps {in_flight(record['events'])}" for record in ranks], padding=2)
     axis.set_xticks(range(len(ranks)), [f"rank {record['rank']}" for record in ranks])
-    axis.set(ylabel="activations (kB)")
+    axis.set(ylabel="activations (kB)", title="on the bars: micro-batches")
     axis.margins(y=0.12)
     figure.legend(loc="outside upper right", ncols=2)
     return figure
@@ -462,21 +477,24 @@ DECISION = {  # of data, tensor and pipeline parallelism
     "grows with": ("parameters", "rows, width, layers", "rows, width"),
     "waits for it": ("the optimizer; backward can hide it", "the next layer, at once",
                      "the next stage; it has other micro-batches"),
-    "take it when": ("the network fits, its training takes long", "one layer does not fit on a rank",
-                     "the network does not fit, its layers do")}
+    "take it when": ("the network fits, its training takes long",
+                     "the network does not fit; ranks share a server's fast links",
+                     "the network does not fit a server; its layers do")}
 
 
 def decision() -> Picture:
     """The table of what each way holds, sends and waits for, and when it is taken."""
-    figure, axis = drawing(3.7)
-    lefts, height = (1.42, 3.96, 6.5), 0.65
+    figure, axis = drawing(3.9)
+    lefts, height = (1.42, 3.96, 6.5), 0.64
     for left, (way, name) in zip(lefts, NAMES.items()):
-        box(axis, left, 3.4, 2.46, 0.34, PARALLEL[way])
-        axis.text(left + 1.23, 3.4, name, ha="center", va="center_baseline", color="white", fontweight="bold")
+        box(axis, left, 3.61, 2.46, 0.34, PARALLEL[way])
+        axis.text(left + 1.23, 3.61, name, ha="center", va="center_baseline", color="white", fontweight="bold")
     for row, (what, texts) in enumerate(DECISION.items()):
-        middle = 2.88 - height * row
-        axis.text(1.32, middle, what, ha="right", va="center", fontweight="bold" if row == len(DECISION) - 1 else None)
+        last = row == len(DECISION) - 1  # it is higher: three lines
+        tall = 0.84 if last else height
+        middle = 3.41 - height * row - tall / 2
+        axis.text(1.32, middle, what, ha="right", va="center", fontweight="bold" if last else None)
         for left, way, text in zip(lefts, NAMES, texts):
-            box(axis, left, middle, 2.46, height - 0.05, PARALLEL[way], alpha=0.15)
+            box(axis, left, middle, 2.46, tall - 0.05, PARALLEL[way], alpha=0.15)
             axis.text(left + 0.08, middle, fill(text, 22), va="center", linespacing=1.1)
     return figure

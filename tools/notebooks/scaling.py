@@ -157,8 +157,8 @@ def on_profiled(steps: list[dict[int, list]]) -> str:
                     hidden += max(0.0, min(end, computed) - start)
     return (f"in the records {hidden / sent:.0%} of the all-reduces' time passes before the last rank is through with "
             f"backward, the wait for that rank included. **Exposed**, after all backwards: {after:.1%} of a step "
-            f"({low[0]:.1%} to {high[0]:.1%} in {len(steps)} steps). One rank waits for the other's backward: {other:.1%} "
-            f"({low[1]:.1%} to {high[1]:.1%}).")
+            f"({low[0]:.1%} to {high[0]:.1%} in {len(steps)} steps). One rank waits for the other's backward: "
+            f"{other:.1%} ({low[1]:.1%} to {high[1]:.1%}).")
 
 
 # --- published runs ---
