@@ -243,9 +243,9 @@ def on_mlperf(mlperf: pd.DataFrame) -> str:
     new = size[~rows.b.round().isin(fitted)]
     return (f"Held out: {size.median():.1%} off in the median, {size.max():.1%} at most, up to {rows.gpus.max():,} "
             f"GPUs. {len(size) - len(new)} of the {len(size)} have as many images on a GPU as a fitted run, and say "
-            f"how alike systems are; the other {len(new)} are {new.min():.1%} to {new.max():.1%} off. It matters which two "
-            "runs are fitted: a line through Dell's systems with 8 and 16 H100 gives the largest system images/s that "
-            f"are {abs(dell):.0%} too {'low' if dell < 0 else 'high'}.")
+            f"how alike systems are; the other {len(new)} are {new.min():.1%} to {new.max():.1%} off. It matters which "
+            "two runs are fitted: a line through Dell's systems with 8 and 16 H100 gives the largest system images/s "
+            f"that are {abs(dell):.0%} too {'low' if dell < 0 else 'high'}.")
 
 
 # --- D: our own records ---
