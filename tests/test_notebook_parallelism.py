@@ -86,6 +86,31 @@ def test_the_table_of_what_makes_it_more():
     assert [text.partition(" x ")[2] for text in columns["pipeline"][2:]] == ["2", "2", "1", "2"]
 
 
+def test_twice_the_layers_make_it_three_times_because_of_the_first_and_the_last_pair():
+    four, eight = (ways.sent("tensor", 1, 1, 256, layers, 2) / ways.BYTES for layers in (4, 8))
+    lacks = 256 + (256 - ways.CLASSES)  # the gradient of the images; what the last pair gives less
+    assert eight + lacks == 2 * (four + lacks) and round(eight / four) == 3
+
+
+@pytest.mark.parametrize("ranks", (2, 4, 64, 1024))
+def test_data_parallelism_sends_at_most_twice_the_parameters_whatever_the_images(ranks):
+    parameters = ways.BYTES * sum((inputs + 1) * outputs for inputs, outputs in ways.sizes(256, 4))
+    few, many = (ways.sent("data", images, 1, 256, 4, ranks) for images in (1, 64))
+    assert few == many and parameters <= few < 2 * parameters
+
+
+@pytest.mark.parametrize("forward, backward", [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize("schedule", ways.SCHEDULES)
+def test_the_bubble_is_the_formula_however_long_backward_takes(schedule, forward, backward):
+    table = ways.slots([ways.order(schedule, stage, 4, 8) for stage in range(4)])
+    free, end = [0] * 4, {}
+    for stage, kind, number in sorted(table, key=table.get):  # what is needed comes before
+        received = end.get((stage - 1 if kind == "forward" else stage + 1, kind, number), 0)
+        length = forward if kind == "forward" else backward
+        free[stage] = end[stage, kind, number] = max(free[stage], received) + length
+    assert 1 - Fraction(8 * (forward + backward), max(free)) == Fraction(3, 11)
+
+
 def test_words_follow_the_numbers():
     same, other = record("data"), record("tensor", difference=1e-3)
     lines = ways.same_training([same, other]).splitlines()
@@ -190,4 +215,5 @@ def test_the_table_of_decisions_fits():
     for text in cells:
         last = text.get_position()[1] == min(other.get_position()[1] for other in cells)
         assert text.get_text().count("\n") <= 1 + last, text.get_text()
-        assert text.get_window_extent().x1 <= right[round(text.get_position()[0] - 0.08, 2)], text.get_text()
+        left = round(text.get_position()[0] - 0.08, 2)
+        assert text.get_window_extent().x1 <= right[left], text.get_text()
