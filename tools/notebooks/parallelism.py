@@ -408,7 +408,7 @@ def peaks(records: list[dict]) -> Picture:
         bars = axis.bar([record["rank"] + shift for record in ranks], kilobytes, 0.38, color=color, label=schedule)
         axis.bar_label(bars, [f"keeps {in_flight(record['events'])}" for record in ranks], padding=2)
     axis.set_xticks(range(len(ranks)), [f"rank {record['rank']}" for record in ranks])
-    axis.set(ylabel="activations (kB)", title="on the bars: micro-batches")
+    axis.set(ylabel="activations (kB)", title="on the bars: micro-batches kept at most")
     axis.margins(y=0.12)
     figure.legend(loc="outside upper right", ncols=2)
     return figure
