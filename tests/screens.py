@@ -118,7 +118,7 @@ def opened(browser, address: str):
     return page
 
 
-def run_all(page, seconds: int = 120) -> list[str]:
+def run_all(page, seconds: int = 400) -> list[str]:
     """Clear the outputs, Run All Cells; the errors."""
     page.evaluate("() => window.jupyterapp.commands.execute('editmenu:clear-all')")
     page.evaluate("() => { window.jupyterapp.commands.execute('runmenu:run-all'); }")

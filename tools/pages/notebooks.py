@@ -18,7 +18,7 @@ from launch import ROOT
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
-SECONDS = 120  # for a cell; a whole notebook takes less than a minute on two idle cores
+SECONDS = 240  # for a cell on a busy machine; a whole notebook takes less than a minute on two idle cores
 
 
 def notebooks() -> list[Path]:
