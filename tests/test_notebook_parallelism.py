@@ -1,17 +1,23 @@
 """What model_vs_data_parallelism.ipynb draws and says: formulae against counts by hand, words against other numbers."""
 
+import os
 from fractions import Fraction
 from itertools import product
 
 import pytest
+from conftest import BIN
 from matplotlib.patches import Rectangle
 
 from tools.notebooks import parallelism as ways
 
 STAGES, MICRO_BATCHES = (2, 4, 8), (1, 2, 4, 8, 16, 32)
-
-
 EVENTS = [("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1)]  # two micro-batches under way
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    """As the notebook's first cell sets it."""
+    monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
 
 
 def record(way, rank=0, **values):
