@@ -16,7 +16,8 @@ SLOW = [
     "test_a_dry_run", "test_blanks_and_wildcards", "test_the_ordinary_script_learns",
     "test_setup_says_what_to_do_without_a_network", "test_it_runs_and_says", "test_the_runner_names",
     "test_an_instructor_runs", "test_cells_may_be_skipped",
-    "test_the_search_trains_as_main_py_does", "test_a_run_on_two_ranks_sends", "test_notebook_parallelism.*run_that_fails",
+    "test_the_search_trains_as_main_py_does", "test_a_run_on_two_ranks_sends",
+    "test_notebook_parallelism.*run_that_fails",
     "test_every_rank_records_its_steps", r"test_a_killed_study.*\[(rounding|demo)",
     "test_a_run_s_own_records", r"test_nothing_is_published.*\[[^sz]",
     # the same under one more launcher or scheduler
