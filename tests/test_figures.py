@@ -114,6 +114,10 @@ IN_NOTEBOOKS = set(re.findall(r"assets/figures/(\w+\.png)", "".join(
     path.read_text() for path in ROOT.glob("*/*.ipynb"))))
 
 
+def test_the_smallest_text_is_18_pixels_high():
+    assert style.TEXT / 72 * 96 >= 18
+
+
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_figure_can_be_read_from_the_last_row(name):
     figure = DRAWN[name]()
