@@ -244,6 +244,14 @@ def test_a_port_that_another_program_takes_meanwhile_ends_all_ranks(chapter, tmp
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_ranks_meet_though_mpi_sends_only_while_it_is_called(ranks):
+    """Between nodes, over libfabric: bcast returns before what rank 0 told has left, and rank 0 calls MPI no more."""
+    done = run("03_ddp", ranks, "--max-steps", 1, "--device", "cpu", "--global-batch-size", 40, launcher=True,
+               timeout=100, env={"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi"})
+    assert done.code == 0 and f"ranks: {ranks}, nodes: {ranks}" in done.out, done.err
+
+
 @chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
 @pytest.mark.parametrize(("gpus", "chosen"), [("4,own", [0, 1]), ("1,own", [0, 0])])
 def test_local_rank_picks_the_gpu_and_a_single_one_is_index_0(chapter, gpus, chosen, tmp_path):

@@ -197,9 +197,17 @@ def test_the_doctor_as_a_job(cluster):
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
 def test_srun_with_and_without_mpi(mpi, cluster, tmp_path):
     cluster.run("srun", f"--mpi={mpi}", "-N", 2, "-n", 2, BIN / "python", "main.py", *ONE_STEP, "--results",
-                tmp_path / "results")
+                tmp_path / "results", env={"MPIR_CVAR_CH4_NETMOD": "ofi"})  # the page of submit/ says when
     record, = lines(tmp_path / "results")  # one world, and not two
     assert (record["ranks"], record["nodes"]) == (2, 2)
+
+
+@real_slurm
+def test_mpi_starts_whatever_lies_in_memory(cluster):
+    """With UCX it does not: submit/sites/slurm_cpu.sh says why."""
+    started = cluster.run("bash", "-euc", f'. ../submit/sites/slurm_cpu.sh; NODES=2 RANKS=2 launch "{BIN}/python" '
+                          f'"{ROOT}/tests/programs/full_memory.py"')
+    assert sorted(started.split()) == ["0/2", "1/2"], started
 
 
 @real_slurm

@@ -14,6 +14,7 @@ import random
 import re
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -124,6 +125,15 @@ def meet_by_mpi(launcher, ranks):
     node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     host = "127.0.0.1" if node.size == ranks else socket.gethostname()
     host, port = MPI.COMM_WORLD.bcast((host, free_port()))
+    all_have_it = MPI.COMM_WORLD.Ibarrier()
+
+    def send_on():
+        while not all_have_it.Test():
+            time.sleep(0.01)
+
+    # MPI sends while it is called: what rank 0 told may not have left, and the others would wait
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        threading.Thread(target=send_on, daemon=True).start()
     return node.rank, host, port
 
 
