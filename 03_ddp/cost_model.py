@@ -21,7 +21,7 @@ BUCKETS = {  # the first bucket and all others
     "Horovod": (64 * MB, 64 * MB)}  # its fusion buffer: documentation, the default before 0.21
 
 
-def slowest(n):
+def slowest(n: int) -> float:
     """The mean of the largest of n standard normal numbers.
 
     So many deviations is the slowest of n ranks behind. The integral of x d(P(x)^n), P the normal
@@ -81,7 +81,7 @@ class Cluster:
         return self.nodes * self.gpus
 
 
-def all_reduce_seconds(size, cluster, constants=CENTRAL):
+def all_reduce_seconds(size: float, cluster: Cluster, constants: Constants = CENTRAL) -> float:
     """An all-reduce as one pipeline: links pass 2 (n-1)/n of the bytes, the slower sets the pace.
 
     Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117, for the bytes. Latency: 2 (N-1)
@@ -102,7 +102,7 @@ def all_reduce_seconds(size, cluster, constants=CENTRAL):
     return latency + max(2 * between * size / node_rate, 2 * within * size / gpu_rate)
 
 
-def bucket_sizes(gradient_bytes, library="DDP"):
+def bucket_sizes(gradient_bytes: float, library: str = "DDP") -> list[float]:
     """The buckets in the order in which backward fills them; their sum is gradient_bytes."""
     first, other = BUCKETS[library]
     sizes = [min(first, gradient_bytes)]

@@ -33,6 +33,8 @@ STAGES = ("#BDBDBD", "#9ECAE1", "#4292C6", "#08519C")  # of ZeRO
 ROLES = {"parameters": "#332288", "gradients": "#882255", "master copy": "#44AA99", "optimizer state": "#DDCC77",
          "activations": "#CC6677"}  # of memory; Tol's muted colours
 GPUS = {"A100-SXM-40GB": "#999933", "A100-SXM-80GB": "#117733", "H100-SXM-80GB": "#882255"}  # of MLPerf; Tol's
+TIME = {"useful": "#92C5DE", "stragglers": "#F4A259", "communication": COMMUNICATION,
+        "failures": "#B2182B"}  # where that of many GPUs goes
 CACHE = {"warm": "#EE7733", "cold": "#33BBEE"}  # a file in the kernel's memory, or on the disk alone
 
 matplotlib.rcParams.update({
