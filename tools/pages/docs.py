@@ -13,6 +13,7 @@ A comment says what belongs into the fence behind it, which this program writes:
     <!-- faults -->                    (no fence) the table of the faults that submit/doctor.py names
     <!-- findings -->                  (no fence) the table of what submit/agree.py finds
     <!-- changes: OLD NEW | OLD NEW -->     how many lines were added and removed between files
+    <!-- scale: NAME -->              a table of tools/pages/at_scale.py
     <!-- bench: N -->                  section N of `make bench`, from assets/records/bench*.txt
 
 A chapter's README names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
@@ -33,10 +34,10 @@ from launch import ROOT
 from records import RECORDS, published, published_text
 
 from tools.measuring import demo, notebook_seconds, public_scripts, reading, rounding, zero
-from tools.pages import claims, figures
+from tools.pages import at_scale, claims, figures
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
-FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|changes): (.+?) -->\n"
+FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|scale|changes): (.+?) -->\n"
                    r"(?:```\w*\n.*?^```\n)?", re.M | re.S)
 LISTS = re.compile(r"<!-- (faults|findings) -->\n(?:\|.*\n)*")
 COPIES = {  # file: the folders that have its copy, so that a chapter's folder runs wherever it is copied
@@ -143,6 +144,7 @@ def render(text, run=recorded):
             "file": lambda: ("bash", (ROOT / words).read_text()),
             "table": lambda: ("", table(*words.split())),
             "bench": lambda: ("", bench(words)),
+            "scale": lambda: ("", at_scale.TEXTS[words]()),
             "changes": lambda: ("", "\n".join(changes(*pair.split()) for pair in words.split(" | "))),
         }[kind]()
         content = "\n".join(line.rstrip() for line in content.splitlines())
