@@ -1,62 +1,231 @@
 #!/usr/bin/env bash
-# A Slurm cluster of two nodes on this machine, to try submit scripts: submit/lab.sh COMMAND...
+# A cluster on this machine: nodes with host names and addresses of their own, a switch, a link whose speed you choose.
 #
-#     submit/lab.sh bash -c 'cd 03_ddp && sbatch --wait --output=ddp.txt submit.slurm --max-steps 20; cat ddp.txt'
+#     submit/lab.sh up 2 --rate 1gbit                  # nid1 and nid2; [--latency 1ms] [--slurm]
+#     submit/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec over the nodes, ranks spread evenly; [--ppn 1]
+#     submit/lab.sh rate 100mbit                       # at once, also while something runs; none: no limit
+#     submit/lab.sh on nid2 ip address                 # a command on a node, or on login
+#     submit/lab.sh kill nid2                          # the node dies, with all that runs on it
+#     submit/lab.sh status
+#     submit/lab.sh down
 #
-# It starts Slurm's own programs (Debian: apt install slurmctld slurmd slurm-client munge) with everything of theirs in a
-# temporary folder, runs the command with SITE=slurm_cpu, and takes all down again. The nodes are two slurmd on this machine:
-# real scheduling and real srun, one host name. Scripts may ask for 4 GPUs a node; programs see those of this machine. With
-# Debian's slurm-wlm-torque, qsub takes PBS scripts, too: they find PBS_O_WORKDIR and PBS_NODEFILE. (Its -v takes no blanks.)
+# LAB=name submit/lab.sh ... is another lab beside it. A node is a set of Linux namespaces, held by a process; all end with
+# the first of these processes. Processors, memory and disks are this machine's: only the wire is like a cluster's. LAB.md
+# has the rest.
 set -euo pipefail
-[ $# -gt 0 ] || { echo "usage: submit/lab.sh COMMAND..." >&2; exit 2; }
-export PATH="$PATH:/usr/sbin"
-for program in slurmctld slurmd munged srun; do
-    command -v "$program" >/dev/null || { echo "lab.sh: no $program here: apt install slurmctld slurmd slurm-client munge" >&2; exit 2; }
-done
-lab=$(mktemp -d "${TMPDIR:-/tmp}/lab.XXXXXX")
-export SLURM_CONF="$lab/slurm.conf"  # from here on no command means another Slurm of this machine
-user=$(id -un) host=$(hostname -s)
-read -r -a ports < <(python3 -c 'import socket
-held = [socket.create_server(("", 0)) for _ in range(3)]
-print(*(one.getsockname()[1] for one in held))')
+program=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lab.sh
+PATH="$PATH:/usr/sbin:/sbin"
+lab=${LAB_FOLDER:-${TMPDIR:-/tmp}/lab-$UID-${LAB:-lab}}  # LAB_FOLDER: set for what runs in a lab
+spaces=(--net --mount --uts --ipc --pid)
+network=10.77.0
+most=32
 
-take_down() {
-    if [ -s "$lab/slurmctld.pid" ]; then
-        scancel --user="$user" 2>/dev/null || true
-        for _ in $(seq 30); do
-            [ -n "$(squeue --noheader 2>/dev/null)" ] || break
-            sleep 0.1
+fail() {
+    echo "lab.sh: $1" >&2
+    exit 2
+}
+
+# What was asked
+
+check_rate() { [[ $1 =~ ^0*[1-9][0-9]*(\.[0-9]+)?[kmg]bit$ || $1 == none ]] || fail "$1 is no rate: 100mbit, say, or none"; }
+check_latency() { [[ $1 =~ ^0*[1-9][0-9]*(\.[0-9]+)?[mu]s$ ]] || fail "$1 is no latency: 1ms, say, or 100us"; }
+check_count() { [[ $2 =~ ^[1-9][0-9]{0,3}$ ]] || fail "$1: $2 is not a whole number above 0"; }
+check_value() { [ $# -gt 1 ] || fail "$1 wants a value"; }
+check_node() {
+    [[ $1 == login || ($1 == nid* && -e $lab/nodes/$1) ]] || fail "there is no node $1, but login $(nodes)"
+    lives "$1" || fail "the node $1 is dead"
+}
+check_lab() {
+    [ -e "$lab/ready" ] || fail "no lab is up: submit/lab.sh up 2"
+    is_up || fail "the lab has died: submit/lab.sh down, and up again"
+}
+
+# What there is: the first process of a lab is in the file holder; those of the nodes, with the numbers that they have
+# within the lab, are in nodes/.
+
+nodes() { (cd "$lab/nodes" && printf "%s\n" nid*) | sort -V | paste -s -d " "; }
+is_up() { [ -s "$lab/holder" ] && grep -q -a -F "$lab" "/proc/$(<"$lab/holder")/cmdline" 2>/dev/null; }
+lives() { [ "$1" = login ] || as_root test -e "/proc/$(<"$lab/nodes/$1")/ns/net"; }
+as_root() {  # a command on the login node, by one who may change the lab
+    local user=()
+    [ ! -e "$lab/user" ] || user=(--user --preserve-credentials)
+    nsenter --target "$(<"$lab/holder")" "${user[@]}" "${spaces[@]}" setpriv --pdeathsig TERM "$@"
+}
+at() {  # a node, a command there, from within the lab
+    nsenter --target "$(<"$lab/nodes/$1")" "${spaces[@]}" setpriv --pdeathsig TERM "${@:2}"
+}
+as_user() {  # who made himself root of the lab by a user namespace is himself again
+    if [ -e "$lab/user" ]; then
+        unshare --user --map-user="$(head -n 1 "$lab/user")" --map-group="$(tail -n 1 "$lab/user")" "$@"
+    else
+        "$@"
+    fi
+}
+
+# Up
+
+up() {
+    check_value up "$@"
+    check_count up "$1"
+    local count=$1 rate=none latency=none slurm=no user=() problem parent=
+    shift
+    ((count <= most)) || fail "$count nodes are too many for one machine: at most $most"
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --rate) check_value "$@"; check_rate "$2"; rate=$2; shift 2 ;;
+            --latency) check_value "$@"; check_latency "$2"; latency=$2; shift 2 ;;
+            --slurm) slurm=yes; shift ;;
+            *) fail "up: no option $1" ;;
+        esac
+    done
+    [[ ${LAB:-lab} =~ ^[A-Za-z0-9_-]+$ ]] || fail "LAB=$LAB: a name has letters, digits, - and _"
+    [ "$(uname)" = Linux ] || fail "nodes are made of Linux namespaces: take a Linux machine, or a virtual one"
+    need iproute2 ip tc
+    need util-linux nsenter unshare setpriv
+    [ $slurm = no ] || need "slurmctld slurmd slurm-client munge" slurmctld slurmd srun munged
+    if [ "$latency" != none ]; then
+        need python3 python3
+        { : <>/dev/net/tun; } 2>/dev/null || fail "--latency wants /dev/net/tun, which you may not open here"
+    fi
+    if ! unshare "${spaces[@]}" --fork --mount-proc ip link set lo up 2>/dev/null; then
+        user=(--user --map-root-user)
+        unshare "${user[@]}" "${spaces[@]}" --fork --mount-proc ip link set lo up 2>/dev/null ||
+            fail "this kernel lets you make no namespaces: LAB.md says what allows them, or run it as root"
+    fi
+    ! is_up || fail "the lab ${LAB:-lab} is up already: submit/lab.sh down, or LAB=another submit/lab.sh up $count"
+    [ ! -e "$lab/holder" ] || rm -rf "$lab"  # of a lab that died
+    (umask 077 && mkdir "$lab") 2>/dev/null ||
+        fail "cannot make the folder $lab: another up is at work, or was killed: then submit/lab.sh down"
+    trap 'kill -KILL $parent 2>/dev/null; rm -rf "$lab"; exit 130' INT TERM
+    mkdir "$lab/nodes"
+    [ ${#user[@]} = 0 ] || { id -u; id -g; } >"$lab/user"
+    id -un >"$lab/name"
+    echo "$rate" >"$lab/rate"
+    echo "$latency" >"$lab/latency"
+    setsid unshare "${user[@]}" "${spaces[@]}" --fork --kill-child bash "$program" hold "$lab" "$count" $slurm \
+        </dev/null >"$lab/log" 2>&1 &
+    parent=$!
+    while [ ! -e "$lab/ready" ] && kill -0 $parent 2>/dev/null; do sleep 0.01; done
+    if [ ! -e "$lab/ready" ]; then
+        problem=$(tail -n 1 "$lab/log")
+        rm -rf "$lab"
+        fail "the lab does not come up: $problem"
+    fi
+    status
+}
+need() {  # a Debian package, its programs
+    local name
+    for name in "${@:2}"; do
+        command -v "$name" >/dev/null || fail "no $name here: apt install $1"
+    done
+}
+
+# The processes that hold the lab and its nodes; bash also takes leave of those that lose their parents
+
+stay() {
+    while true; do
+        sleep 1000 &
+        wait
+    done
+}
+
+hold() {  # the lab's folder, the number of nodes, with Slurm or not: the login node and the switch
+    lab=$1
+    local count=$2 mtu=9000 number holder
+    read -r holder _ </proc/self/stat  # this process by the outer system's count: /proc is still that system's
+    echo "$holder" >"$lab/holder"
+    mount -t proc proc /proc
+    hostname login
+    {
+        echo "127.0.0.1 localhost"
+        printf '%s login\n' $network.254 ::ffff:$network.254
+        for number in $(seq "$count"); do printf "%s nid$number\n" "$network.$number" "::ffff:$network.$number"; done
+    } >"$lab/hosts"
+    mount --bind "$lab/hosts" /etc/hosts
+    ip link set lo up
+    if [ "$(<"$lab/latency")" = none ]; then
+        ip link add name switch type bridge
+    else
+        mtu=65000  # few frames: a program passes them on. The kernel's own delay, netem, is missing from some.
+        python3 "${program%.sh}_wire.py" "$(<"$lab/latency")" "$count" &
+        until ip link show "wire$count" >/dev/null 2>&1; do
+            kill -0 $!
+            sleep 0.01
         done
     fi
-    for file in "$lab"/*.pid; do
-        if [ -s "$file" ]; then kill "$(<"$file")" 2>/dev/null || true; fi
+    ip address add $network.254/24 dev switch
+    ip link set switch mtu $mtu up
+    for number in $(seq "$count"); do
+        unshare "${spaces[@]}" --fork --kill-child bash "$program" hold_node "$lab" "nid$number" &
     done
-    rm -rf "$lab" 2>/dev/null || { sleep 1; rm -rf "$lab"; }
+    for number in $(seq "$count"); do
+        until [ -s "$lab/nodes/nid$number" ]; do sleep 0.01; done
+        if [ $mtu = 9000 ]; then
+            ip link add "wire$number" mtu $mtu type veth peer name eth0 netns "$(<"$lab/nodes/nid$number")"
+            ip link set "wire$number" master switch up
+        else
+            ip link set "wire$number" netns "$(<"$lab/nodes/nid$number")" name eth0
+        fi
+        at "nid$number" ip address add "$network.$number/24" dev eth0
+        at "nid$number" ip link set eth0 mtu $mtu up
+    done
+    limit "$lab" "$(<"$lab/rate")"
+    [ "$3" = no ] || start_slurm "$count"
+    touch "$lab/ready"
+    stay
 }
-trap take_down EXIT
-trap 'exit 130' INT TERM
 
-dd if=/dev/urandom of="$lab/key" bs=128 count=1 status=none
-chmod 600 "$lab/key"
-chmod 755 "$lab"
-munged --force --key-file="$lab/key" --socket="$lab/munge" --pid-file="$lab/munged.pid" --log-file="$lab/munged.log" \
-    --seed-file="$lab/seed"
-# FirstJobId: MPICH names its shared memory by job and step; that of another lab, or of ranks once killed there, is not ours
-cat >"$lab/slurm.conf" <<CONF
+hold_node() {  # the lab's folder, the node's name
+    local number
+    read -r number _ </proc/self/stat
+    mount -t proc proc /proc
+    mount -t tmpfs tmpfs /dev/shm  # nodes share no memory
+    hostname "$2"
+    ip link set lo up
+    echo "$number" >"$1/nodes/$2"
+    stay
+}
+
+limit() {  # the lab's folder, the rate of what each node sends, and of what the switch sends to it
+    lab=$1
+    local node wire
+    echo "$2" >"$lab/rate"
+    for node in $(nodes); do
+        wire=wire${node#nid}
+        [ -e "/proc/$(<"$lab/nodes/$node")/ns/net" ] || continue
+        limit_device "$2" eth0 at "$node"
+        if ip link show "$wire" >/dev/null 2>&1; then limit_device "$2" "$wire"; fi
+    done
+}
+limit_device() {  # rate, device, words that go to where it is
+    local burst=32kb  # passes at once: no more than the largest frame
+    [ "$(<"$lab/latency")" = none ] || burst=66kb
+    if [ "$1" = none ]; then
+        "${@:3}" tc qdisc delete dev "$2" root 2>/dev/null || true  # there may be no limit
+    else
+        "${@:3}" tc qdisc replace dev "$2" root tbf rate "$1" burst $burst limit 4mb
+    fi
+}
+
+start_slurm() {  # A controller on the login node, a slurmd on each. A node has 4 GPUs to ask for, and none to compute with.
+    mkdir "$lab/slurm"
+    dd if=/dev/urandom of="$lab/slurm/key" bs=128 count=1 status=none
+    chmod 600 "$lab/slurm/key"
+    cat >"$lab/slurm/slurm.conf" <<CONF
 ClusterName=lab
-SlurmctldHost=$host(127.0.0.1)
-SlurmctldPort=${ports[0]}
-SlurmUser=$user
-SlurmdUser=$user
+SlurmctldHost=login($network.254)
+SlurmUser=$(<"$lab/name")
+SlurmdUser=$(<"$lab/name")
 AuthType=auth/munge
-AuthInfo=socket=$lab/munge
-StateSaveLocation=$lab/state
-SlurmdSpoolDir=$lab/%n
-SlurmctldPidFile=$lab/slurmctld.pid
-SlurmdPidFile=$lab/%n.pid
-SlurmctldLogFile=$lab/slurmctld.log
-SlurmdLogFile=$lab/%n.log
+AuthInfo=socket=$lab/slurm/munge
+StateSaveLocation=$lab/slurm/state
+SlurmdSpoolDir=$lab/slurm/%n
+SlurmctldPidFile=$lab/slurm/slurmctld.pid
+SlurmdPidFile=$lab/slurm/%n.pid
+SlurmctldLogFile=$lab/slurm/slurmctld.log
+SlurmdLogFile=$lab/slurm/%n.log
 SlurmdParameters=config_overrides
+SlurmdTimeout=6
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -64,36 +233,132 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 GresTypes=gpu
 ReturnToService=2
-FirstJobId=$((1 + 2000 * RANDOM))
 InactiveLimit=0
 KillWait=2
 MpiDefault=none
-TaskProlog=$lab/prolog
-PlugStackConfig=$lab/plugstack.conf
-NodeName=127.0.0.1 NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=64 RealMemory=16000 Gres=gpu:4
-NodeName=127.0.0.2 NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[2]} CPUs=64 RealMemory=16000 Gres=gpu:4
-PartitionName=debug Nodes=127.0.0.[1-2] Default=YES MaxTime=60 OverSubscribe=YES
+TaskProlog=$lab/slurm/prolog
+PlugStackConfig=$lab/slurm/plugstack.conf
+NodeName=nid[1-$1] CPUs=64 RealMemory=16000 Gres=gpu:4
+PartitionName=debug Nodes=ALL Default=YES MaxTime=60 OverSubscribe=YES
 CONF
-echo "optional spank_pbs.so" >"$lab/plugstack.conf"
-cat >"$lab/prolog" <<'PROLOG'
+    for device in null zero full random; do echo "NodeName=nid[1-$1] Name=gpu File=/dev/$device"; done >"$lab/slurm/gres.conf"
+    # With Debian's slurm-wlm-torque, qsub takes PBS scripts, too: they look for PBS_NODEFILE. (Its -v takes no blanks.)
+    echo "optional spank_pbs.so" >"$lab/slurm/plugstack.conf"
+    cat >"$lab/slurm/prolog" <<'PROLOG'
 #!/bin/sh
 file="${SLURM_CONF%/*}/nodes.$SLURM_JOB_ID"
 scontrol show hostnames "$SLURM_JOB_NODELIST" >"$file"
 echo "export PBS_NODEFILE=$file"
 PROLOG
-chmod +x "$lab/prolog"
-printf 'NodeName=127.0.0.[1-2] Name=gpu File=%s\n' /dev/null /dev/zero /dev/full /dev/random >"$lab/gres.conf"
-export SITE="${SITE:-slurm_cpu}"
-slurmctld
-slurmd -N 127.0.0.1
-slurmd -N 127.0.0.2
-for _ in $(seq 300); do
-    [ "$(sinfo --noheader --format=%T 2>/dev/null)" != idle ] || break
-    sleep 0.1
-done
-if [ "$(sinfo --noheader --format=%T)" != idle ]; then
-    tail -n 5 "$lab"/*.log >&2
-    echo "lab.sh: Slurm does not come up" >&2
+    chmod +x "$lab/slurm/prolog"
+    export SLURM_CONF=$lab/slurm/slurm.conf
+    as_user munged --force --key-file="$lab/slurm/key" --socket="$lab/slurm/munge" --pid-file="$lab/slurm/munged.pid" \
+        --log-file="$lab/slurm/munged.log" --seed-file="$lab/slurm/seed"
+    as_user slurmctld
+    for number in $(seq "$1"); do at "nid$number" bash "$program" as_user "$lab" slurmd; done
+    for _ in $(seq 300); do
+        [ "$(sinfo --noheader --format=%T 2>/dev/null)" != idle ] || return 0
+        sleep 0.05
+    done
+    tail -q -n 1 "$lab/slurm/slurmctld.log" "$lab/slurm/nid1.log"
     exit 1
-fi
-"$@"
+}
+
+# While it is up
+
+run() {
+    local ranks="" each="" living=() node
+    while [[ ${1:-} == -* ]]; do
+        case $1 in
+            -n) check_value "$@"; check_count -n "$2"; ranks=$2; shift 2 ;;
+            --ppn) check_value "$@"; check_count --ppn "$2"; each=$2; shift 2 ;;
+            *) fail "run: no option $1" ;;
+        esac
+    done
+    [[ -n $ranks && $# -gt 0 ]] || fail "usage: run -n RANKS [--ppn K] COMMAND"
+    check_lab
+    for node in $(nodes); do
+        if lives "$node"; then living+=("$node"); fi
+    done
+    each=${each:-$(((ranks + ${#living[@]} - 1) / ${#living[@]}))}
+    ((ranks <= each * ${#living[@]})) || fail "$ranks ranks are more than $each on each of ${#living[@]} nodes"
+    mpiexec --version 2>/dev/null | grep -q HYDRA || fail "no mpiexec of MPICH on the path: . .venv/bin/activate"
+    enter_lab mpiexec -launcher ssh -launcher-exec "$program" -hosts "$(IFS=,; echo "${living[*]}")" \
+        -n "$ranks" -ppn "$each" "$@"
+}
+
+enter_lab() {  # a command on the login node, that knows where it is
+    export LAB_FOLDER=$lab
+    export MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp  # MPICH's first choice takes memory which it believes to be shared
+    if [ -e "$lab/slurm" ]; then export SLURM_CONF=$lab/slurm/slurm.conf SITE=${SITE:-slurm_cpu}; fi
+    as_root env -C "$PWD" "$@"
+}
+
+kill_node() {
+    check_lab
+    check_node "$1"
+    [ "$1" != login ] || fail "the login node is the lab itself: submit/lab.sh down"
+    local number
+    number=$(<"$lab/nodes/$1")
+    as_root nsenter --target "$number" --net ip link set eth0 down  # first the wire: it takes leave of nobody
+    as_root kill -KILL "$number"
+}
+
+status() {
+    check_lab
+    local node state
+    echo "lab ${LAB:-lab}: link $(<"$lab/rate"), latency $(<"$lab/latency")$([ ! -e "$lab/slurm" ] || echo ", with Slurm")"
+    for node in $(nodes); do
+        state=up
+        lives "$node" || state=dead
+        echo "$node $network.${node#nid} $state"
+    done
+}
+
+down() {
+    [ -d "$lab" ] || fail "no lab is up: submit/lab.sh up 2"
+    if is_up; then
+        kill -KILL "$(<"$lab/holder")"
+        while is_up; do sleep 0.01; done
+    fi
+    rm -rf "$lab"
+}
+
+case ${1:-} in
+    up | run) "$@" ;;
+    on)
+        [ $# -gt 2 ] || fail "usage: on NODE COMMAND"
+        check_lab
+        check_node "$2"
+        enter_lab bash "$program" at_node "${@:2}"
+        ;;
+    rate)
+        check_value "$@"
+        check_rate "$2"
+        check_lab
+        as_root bash "$program" limit "$lab" "$2"
+        ;;
+    kill)
+        check_value "$@"
+        kill_node "$2"
+        ;;
+    status | down) "$1" ;;
+    # Within the lab
+    hold | hold_node | limit) "$@" ;;
+    as_user)
+        lab=$2
+        as_user "${@:3}"
+        ;;
+    at_node)
+        if [ "$2" = login ]; then
+            as_user "${@:3}"
+        else
+            at "$2" bash "$program" as_user "$lab" "${@:3}"
+        fi
+        ;;
+    -x)  # mpiexec starts its helper on a node, as it would with ssh
+        at "$2" env -C "$PWD" bash "$program" as_user "$lab" sh -c "${*:3}"
+        ;;
+    *) fail "up NODES [--rate 1gbit] [--latency 1ms] [--slurm], run -n RANKS [--ppn K] COMMAND, on NODE COMMAND, \
+rate 100mbit, kill NODE, status, down" ;;
+esac

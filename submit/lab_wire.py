@@ -1,0 +1,50 @@
+"""The switch of a lab whose link has a latency: python3 lab_wire.py 1ms NODES, started by lab.sh within the lab.
+
+Makes the network devices `switch` and wire1 to wireN, reads the frames that are sent into each, and writes them out of
+the one where their address is, after the latency. For frames as large as a device takes: each costs Python some 10 us.
+"""
+
+import collections
+import fcntl
+import os
+import selectors
+import struct
+import sys
+import time
+
+TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000  # linux/if_tun.h
+LARGEST = 65_550
+
+
+def open_device(name):
+    file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TAP | IFF_NO_PI))
+    return file
+
+
+def main(latency, nodes):
+    seconds = float(latency[:-2]) * {"ms": 1e-3, "us": 1e-6}[latency[-2:]]
+    devices = [open_device(name) for name in ("switch", *(f"wire{number}" for number in range(1, nodes + 1)))]
+    selector = selectors.DefaultSelector()
+    for device in devices:
+        selector.register(device, selectors.EVENT_READ)
+    behind = {}  # address: the device where it was seen as a sender
+    under_way = collections.deque()  # (when it arrives, device, frame), all with the same latency
+    while True:
+        wait = max(0, under_way[0][0] - time.monotonic()) if under_way else None
+        for key, _ in selector.select(wait):
+            frame = os.read(key.fd, LARGEST)
+            behind[frame[6:12]] = key.fd
+            there = behind.get(frame[:6])
+            arrives = time.monotonic() + seconds
+            for device in [there] if there else set(devices) - {key.fd}:
+                under_way.append((arrives, device, frame))
+        while under_way and under_way[0][0] <= time.monotonic():
+            _, device, frame = under_way.popleft()
+            try:
+                os.write(device, frame)
+            except OSError:  # that device is down, or gone with its node
+                pass
+
+
+main(sys.argv[1], int(sys.argv[2]))
