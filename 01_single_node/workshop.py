@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -58,7 +59,8 @@ def make_parser(doc: str, lr: float) -> Parser:
     add("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
     add("--image-size", type=whole, default=32, help="pixels a side, for synthetic images (32)")
     add("--checkpoint", metavar="PATH", help="saved after each epoch")
-    add("--resume", action="store_true", help="go on from --checkpoint")
+    add("--resume", nargs="?", const=True, choices=("auto",), metavar="auto",
+        help="go on from --checkpoint; auto: if there is one, else begin")
     add("--results", metavar="FILE", help="append one JSON line with what was measured")
     add("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher adds it
     return parser
@@ -97,9 +99,11 @@ def check(args: argparse.Namespace, device: str, rank: int = 0, ranks: int = 1,
         sys.exit("--lr has to be above 0, and --warmup-epochs not below")
     if args.resume and not args.checkpoint:
         sys.exit("--resume: name the file to go on from, with --checkpoint")
-    if args.resume and not os.path.exists(args.checkpoint):
+    if args.resume == "auto":
+        args.resume = is_saved(args.checkpoint)
+    elif args.resume and not os.path.exists(args.checkpoint):
         sys.exit(f"{args.checkpoint} does not exist: leave out --resume")
-    if args.checkpoint and not args.resume and os.path.exists(args.checkpoint):
+    elif args.checkpoint and not args.resume and os.path.exists(args.checkpoint):
         sys.exit(f"{args.checkpoint} exists: go on with --resume, or remove it")
 
 
@@ -238,6 +242,19 @@ def load_tensors(args: argparse.Namespace, device: object) -> list:
 
 # Checkpoints
 
+def is_saved(path: str) -> bool:
+    """Whether a checkpoint is there: a file, or a folder with what DeepSpeed or PyTorch writes last.
+    """
+    last = ("latest", ".metadata")
+    return os.path.isfile(path) or any(os.path.isfile(os.path.join(path, name)) for name in last)
+
+
+def link_of_lab():
+    """The speed of the link between the nodes of submit/lab.sh, as 1gbit; elsewhere nothing."""
+    folder = os.environ.get("LAB_FOLDER")
+    return [Path(folder, "rate").read_text().strip()] if folder else []
+
+
 def training_of(args: argparse.Namespace) -> dict:
     """The flags that have to be the same when a training goes on."""
     names = ("dataset", "image_size", "model", "stage", "width", "layers", "global_batch_size",
@@ -270,7 +287,7 @@ class Report:
         self.args, self.rank, self.images = args, rank, images
         on_gpu = device != "cpu" and "tensorflow" not in sys.modules
         self.gpu = sys.modules["torch"].get_device_module(device) if on_gpu else None
-        self.times, self.step_seconds = [], []
+        self.times, self.step_seconds, self.link = [], [], link_of_lab()
         self.record = {"chapter": chapter, "ranks": ranks, "nodes": nodes, "device": device,
                        **training_of(args), "precision": args.precision,
                        "batch_size": args.batch_size, "parameters": parameters}
@@ -329,6 +346,8 @@ class Report:
                         "gradient_bytes": bytes_each * self.record["parameters"],
                         "peak_memory_bytes": self.peak_memory(), "test_accuracy": right / total,
                         "total_seconds": time.perf_counter() - STARTED, **more}
+        if self.link:  # it may have changed meanwhile
+            self.record["link"] = ", then ".join(dict.fromkeys(self.link + link_of_lab()))
         with open(self.args.results, "a") as file:
             file.write(json.dumps(self.record) + "\n")
 

@@ -50,7 +50,7 @@ MISTAKES = [  # flags, with {} for a folder
     ("--results {}/missing/file", "cannot write .*missing/file"),
     ("--results /proc/nope", "cannot write /proc/nope"),  # where root may write, as far as one can ask
     ("--checkpoint /proc/nope", "cannot write /proc/nope"),
-    ("--resume", "--checkpoint"),
+    ("--resume", "--checkpoint"), ("--resume auto", "--checkpoint"), ("--resume never", "--resume.*never"),
     ("--resume --checkpoint {}/none", "none does not exist.*--resume"),
     ("--checkpoint {}/checkpoint", "exists.*--resume"),
     ("--resume --checkpoint {}/half", "half"),
@@ -188,7 +188,8 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks f
 def test_a_rank_that_dies_ends_the_job_and_resume_reaches_the_same(chapter, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     flags = "--global-batch-size", 48, "--precision", "fp64", "--lr", 0.001  # so low that rounding does not grow
-    job = subprocess.Popen(command(chapter, 3, *flags, "--checkpoint", checkpoint, "--epochs", 2000),
+    job = subprocess.Popen(command(chapter, 3, *flags, "--checkpoint", checkpoint, "--epochs", 2000,
+                                   "--resume", "auto"),
                            env=environment() | NO_NETWORK, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wait(checkpoint.exists, 60, "first checkpoint")
     ranks = {pid: env for pid, env in alive(str(checkpoint)).items() if b"PMI_RANK=1\0" in env}
@@ -199,7 +200,7 @@ def test_a_rank_that_dies_ends_the_job_and_resume_reaches_the_same(chapter, tmp_
     wait(lambda: not alive(str(checkpoint)), 5, "no rank is left")
     step = int(np.load(checkpoint)["step"]) if "tensorflow" in chapter else torch.load(checkpoint)["step"]
     done = step // 29 + 1  # whole epochs of 29 steps behind it, and one more
-    assert run(chapter, 2, *flags, "--epochs", done, "--checkpoint", checkpoint, "--resume").code == 0
+    assert run(chapter, 2, *flags, "--epochs", done, "--checkpoint", checkpoint, "--resume", "auto").code == 0
     record("01_single_node/main_tf.py" if "tensorflow" in chapter else "01_single_node", 1, *flags, "--epochs", done,
            "--checkpoint", tmp_path / "whole", folder=tmp_path)
     close("parameters, fp64", abs(parameters(checkpoint) - parameters(tmp_path / "whole")).max(), FP64)

@@ -229,10 +229,10 @@ def test_deepspeed_s_checkpoint_goes_on_with_as_many_ranks_or_converted(plain, t
     for stage in 1, 3:  # stage 2 is laid out as stage 1 is
         checkpoint = tmp_path / f"{stage}"
         flags = "--stage", stage, "--epochs", 1, "--checkpoint", checkpoint, "--resume"
-        train(FIVE, 2, tmp_path, *flags[:-1], "--max-steps", 10)
+        train(FIVE, 2, tmp_path, *flags, "auto", "--max-steps", 10)
         if stage == 1:
             shutil.copytree(checkpoint, tmp_path / "same")
-            _, found = train(FIVE, 2, tmp_path, *flags[:-2], tmp_path / "same", "--resume")
+            _, found = train(FIVE, 2, tmp_path, *flags[:-2], tmp_path / "same", "--resume", "auto")
             expect_same(tmp_path / "same")
             assert found["steps"] == STEPS - 10
             done, _ = train(FIVE, 1, tmp_path, *flags, code=2)
@@ -249,7 +249,7 @@ def test_fsdp_s_checkpoint_goes_on_with_any_number_of_ranks(plain, tmp_path):
     train(FSDP, 2, tmp_path, *flags, tmp_path / "c", "--max-steps", 10)
     for ranks in 1, 2, 4:
         shutil.copytree(tmp_path / "c", tmp_path / f"{ranks}")
-        _, found = train(FSDP, ranks, tmp_path, *flags, tmp_path / f"{ranks}", "--resume")
+        _, found = train(FSDP, ranks, tmp_path, *flags, tmp_path / f"{ranks}", "--resume", "auto")
         assert found["steps"] == STEPS - 10
         close("parameters, fp64", abs(parameters(tmp_path / f"{ranks}") - plain["fp64", STEPS].parameters).max(), FP64)
 
