@@ -19,6 +19,7 @@ lab=${LAB_FOLDER:-${TMPDIR:-/tmp}/lab-$UID-${LAB:-lab}}  # LAB_FOLDER: set for w
 spaces=(--net --mount --uts --ipc --pid)
 network=10.77.0
 most=32
+last=  # set where nothing comes after a command: it takes this process's place, and is ended with it
 
 fail() {
     echo "lab.sh: $1" >&2
@@ -49,16 +50,16 @@ lives() { [ "$1" = login ] || as_root test -e "/proc/$(<"$lab/nodes/$1")/ns/net"
 as_root() {  # a command on the login node, by one who may change the lab
     local user=()
     [ ! -e "$lab/user" ] || user=(--user --preserve-credentials)
-    nsenter --target "$(<"$lab/holder")" "${user[@]}" "${spaces[@]}" setpriv --pdeathsig TERM "$@"
+    ${last:+exec} nsenter --target "$(<"$lab/holder")" "${user[@]}" "${spaces[@]}" setpriv --pdeathsig TERM "$@"
 }
 at() {  # a node, a command there, from within the lab
-    nsenter --target "$(<"$lab/nodes/$1")" "${spaces[@]}" setpriv --pdeathsig TERM "${@:2}"
+    ${last:+exec} nsenter --target "$(<"$lab/nodes/$1")" "${spaces[@]}" env -C "$PWD" setpriv --pdeathsig TERM "${@:2}"
 }
 as_user() {  # who made himself root of the lab by a user namespace is himself again
     if [ -e "$lab/user" ]; then
-        unshare --user --map-user="$(head -n 1 "$lab/user")" --map-group="$(tail -n 1 "$lab/user")" "$@"
+        ${last:+exec} unshare --user --map-user="$(head -n 1 "$lab/user")" --map-group="$(tail -n 1 "$lab/user")" "$@"
     else
-        "$@"
+        ${last:+exec} "$@"
     fi
 }
 
@@ -291,6 +292,7 @@ enter_lab() {  # a command on the login node, that knows where it is
     export LAB_FOLDER=$lab
     export MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp  # MPICH's first choice takes memory which it believes to be shared
     if [ -e "$lab/slurm" ]; then export SLURM_CONF=$lab/slurm/slurm.conf SITE=${SITE:-slurm_cpu}; fi
+    last=yes
     as_root env -C "$PWD" "$@"
 }
 
@@ -347,9 +349,11 @@ case ${1:-} in
     hold | hold_node | limit) "$@" ;;
     as_user)
         lab=$2
+        last=yes
         as_user "${@:3}"
         ;;
     at_node)
+        last=yes
         if [ "$2" = login ]; then
             as_user "${@:3}"
         else
@@ -357,7 +361,8 @@ case ${1:-} in
         fi
         ;;
     -x)  # mpiexec starts its helper on a node, as it would with ssh
-        at "$2" env -C "$PWD" bash "$program" as_user "$lab" sh -c "${*:3}"
+        last=yes
+        at "$2" bash "$program" as_user "$lab" sh -c "${*:3}"
         ;;
     *) fail "up NODES [--rate 1gbit] [--latency 1ms] [--slurm], run -n RANKS [--ppn K] COMMAND, on NODE COMMAND, \
 rate 100mbit, kill NODE, status, down" ;;

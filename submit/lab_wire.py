@@ -5,6 +5,7 @@ the one where their address is, after the latency. For frames as large as a devi
 """
 
 import collections
+import contextlib
 import fcntl
 import os
 import selectors
@@ -41,10 +42,8 @@ def main(latency, nodes):
                 under_way.append((arrives, device, frame))
         while under_way and under_way[0][0] <= time.monotonic():
             _, device, frame = under_way.popleft()
-            try:
+            with contextlib.suppress(OSError):  # that device is down, or gone with its node
                 os.write(device, frame)
-            except OSError:  # that device is down, or gone with its node
-                pass
 
 
 main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,77 @@
+"""A lab of submit/lab.sh for tests: `with Lab("name") as lab: lab("up", 2)`; it is taken down whatever happens."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from conftest import BIN, ROOT, environment
+
+SPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "true")
+
+
+def why_not():
+    """Why there can be no lab on this machine; None where there can."""
+    for name in "ip", "tc", "unshare", "nsenter":
+        if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin"):
+            return f"no {name} here: apt install iproute2 util-linux"
+    for words in (), ("--user", "--map-root-user"):
+        if subprocess.run(["unshare", *words, *SPACES], capture_output=True).returncode == 0:
+            return None
+    return "this kernel allows no namespaces here"
+
+
+LAB = why_not()
+real_lab = pytest.mark.skipif(bool(LAB), reason=str(LAB))
+
+
+class Lab:
+    """The lab of a name. Calling it runs a command of lab.sh, which has to end as expected."""
+
+    def __init__(self, name):
+        self.name = name
+        self.folder = Path(tempfile.gettempdir(), f"lab-{os.getuid()}-{name}")
+        self.env = environment() | {"LAB": name, "TMPDIR": tempfile.gettempdir(), "PATH": f"{BIN}:{os.environ['PATH']}"}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.down()
+
+    def down(self):
+        if self.folder.exists():
+            self("down")
+
+    def start(self, *words, env=None, **options):
+        return subprocess.Popen([str(word) for word in (ROOT / "submit" / "lab.sh", *words)],
+                                env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL, **options)
+
+    def __call__(self, *words, code=0, timeout=200, **options):
+        """Its code, standard output and standard error. code=None: it may end as it likes."""
+        started = self.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+        try:
+            out, err = started.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            raise
+        assert code in (None, started.returncode), (started.returncode, out, err)
+        return SimpleNamespace(code=started.returncode, out=out, err=err)
+
+    def processes(self, *words):
+        """All that have this lab's name in their environment or command, or those of this command within it."""
+        found = []
+        for one in psutil.process_iter(["cmdline"]):
+            try:
+                command, environment = one.info["cmdline"] or [], one.environ()
+            except psutil.Error:  # it has ended, or is somebody else's
+                continue
+            if words and command != [*words]:
+                continue
+            if environment.get("LAB") == self.name or str(self.folder) in command:
+                found.append(one)
+        return found
