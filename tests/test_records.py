@@ -13,6 +13,7 @@ import records
 from conftest import BIN, ROOT, execute
 
 from tools.measuring import allreduce
+from tools.notebooks import lab
 from tools.pages import docs, figures, ready
 
 MEASURED = sorted([*records.RECORDS.glob("*.jsonl"), *records.RECORDS.glob("bench*.txt")])
@@ -98,7 +99,7 @@ def test_without_a_history_the_mark_says_so(tree, monkeypatch, tmp_path):
     assert mark(ROOT, monkeypatch) == "no-commit"
 
 
-PROGRAMS = {"zero.py": [], "steps_to_target.py": [], "notebook_seconds.py": [],
+PROGRAMS = {"zero.py": [], "steps_to_target.py": [], "notebook_seconds.py": [], "lab_live.py": [],
             "rounding.py": [], "allreduce.py": [], "reading.py": [], "demo.py": ["assets/records"],
             "sweep.py": ["weak", "--results", "assets/records/weak.jsonl"],
             "profile_step.py": ["03_ddp/main.py", "--results", "assets/records/step.jsonl"]}
@@ -154,6 +155,7 @@ SHOWN = {"weak.jsonl": [lambda: docs.table("weak"), figures.scaling, lambda: nee
          "rounding.jsonl": [lambda: docs.table("rounding")],
          "outputs.jsonl": [lambda: docs.recorded("03_ddp", "2", "--global-batch-size", "64")],
          "steps_to_target.jsonl": [lambda: needs("steps_to_target.jsonl")],
+         "lab_live.jsonl": [lambda: needs("lab_live.jsonl"), lab.recorded],
          "notebook_seconds.jsonl": [lambda: docs.table("notebook_seconds")],
          "public_scripts.jsonl": [lambda: docs.table("public_scripts")],
          "demo.jsonl": [lambda: docs.table("demo")], "read_data.jsonl": [lambda: docs.table("read_data")],

@@ -225,7 +225,8 @@ def on_turned(run: dict) -> str:
     text = (f"In a step each node sends {sent(run):,.0f} bytes: {wire[0]}, {wire[1]}. A step took "
             f"{1e3 * batch / fast:.1f} ms, so {1e3 * batch / predicted(run):.1f} ms are predicted, "
             f"{predicted(run) / fast:.2f} times the images/s. Measured (medians): {fast:,.0f}, then {slow:,.0f} "
-            f"images/s, **{slow / fast:.2f} times**; the prediction is {predicted(run) / slow - 1:+.0%} off. ")
+            f"images/s, **{slow / fast:.2f} times**; the prediction is {abs(predicted(run) / slow - 1):.0%} "
+            f"{'above' if predicted(run) > slow else 'below'} that. ")
     if slow >= fast:
         return text + "They did not fall: here the steps wait for something else than the wire."
     if min(before) <= max(after):
