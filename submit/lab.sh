@@ -218,7 +218,7 @@ SlurmctldHost=login($network.254)
 SlurmUser=$(<"$lab/name")
 SlurmdUser=$(<"$lab/name")
 AuthType=auth/munge
-AuthInfo=socket=$lab/slurm/munge
+AuthInfo=socket=$lab/slurm/munge,cred_expire=5
 StateSaveLocation=$lab/slurm/state
 SlurmdSpoolDir=$lab/slurm/%n
 SlurmctldPidFile=$lab/slurm/slurmctld.pid
@@ -226,7 +226,9 @@ SlurmdPidFile=$lab/slurm/%n.pid
 SlurmctldLogFile=$lab/slurm/slurmctld.log
 SlurmdLogFile=$lab/slurm/%n.log
 SlurmdParameters=config_overrides
-SlurmdTimeout=6
+SlurmdTimeout=5
+MessageTimeout=5
+SchedulerParameters=sched_interval=2
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none

@@ -25,6 +25,7 @@ SLOW = [
     r"test_deepspeed.*test_launchers\[torchrun", r"test_the_conversion_trains.*\[python",
     r"test_under_a_launcher_of_ranks.*\[deepspeed", "test_ranks_started_by_hand",
     r"test_output_comes_from_rank_0.*\[02", "test_srun_with_and_without.*none",
+    "test_a_job_that_loses_a_node", "test_lab.*(gloo_takes|torchrun_on|pytorch|04_deepspeed|side_by_side|parent_is)",
     "test_a_sweep_within_one_allocation(_of_pbs|.*horovod)", "test_the_allocation_says_how_many_ranks",
     "test_a_rank_that_dies_ends_a_job_of_horovodrun",
     # in one more chapter

@@ -1,10 +1,9 @@
-"""Submit scripts: a real Slurm of two nodes on this machine, PBS scripts through its qsub, and what headers hide."""
+"""Submit scripts: Slurm on two nodes of a lab, PBS scripts through its qsub, and what headers hide."""
 
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -13,16 +12,17 @@ from pathlib import Path
 import check_script as header
 import psutil
 import pytest
-from conftest import BIN, ROOT, case, chapters, environment, execute, lines, pages, parameters
+from conftest import BIN, PROGRAMS, ROOT, case, chapters, execute, lines, pages, parameters
 from forked import free_port
+from lab import LAB, Lab
 from tolerances import FP64, LOSS, close
 
 SCRIPTS = sorted(path.relative_to(ROOT) for pattern in ("0*/**/submit.*", "submit/*.pbs", "submit/*.slurm")
                  for path in ROOT.glob(pattern))
 MISSING = next((name for name in ("slurmctld", "slurmd", "munged", "sbatch", "qsub")
                 if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")), None)
-real_slurm = pytest.mark.skipif(bool(MISSING), reason=f"no {MISSING} here: apt install slurmctld slurmd slurm-client "
-                                "munge slurm-wlm-torque")
+WHY = f"no {MISSING} here: apt install slurmctld slurmd slurm-client munge slurm-wlm-torque" if MISSING else LAB
+real_slurm = pytest.mark.skipif(bool(WHY), reason=str(WHY))
 STEPS = ("--global-batch-size", "64", "--epochs", "1", "--max-steps", "4", "--device", "cpu")
 ONE = ("--global-batch-size", "64", "--max-steps", "1", "--device", "cpu")  # DeepSpeed has no fp64: its first loss
 FLAGS = {"04_deepspeed": ONE, "05_zero": (*ONE, "--width", "256", "--layers", "8")}
@@ -38,27 +38,19 @@ class Cluster:
         self.folder = folder / "the workshop"
         for name in {*(folder.partition("/")[0] for folder in FOLDERS), "submit"}:
             shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        self.process = subprocess.Popen(
-            [ROOT / "submit" / "lab.sh", "bash", "-c", 'echo "$SLURM_CONF"; exec sleep 3000'], text=True,
-            stdout=subprocess.PIPE, start_new_session=True)
-        configuration = self.process.stdout.readline().strip()
-        assert configuration, "submit/lab.sh does not come up: its standard error says why"
-        self.env = environment() | {"SLURM_CONF": configuration, "VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": "",
-                                    "PYTHONFAULTHANDLER": "1"}
+        self.lab = Lab(f"slurm-{os.getpid()}")
+        self.lab("up", 2, "--slurm")
+        self.env = self.lab.env | {"VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": "", "PYTHONFAULTHANDLER": "1"}
         (folder / "bin").mkdir()  # an environment like Polaris': PALS's mpiexec comes first
         (folder / "bin" / "activate").write_text(f'. "{sys.prefix}/bin/activate"\nPATH="{ROOT}/tests/pals:$PATH"\n')
         (folder / ".bash_profile").write_text("module() { :; }; conda() { :; }\n")  # for bash -l
         self.polaris = {"SITE": "polaris", "VENV": str(folder), "PALS_PPN": "1", "HOME": str(folder)}
 
-    def stop(self):
-        os.killpg(self.process.pid, signal.SIGTERM)
-        self.process.wait(60)
-
     def run(self, *words, chapter="03_ddp", env=None, code=0):
-        """A command's output, in a chapter's folder."""
-        done = subprocess.run([str(word) for word in words], cwd=self.folder / chapter, env=self.env | (env or {}),
-                              text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              timeout=200)
+        """A command's output, in a chapter's folder on the login node."""
+        done = subprocess.run([str(word) for word in (ROOT / "submit" / "lab.sh", "on", "login", *words)],
+                              cwd=self.folder / chapter, env=self.env | (env or {}), text=True,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200)
         assert done.returncode == code, done.stdout
         return done.stdout
 
@@ -90,7 +82,7 @@ class Cluster:
 def cluster(tmp_path_factory):
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     yield cluster
-    cluster.stop()
+    cluster.lab.down()
 
 
 @real_slurm
@@ -184,12 +176,13 @@ def test_a_sweep_within_one_allocation_of_pbs(cluster, tmp_path):
 
 @real_slurm
 def test_the_doctor_as_a_job(cluster):
-    """Of the two ranks, each on a node of its own, it sees one host: these nodes share the machine's name."""
+    """Two ranks, each on a node of its own: gloo takes the network that both have."""
     jobs = [cluster.sbatch("-N", 2, "--ntasks-per-node=1", (), chapter="submit", script="doctor.slurm"),
             cluster.qsub("-l", "select=2:system=polaris", flags=(), chapter="submit", script="doctor.pbs")]
     for job in jobs:
         state, printed = cluster.end(job, "submit")
-        assert state == "COMPLETED 0:0" and "ranks: 2, nodes: 1\n" in printed, printed
+        assert state == "COMPLETED 0:0" and "ranks: 2, nodes: 2\n" in printed, printed
+        assert "node nid2: local ranks 0, gloo takes eth0 (10.77.0.2)" in printed, printed
         assert "all-reduce over gloo, 16 MB" in printed and "nothing wrong was found" in printed
 
 
@@ -205,8 +198,8 @@ def test_srun_with_and_without_mpi(mpi, cluster, tmp_path):
 @real_slurm
 def test_mpi_starts_whatever_lies_in_memory(cluster):
     """With UCX it does not: submit/sites/slurm_cpu.sh says why."""
-    started = cluster.run("bash", "-euc", f'. ../submit/sites/slurm_cpu.sh; NODES=2 RANKS=2 launch "{BIN}/python" '
-                          f'"{ROOT}/tests/programs/full_memory.py"')
+    words = f'. ../submit/sites/slurm_cpu.sh; NODES=2 RANKS=2 launch "{BIN}/python" "{PROGRAMS / "full_memory.py"}"'
+    started = cluster.run("env", "-u", "MPIR_CVAR_CH4_NETMOD", "bash", "-euc", words)
     assert sorted(started.split()) == ["0/2", "1/2"], started
 
 
@@ -241,6 +234,39 @@ def test_a_rank_that_is_killed_ends_the_job(cluster, tmp_path):
         assert state.startswith("FAILED") and time.monotonic() - killed < 30, (state, printed)
     finally:
         cluster.run("scancel", job)  # others want the nodes
+
+
+@real_slurm
+def test_a_job_that_loses_a_node_is_started_again_and_goes_on(cluster, tmp_path):
+    """On three nodes: the job has two, one of them dies, the third takes its place."""
+    flags = "--global-batch-size", 48, "--precision", "fp64", "--lr", 0.001, "--device", "cpu"
+    saved, results = tmp_path / "checkpoint", tmp_path / "results"
+    with Lab(f"{cluster.lab.name}-three") as lab:
+        lab("up", 3, "--slurm")
+        folder, env = cluster.folder / "03_ddp", cluster.env | {"LAB": lab.name, "SITE": "slurm_cpu"}
+        words = "sbatch", "--requeue", "--output=lost.txt", "--open-mode=append", "-N", 2, "--ntasks-per-node=1", \
+            "--cpus-per-task=1", "submit.slurm", *flags, "--epochs", 40, "--checkpoint", saved, "--resume", "auto", \
+            "--results", results
+        job = re.search(r"\d+", lab("on", "login", *words, cwd=folder, env=env).out)[0]
+        deadline = time.monotonic() + 100
+
+        def shown():
+            return lab("on", "login", "scontrol", "show", "job", job, env=env).out
+
+        while not saved.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert "nid[1-2]" in shown()
+        lab("kill", "nid2")
+        while "JobState=COMPLETED" not in shown() and time.monotonic() < deadline:
+            time.sleep(0.5)
+        ended = shown()
+        printed = (folder / "lost.txt").read_text()
+        assert "JobState=COMPLETED" in ended and "Restarts=1" in ended and "NodeList=nid[1,3]" in ended, ended + printed
+    found, = lines(results)
+    assert 0 < found["steps"] < 40 * (1437 // 48) and found["nodes"] == 2, "it has gone on, and not begun again"
+    done = execute([sys.executable, folder / "main.py", *flags, "--epochs", 40, "--checkpoint", tmp_path / "whole"])
+    assert done.code == 0, done.err
+    close("parameters, fp64", abs(parameters(saved) - parameters(tmp_path / "whole")).max(), FP64)
 
 
 @real_slurm
