@@ -243,13 +243,12 @@ def load_tensors(args: argparse.Namespace, device: object) -> list:
 # Checkpoints
 
 def is_saved(path: str) -> bool:
-    """Whether a checkpoint is there: a file, or a folder with what DeepSpeed or PyTorch writes last.
-    """
+    """Whether a checkpoint is there: a file, or a folder with what a library adds last."""
     last = ("latest", ".metadata")
     return os.path.isfile(path) or any(os.path.isfile(os.path.join(path, name)) for name in last)
 
 
-def link_of_lab():
+def link_of_lab() -> list[str]:
     """The speed of the link between the nodes of submit/lab.sh, as 1gbit; elsewhere nothing."""
     folder = os.environ.get("LAB_FOLDER")
     return [Path(folder, "rate").read_text().strip()] if folder else []
