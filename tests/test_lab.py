@@ -49,11 +49,9 @@ def test_the_rate_is_what_was_asked_for(lab):
 @real_lab
 @pytest.mark.skipif(not os.access("/dev/net/tun", os.W_OK), reason="/dev/net/tun may not be opened here")
 def test_the_latency_is_at_least_what_was_asked_for(lab):
-    """An all-reduce on two nodes sends in turn at least twice: each has to hear from the other what it has."""
+    """Of an all-reduce's four bytes, too: each node has to hear from the other what it has."""
     lab("up", 2, "--latency", "100ms", "--rate", "100mbit")
-    slow, large = all_reduces(lab, 0.0001, 5)
-    assert slow >= 0.1
-    close("rate of the lab's link", abs((large - slow) * 1e8 / (8 * 5e6) - 1), RATE)
+    assert all_reduces(lab, 0.0001)[0] >= 0.1
     assert "latency 100ms" in lab("status").out
 
 
