@@ -1,6 +1,7 @@
-"""The lab of scaling.ipynb: its words against made-up runs, what a training prints, and that no lab stays behind."""
+"""The lab of scaling.ipynb and submit/LAB.md: words against made-up runs, what a training prints, that no lab stays."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -216,3 +217,33 @@ def test_two_nodes_train_while_the_link_is_turned_down(a_lab_can_come_up):
     assert max(lab.halves(found)[1]) <= 64 / slowest
     done = execute(lab.command("status"), env=lab.environment())
     assert done.code == 2 and "no lab is up" in done.err
+
+
+PAGE = (ROOT / "submit" / "LAB.md").read_text()
+SCRIPT = (ROOT / "submit" / "lab.sh").read_text()
+
+
+def beginnings(message):
+    """The first three words of each part of a message of lab.sh that is the same whenever it is said."""
+    parts = (re.sub("[:,]", "", part).split() for part in re.split(r"\$\([^)]*\)|\$\{[^}]*\}|\$\w+", message))
+    return [" ".join(words[:1 if words[0] == "usage" else 3]) for words in parts if words]
+
+
+def test_the_page_s_table_has_every_message_of_the_lab():
+    messages = [message for message in re.findall(r'\bfail "([^"]+)"', SCRIPT) if not message.startswith("up NODES")]
+    table = PAGE.partition("## What goes wrong")[2].partition("\n## ")[0]
+    symptoms = re.sub("[:,]", "", "\n".join(line.split(" | ")[0] for line in table.splitlines()))
+    assert len(messages) > 20
+    assert [message for message in messages if not any(words in symptoms for words in beginnings(message))] == []
+
+
+def test_the_page_s_five_commands_print_what_stands_there(a_lab_can_come_up):
+    """But for the lab's name, and the images/s."""
+    commands, printed = PAGE.split("```")[1:4:2]
+    done = execute(["bash", "-ec", commands.replace(". .venv/bin/activate\n", "")], cwd=ROOT, env=lab.environment())
+    assert done.code == 0 and not done.err
+
+    def same(text):
+        return re.sub(r"[\d,]+ images/s|^lab \S+:", "", text.strip(), flags=re.M)
+
+    assert same(done.out) == same(printed)
