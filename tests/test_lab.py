@@ -29,7 +29,7 @@ def lab():
 
 
 def all_reduces(lab, *megabytes):
-    """Seconds of gloo's all-reduce on one rank a node, by megabytes: the median of five."""
+    """Seconds of gloo's all-reduce on one rank a node, by megabytes: the fastest of eight."""
     done = lab("run", "-n", 2, sys.executable, PROGRAMS / "timed_allreduce.py", *megabytes)
     return json.loads(done.out)
 

@@ -14,7 +14,7 @@ from conftest import BIN, ROOT, execute
 
 from tools.measuring import allreduce
 from tools.notebooks import lab
-from tools.pages import docs, figures, ready
+from tools.pages import docs, figures, ready, slow_link
 
 MEASURED = sorted([*records.RECORDS.glob("*.jsonl"), *records.RECORDS.glob("bench*.txt")])
 IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -100,7 +100,7 @@ def test_without_a_history_the_mark_says_so(tree, monkeypatch, tmp_path):
 
 
 PROGRAMS = {"zero.py": [], "steps_to_target.py": [], "notebook_seconds.py": [], "lab_live.py": [],
-            "rounding.py": [], "allreduce.py": [], "reading.py": [], "demo.py": ["assets/records"],
+            "rounding.py": [], "allreduce.py": [], "lab.py": [], "reading.py": [], "demo.py": ["assets/records"],
             "sweep.py": ["weak", "--results", "assets/records/weak.jsonl"],
             "profile_step.py": ["03_ddp/main.py", "--results", "assets/records/step.jsonl"]}
 
@@ -164,6 +164,8 @@ SHOWN = {"weak.jsonl": [lambda: docs.table("weak"), figures.scaling, lambda: nee
          "bench.txt": [lambda: docs.bench(1)], "bench_horovod.txt": [lambda: docs.bench(5)],
          "bench_frameworks.txt": [lambda: docs.bench(10)], "bench_start.txt": [lambda: docs.bench(3)],
          "bench_deepspeed.txt": [lambda: docs.bench(8)]}
+if slow_link.there():
+    SHOWN |= {"lab.jsonl": [slow_link.TEXTS["weak"], slow_link.draw], "lab_allreduce.jsonl": [slow_link.TEXTS["wire"]]}
 
 
 def test_all_that_is_published_is_tried_below():
