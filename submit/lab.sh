@@ -285,7 +285,7 @@ run() {
     done
     each=${each:-$(((ranks + ${#living[@]} - 1) / ${#living[@]}))}
     ((ranks <= each * ${#living[@]})) || fail "$ranks ranks are more than $each on each of ${#living[@]} nodes"
-    mpiexec --version 2>/dev/null | grep -q HYDRA || fail "no mpiexec of MPICH on the path: . .venv/bin/activate"
+    [[ $(mpiexec --version 2>/dev/null) == *HYDRA* ]] || fail "no mpiexec of MPICH on the path: . .venv/bin/activate"
     enter_lab mpiexec -launcher ssh -launcher-exec "$program" -hosts "$(IFS=,; echo "${living[*]}")" \
         -n "$ranks" -ppn "$each" "$@"
 }
