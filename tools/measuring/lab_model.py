@@ -14,16 +14,17 @@ Written and committed before any run over the link was looked at; SLOW_LINK.md n
 - Chapter 2 overlaps with one buffer of 64 MB, chapter 3 with buckets of 1 and 25 MB: cost_model.BUCKETS.
 - Chapter 4 (no ZeRO) all-reduces after backward: DeepSpeed's engine, backward_epilogue. No overlap.
 - Chapter 5, stage 1: each gradient is reduced to one owner, then parameters are all-gathered. gloo's reduce is a ring's
-  reduce-scatter and a gather to the owner (gloo/reduce.cc), which takes that link as long as an all-reduce: 2 P. With the
-  all-gather 3 P, where an all-reduce passes 2 P. Stage 3: an all-reduce in place of the reduce-scatter, which gloo lacks,
-  and two all-gathers: 4 P (assets/records/collectives.jsonl counts them). Stage 1 does not overlap (overlap_comm is
-  false); stage 3 fetches ahead, but how much that hides on a CPU is not known: taken as nothing.
+  reduce-scatter and a gather to the owner (gloo/reduce.cc), which takes that link as long as an all-reduce: 2 P. With
+  the all-gather 3 P, where an all-reduce passes 2 P. Stage 3: an all-reduce in place of the reduce-scatter, which gloo
+  lacks, and two all-gathers: 4 P (assets/records/collectives.jsonl counts them). Stage 1 does not overlap (overlap_comm
+  is false); stage 3 fetches ahead, but how much that hides on a CPU is not known: taken as nothing.
 - fp16 halves the bytes. Accumulation computes all but the last batch without communication.
 
 "network" differs in two things, both from the network and from ranks that are alone. The gradients of a layer are ready
-when backward, which takes twice the products of forward, and the first layer once, has come to it: most of this network's
-parameters are in the layer that backward reaches first, most of its products in one that it reaches later. Tensors go in
-DDP's own buckets, and in Horovod each on its own. And jitter is that of the steps of ranks alone, not of V100s.
+when backward, which takes twice the products of forward, and the first layer once, has come to it: most of this
+network's parameters are in a layer that backward reaches soon, most of its products in one that it reaches later.
+Tensors go in DDP's own buckets, and in Horovod each on its own. And jitter is that of the steps of ranks alone, not of
+V100s.
 """
 
 import re
@@ -68,7 +69,8 @@ def layers(side: int = 32, channels: int = 3) -> list[tuple[list[int], float]]:
     half = (side - 4) // 2
     forward = [(channels * 9, 32, (side - 2) ** 2), (32 * 9, 64, (side - 4) ** 2), (64 * half * half, 128, 1),
                (128, 10, 1)]  # inputs, outputs, places
-    found = [([4 * outputs, 4 * inputs * outputs], 2.0 * inputs * outputs * places) for inputs, outputs, places in forward]
+    found = [([4 * outputs, 4 * inputs * outputs], 2.0 * inputs * outputs * places)
+             for inputs, outputs, places in forward]
     found[0] = (found[0][0], found[0][1] / 2)  # nobody asks for the gradient of the images
     return found[::-1]
 

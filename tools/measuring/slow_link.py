@@ -3,8 +3,8 @@
     submit/lab.sh run -n 2 python -m tools.measuring.slow_link --ways plain fp16 --results /tmp/slow.jsonl
     submit/lab.sh run -n 2 python -m tools.measuring.slow_link --all-reduce 4000 25000000 --results /tmp/slow.jsonl
 
-main.py has no flags for these: its loop stays short. Network, data, batches and ranks are the chapter's own. A step ends
-with an update of the parameters; a way's steps are timed in turn with those of the others, and again.
+main.py has no flags for these: its loop stays short. Network, data, batches and ranks are the chapter's own. A step
+ends with an update of the parameters; a way's steps are timed in turn with those of the others, and again.
 """
 
 import json
