@@ -14,7 +14,8 @@ from launch import ROOT
 
 REGISTER = ROOT / "assets" / "claims.toml"
 PAGE = ROOT / "CLAIMS.md"
-FENCES = re.compile(r"^ *```.*?^ *```|<!--.*?-->", re.M | re.S)
+# Cut from records or files; so are the paragraphs behind <!-- said: NAME -->, which docs.py writes
+FENCES = re.compile(r"^ *```.*?^ *```|<!-- said: \w+ -->\n(?:[^\n]+\n)*|<!--.*?-->", re.M | re.S)
 CODE = re.compile(r"`[^`]*`|<code>.*?</code>")
 # What counts nothing: link targets, the numbers of papers and issues, years
 NAMES = re.compile(r"\]\([^)]*\)|https?://\S+|\b\d{4}\.\d{5}\b|#\d+|\b(?:19|20)\d\d\b")

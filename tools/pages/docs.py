@@ -14,6 +14,8 @@ A comment says what belongs into the fence behind it, which this program writes:
     <!-- findings -->                  (no fence) the table of what submit/agree.py finds
     <!-- changes: OLD NEW | OLD NEW -->     how many lines were added and removed between files
     <!-- scale: NAME -->              a table of tools/pages/at_scale.py
+    <!-- slow: NAME -->               a table of tools/pages/slow_link.py
+    <!-- said: NAME -->               (no fence) a paragraph of tools/pages/slow_link.py
     <!-- bench: N -->                  section N of `make bench`, from assets/records/bench*.txt
 
 A chapter's README names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
@@ -34,12 +36,13 @@ from launch import ROOT
 from records import RECORDS, published, published_text
 
 from tools.measuring import demo, notebook_seconds, public_scripts, reading, rounding, zero
-from tools.pages import at_scale, claims, figures
+from tools.pages import at_scale, claims, figures, slow_link
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
-FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|scale|changes): (.+?) -->\n"
+FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|scale|slow|changes): (.+?) -->\n"
                    r"(?:```\w*\n.*?^```\n)?", re.M | re.S)
 LISTS = re.compile(r"<!-- (faults|findings) -->\n(?:\|.*\n)*")
+SAID = re.compile(r"<!-- said: (\w+) -->\n(?:.+\n)*")
 COPIES = {  # file: the folders that have its copy, so that a chapter's folder runs wherever it is copied
     "01_single_node/ranks.py": ("02_horovod", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed",
                                 "05_zero"),
@@ -145,6 +148,7 @@ def render(text, run=recorded):
             "table": lambda: ("", table(*words.split())),
             "bench": lambda: ("", bench(words)),
             "scale": lambda: ("", at_scale.TEXTS[words]()),
+            "slow": lambda: ("", slow_link.TEXTS[words]()),
             "changes": lambda: ("", "\n".join(changes(*pair.split()) for pair in words.split(" | "))),
         }[kind]()
         content = "\n".join(line.rstrip() for line in content.splitlines())
@@ -152,6 +156,7 @@ def render(text, run=recorded):
 
     lists = {"faults": doctor, "findings": agree_verdicts}
     text = LISTS.sub(lambda match: f"<!-- {match[1]} -->\n{lists[match[1]].table()}\n", FENCE.sub(fence, text))
+    text = SAID.sub(lambda match: f"<!-- said: {match[1]} -->\n{slow_link.said(match[1])}\n", text)
     if left:
         raise ValueError("hunks that are not shown:\n" + "\n\n".join(left))
     return text

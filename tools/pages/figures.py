@@ -11,7 +11,7 @@ from records import Unpublished, published
 
 from tools.measuring import demo, reading
 from tools.measuring.zero import ROLES, total
-from tools.pages import at_scale, style
+from tools.pages import at_scale, slow_link, style
 from tools.pages.drawings import DRAWINGS
 
 
@@ -127,6 +127,7 @@ def of_reading():
 
 FIGURES = {f"{draw.__name__}.png": draw for draw in (*DRAWINGS, zero, batch_size, scaling)}
 FIGURES |= {"demo.png": of_demo, "read_data.png": of_reading, "at_scale.png": at_scale.draw}
+FIGURES |= {"slow_link.png": slow_link.draw} if slow_link.there() else {}  # until the records are there
 
 
 def main() -> None:
