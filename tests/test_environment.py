@@ -233,6 +233,8 @@ def shared():
         text = re.sub(r"^RUNS = .*?\]\s*#.*?\n", 'RUNS = [("03_ddp", 2)]\n', demo.read_text(),
                       flags=re.M | re.S)
         demo.write_text(text)
+        weak = checkout / "tools" / "measuring" / "paying.py"
+        weak.write_text(re.sub(r"^RUNS = .*$", "RUNS = []", weak.read_text(), flags=re.M))
         poor_path(place / "bin", python)
         subprocess.run(["chown", "-R", "nobody", checkout], check=True)
         yield SimpleNamespace(place=place, checkout=checkout, python=python)

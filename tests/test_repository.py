@@ -11,11 +11,12 @@ import environment
 import pytest
 import speeds
 from conftest import ROOT, chapters, execute, lines, main_files, pages
+from lab import LAB
 from launch import command, missing
 from test_contract import RECORD, check
 from tolerances import ADAM_FP64, FP64, close
 
-from tools.measuring import demo, outputs
+from tools.measuring import demo, outputs, paying
 from tools.pages import docs
 
 # Functions that two lessons have under one name and that differ, because the difference is the lesson.
@@ -361,8 +362,13 @@ def test_demo_prints_its_table_and_leaves_records_and_figure(tmp_path):
     rows = [line.split() for line in done.out.splitlines() if line.lstrip().startswith("0")]
     records = lines(tmp_path / "demo.jsonl")
     runs = [(chapter, ranks) for chapter, ranks, *_ in demo.RUNS if not missing(chapter)]
-    assert [(record["chapter"], record["ranks"]) for record in records] == runs and len(rows) == len(runs)
-    for record in records:
+    weak = records[len(runs):]
+    assert [(record["chapter"], record["ranks"]) for record in records[:len(runs)]] == runs
+    assert len(rows) == len(runs) + 1  # the heading of the weak scaling names its chapter, too
+    assert [(one["ranks"], one.get("link", "none")) for one in weak] == [run[1:] for run in paying.RUNS]
+    assert [one.get("left_out") is not None for one in weak] == [False, False, bool(LAB)]
+    assert "Do 2 ranks pay?" in done.out and ("left out: " if LAB else "At 1 Gbit/s: ") in done.out
+    for record in records[:len(runs)]:
         assert record.keys() > RECORD.keys()
         check({name: record[name] for name in RECORD})
         perceptron = "stage" in record  # trained for one epoch
@@ -378,6 +384,7 @@ def test_demo_says_why_a_chapter_is_skipped(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "RUNS", [("01_single_node", 1), ("02_horovod/pytorch", 2)])
     monkeypatch.setattr(demo, "missing", lambda chapter: "no compiler" if "horovod" in chapter else None)
     monkeypatch.setattr(sys, "argv", ["demo.py", str(tmp_path)])
+    monkeypatch.setattr(paying, "RUNS", [])
     demo.main()
     assert "skipped: 02_horovod/pytorch: no compiler" in capsys.readouterr().out
     assert [record["chapter"] for record in lines(tmp_path / "demo.jsonl")] == ["01_single_node"]

@@ -1,4 +1,7 @@
-"""Train every chapter on 1 and 2 ranks on handwritten digits; print what each costs as a table and draw it."""
+"""Train every chapter on 1 and 2 ranks on handwritten digits; print what each costs as a table and draw it.
+
+Then chapter 3 where a step computes for longer, on this machine and over a link of 1 Gbit/s (submit/lab.sh).
+"""
 
 import argparse
 import os
@@ -7,22 +10,20 @@ import sys
 import tempfile
 import zipfile
 from contextlib import redirect_stderr, redirect_stdout
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas
 import torch
 from launch import ROOT, launch, missing
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 from records import FIGURES, RECORDS, refusal
 from runs import study
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tools.measuring import zero
+from tools.measuring import paying, zero
+from tools.measuring.paying import answer, compared, label, milliseconds, rate
 from tools.pages import style
 
 RUNS = [("01_single_node", 1), ("01_single_node/main_tf.py", 1), ("02_horovod/pytorch", 1), ("02_horovod/pytorch", 2),
@@ -32,7 +33,6 @@ RUNS = [("01_single_node", 1), ("01_single_node/main_tf.py", 1), ("02_horovod/py
         ("05_zero/fsdp.py", 1), ("05_zero/fsdp.py", 2)]  # chapter, ranks, flags
 PERCEPTRON = ("--epochs", 1, "--width", 256, "--layers", 8)
 FLAGS = ("--dataset", "digits", "--global-batch-size", "64")  # the same training, whatever the number of ranks
-NETWORKS = {"cnn": "cnn, five epochs", "perceptron": "perceptron, one epoch"}
 
 
 def parameters(checkpoint: str | Path) -> np.ndarray:
@@ -89,18 +89,14 @@ def framework(chapter: str) -> str:
     return "tensorflow" if "tensorflow" in chapter or "_tf" in chapter else "torch"
 
 
-def label(record):
-    """The chapter, and the stage where there is one."""
-    stage = record.get("stage")
-    return record["chapter"] if pandas.isna(stage) else f"{record['chapter']}, stage {stage:.0f}"
-
-
 def table(records):
     """The records' columns that matter here, as text."""
     columns = {"chapter": "chapter", "ranks": "ranks", "images_per_second": "images/s", "test_accuracy": "accuracy",
                "difference": "difference", "compared_in": "in", "megabytes": "MB a rank"}
     formats = ["{}".format, "{}".format, "{:,.0f}".format, "{:.4f}".format, "{:.1e}".format, "{}".format,
                "{:.2f}".format]
+    more = paying.table(records)
+    records = records[records["dataset"] == "digits"]
     records = records.assign(chapter=records.apply(label, axis=1))
     return ("Handwritten digits, global batch 64; CPU, one thread a rank. Chapters 1 to 4: cnn, five epochs.\n"
             "Chapter 5: a perceptron of 0.5 million parameters, one epoch; MB a rank: its parameters, gradients,\n"
@@ -108,60 +104,78 @@ def table(records):
             "difference: the largest of any parameter after one epoch, from the first row with the same network, in\n"
             "fp64; that shows whether two trainings are the same. DeepSpeed has no fp64: its rows show rounding.\n\n"
             + records.reindex(columns=list(columns)).rename(columns=columns).to_string(
-                index=False, na_rep="", formatters=dict(zip(columns.values(), formats))))
-
-
-def pale(color: str, share: float) -> tuple:
-    """The colour on white, of which this share is left."""
-    return tuple(1 - share * (1 - part) for part in to_rgb(color))
+                index=False, na_rep="", formatters=dict(zip(columns.values(), formats)))
+            + (f"\n\n{more}" if more else ""))
 
 
 def verdict(records: pandas.DataFrame) -> str:
-    """Whether more ranks reached the accuracy of fewer, and in how many programs they were faster, as a line."""
-    programs = [rows.sort_values("ranks") for _, rows in records.groupby(records.apply(label, axis=1))
-                if rows["ranks"].nunique() > 1]
-    if not programs:
-        return "Images a second, and the test accuracy"
-    trainings = records.groupby(["model", records["chapter"].map(framework)])["test_accuracy"]
+    """Whether more ranks pay, in how many programs, and where: a line."""
+    found = [each for each in compared(records) if not each["left_out"]]
+    if not found:
+        return "One run of each program: nothing to compare"
+    digits = [each["ratio"] > 1 for each in found if each["digits"]]
+    parts = [f"Digits: in {sum(digits)} of {len(digits)} programs"] * bool(digits)
+    model = next((name for name, data in zip(records.get("model", ()), records["dataset"]) if data != "digits"), "")
+    parts += [f"{'at ' + rate(each['link']) if each['link'] else model}: {answer(each['ratio'])}"
+              for each in found if not each["digits"]]
+    return f"Do {max(each['ranks'] for each in found)} ranks pay? " + "; ".join(parts)
+
+
+def accuracies(records: pandas.DataFrame) -> str:
+    """Whether the runs on digits of one network and framework have one test accuracy."""
+    digits = records[records["dataset"] == "digits"]
+    trainings = digits.groupby(["model", digits["chapter"].map(framework)])["test_accuracy"]
     apart = (trainings.max() - trainings.min()).max()
-    accuracy = "the same accuracy" if apart < 5e-5 else f"accuracies within {apart:.4f}"  # of what is shown
-    speeds = [rows["images_per_second"] for rows in programs]
-    faster = sum(each.iloc[-1] > each.iloc[0] for each in speeds)
-    return f"More ranks: {accuracy}, faster in {faster} of {len(programs)} programs"
+    return "the same accuracy" if apart < 5e-5 else f"accuracies within {apart:.4f}"  # of what is shown
 
 
 def draw(records: pandas.DataFrame) -> Figure:
-    """Throughput by program and ranks, a panel for each network; the names of the programs with the test accuracies."""
-    ranks = sorted(set(records["ranks"].tolist()))
-    shares = dict(zip(ranks, np.linspace(1, 0.4, len(ranks))[::-1]))
-    colors = {chapter: style.LIBRARIES[style.CHAPTERS[chapter]] for chapter in records["chapter"]}
-    panels = [(network, list(rows.groupby(rows.apply(label, axis=1), sort=False)))
-              for network, rows in records.groupby("model", sort=False)]
-    most = max(len(programs) for _, programs in panels)
-    figure, axes = style.picture(2.38 + 0.53 * most, 1, len(panels), squeeze=False)
-    height = 0.52 / len(ranks)  # of a bar; what is left of its row is for words
-    for axis, (network, programs) in zip(axes[0], panels):
-        for row, (name, runs) in enumerate(programs):
-            found = runs["test_accuracy"]
-            accuracies = " to ".join(dict.fromkeys(f"{value:.4f}" for value in (found.min(), found.max())))
-            axis.text(0, row - 0.02, name, va="bottom")
-            axis.text(1, row - 0.02, accuracies, va="bottom", ha="right", transform=axis.get_yaxis_transform())
-            for number, run in enumerate(runs.itertuples()):
-                axis.barh(row + number * height, run.images_per_second, 0.95 * height, align="edge",
-                          color=pale(colors[run.chapter], shares[run.ranks]))
-        axis.set(title=NETWORKS[network], ylim=(most - 0.3, -0.5), yticks=(), xlabel="images/s")
-        axis.set_title("accuracy", loc="right", fontsize=style.TEXT)
-        axis.spines["left"].set_visible(False)
-        axis.xaxis.set_major_locator(MaxNLocator(3))
-        axis.xaxis.set_major_formatter("{x:,.0f}")
-    entries = {f"{number} rank{'s' * (number > 1)}": Patch(color=pale("#000000", shares[number])) for number in ranks}
-    entries |= {style.CHAPTERS[chapter]: Patch(color=color) for chapter, color in colors.items()
-                if style.CHAPTERS[chapter] != "one process"}  # whose rows say it
-    style.head(figure, verdict(records), entries, ncols=min(len(entries), 7), handlelength=0.8, columnspacing=1)
-    figure.get_layout_engine().set(w_pad=0.1)  # inches
+    """A row for each program on several ranks: how much of a step is computing, with the numbers beside it."""
+    found = compared(records)
     first = records.iloc[0]
-    style.foot(figure, f"Handwritten digits, global batch {first['global_batch_size']}; {first['processor']}, "
-               f"{first['cpus']} cores, one thread a rank; one run each")
+    foot = ("In colour: computing. Where it passes the white line, more ranks are faster than one, so many times. MB: "
+            f"the gradients of a step. {first['processor']}, {first['cpus']} cores, one thread a rank; one run each")
+    groups = {}
+    for each in found:
+        groups.setdefault(each["digits"], []).append(each)
+    rows = 1 + sum(1 + len(group) for group in groups.values())
+    figure, axis = style.picture(1.05 + 0.3 * rows + 0.22 * (len(foot) // 84 + 1))
+    left, width = 2.65, 2.6  # of the bars, in inches as all that is drawn
+    columns = {"times": (6.2, "{ratio:.2f}"), "computes": (7.2, "{computing}"), "waits": (8.05, "{waiting}"),
+               "MB": (8.75, "{megabytes:.1f}")}
+    for name, (x, _) in columns.items():
+        axis.text(x, 0, name, ha="right", va="center", color=style.COMMUNICATION)
+    axis.text(left, 0, "a step of each rank", va="center", color=style.COMMUNICATION)
+    row = 0
+    for digits, group in groups.items():
+        row += 1
+        one = records[(records["dataset"] == "digits") == digits].iloc[0]
+        heading = f"{one['model']}, {one['batch_size']:.0f} synthetic images a rank"
+        if digits:
+            heading = f"Digits, {one['global_batch_size']:.0f} images a step in all: {accuracies(records)}"
+        axis.text(0, row, heading, va="center", weight="bold")
+        for each in group:
+            row += 1
+            place = f", {rate(each['link'])}" if each["link"] else "" if digits else ", this machine"
+            axis.text(0, row, each["name"] + place, va="center")
+            if each["left_out"]:
+                axis.text(left, row, "left out", va="center")
+                continue
+            axis.barh(row, width * each["share"], 0.7, left, color=style.LIBRARIES[style.CHAPTERS[each["chapter"]]])
+            axis.barh(row, width * (1 - each["share"]), 0.7, left + width * each["share"], color=style.COMMUNICATION)
+            axis.plot([left + width * each["even"]] * 2, [row - 0.35, row + 0.35], color="white", lw=3,
+                      solid_capstyle="butt")
+            words = each | {name: milliseconds(each[name]) for name in ("computing", "waiting")}
+            for name, (x, form) in columns.items():
+                axis.text(x, row, form.format(**words), ha="right", va="center",
+                          weight="bold" if name == "times" and each["ratio"] > 1 else "normal")
+    axis.set(xlim=(0, 8.8), ylim=(rows - 0.5, -0.5))
+    axis.set_axis_off()
+    entries = {style.CHAPTERS[each["chapter"]]: Patch(color=style.LIBRARIES[style.CHAPTERS[each["chapter"]]])
+               for each in found}
+    entries["waits and sends"] = Patch(color=style.COMMUNICATION)
+    style.head(figure, verdict(records), entries)
+    style.foot(figure, foot)
     return figure
 
 
@@ -179,7 +193,9 @@ def main():
     skipped = {chapter: missing(chapter) for chapter, *_ in RUNS if missing(chapter)}
     plan = [{"chapter": chapter, "ranks": ranks, "flags": " ".join(map(str, flags))}
             for chapter, ranks, *flags in RUNS if chapter not in skipped]
-    records = study(results / "demo.jsonl", plan, partial(train, folder=first_rows))
+    plan += [{"chapter": chapter, "ranks": ranks, "link": link} for chapter, ranks, link in paying.RUNS]
+    records = study(results / "demo.jsonl", plan, lambda **run: paying.scale(**run) if "link" in run else
+                    train(**run, folder=first_rows))
     shutil.rmtree(first_rows)
     records = pandas.DataFrame(records)
     figure = (FIGURES if results.resolve() == RECORDS else results) / "demo.png"
