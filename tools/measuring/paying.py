@@ -26,7 +26,7 @@ RUNS = [("03_ddp", 1, "none"), ("03_ddp", 2, "none"), ("03_ddp", 2, "1gbit")]  #
 CLOSE = 0.05  # speeds that differ by less count as the same
 
 
-def label(record):
+def label(record: pandas.Series) -> str:
     """The chapter, and the stage where there is one."""
     stage = record.get("stage")
     return record["chapter"] if pandas.isna(stage) else f"{record['chapter']}, stage {stage:.0f}"
