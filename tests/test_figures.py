@@ -92,7 +92,8 @@ def demo_records(keep=None, **changes):
 def on_more_ranks():
     """The digits of a demo on 1, 2 and 4 ranks, the last of them with other accuracies."""
     digits = "dataset == 'digits'"
-    return pandas.concat([demo_records(digits), demo_records(f"{digits} and ranks == 2", ranks=4, test_accuracy=0.9)]).reset_index(drop=True)
+    more = demo_records(f"{digits} and ranks == 2", ranks=4, test_accuracy=0.9)
+    return pandas.concat([demo_records(digits), more]).reset_index(drop=True)
 
 
 def without_link():
