@@ -153,8 +153,8 @@ def all_reduce_seconds(size: float, gpus: int, fabric: Fabric) -> float:
 def fit_link(rows: Iterable[Mapping], algorithm: str = "ring") -> Link:
     """alpha and beta of measured all-reduces: rows of nodes, bytes and seconds, one rank a node.
 
-    Least squares of the relative errors, so that a small message counts as much as a large one.
-    Raises ValueError for rows from which the two do not follow, or would be negative.
+    Least squares of the relative errors, so that a small message counts as much as a large one;
+    alpha is 0 where it would be negative. Raises ValueError for rows from which no line follows.
     """
     rows = [row for row in rows if row["nodes"] > 1]
     table = np.array([[row["seconds"], *costs(row["nodes"], algorithm)] for row in rows])
@@ -164,8 +164,10 @@ def fit_link(rows: Iterable[Mapping], algorithm: str = "ring") -> Link:
     moved = factor * np.array([row["bytes"] for row in rows])
     shares = np.stack([messages / seconds, moved / seconds], axis=1)
     alpha, beta = np.linalg.lstsq(shares, np.ones(len(rows)), rcond=None)[0]
-    if alpha < 0 or beta <= 0:
+    if beta <= 0:
         raise ValueError(f"no line through these: alpha {alpha:.2g} s, beta {beta:.2g} s a byte")
+    if alpha < 0:
+        alpha, beta = 0.0, shares[:, 1].sum() / (shares[:, 1] ** 2).sum()
     return Link(float(alpha), float(beta))
 
 

@@ -146,6 +146,17 @@ def test_rows_that_give_no_link_are_refused():
         scale.fit_link([{"nodes": 2, "bytes": size, "seconds": 1 / size} for size in (1e3, 1e6)])
 
 
+def test_what_passes_at_once_does_not_make_a_link_faster():
+    """Small messages of a token bucket take no time: with them in the fit, large ones would be far too fast."""
+    true = Link(0.0, 8e-9)
+    rows = [row | ({"seconds": 1e-4} if row["bytes"] <= 2 * page.BURST else {}) for row in all_reduces(true)]
+    link, _ = page.lab(rows, page.BURST)
+    assert (link.alpha, link.beta) == pytest.approx((0, true.beta))
+    assert page.lab(rows)[0].beta < true.beta / 1.1
+    slower = [{"nodes": 2, "bytes": 2**power, "seconds": 2**power / 1e9 - 1e-4} for power in range(20, 25)]
+    assert scale.fit_link(slower).alpha == 0  # never below
+
+
 def test_what_two_nodes_take_predicts_four():
     """Four nodes that take a quarter longer change no link; of repeats the median counts; one node is let be."""
     true = Link(200e-6, 8e-9)
@@ -159,13 +170,10 @@ def test_what_two_nodes_take_predicts_four():
 
 def test_the_lab_s_measurements_are_met():
     """At four nodes, from a bucket of DDP on. AT_SCALE.md, Beside the lab, has the place for their table."""
-    rows = [json.loads(line) for path in sorted((ROOT / "assets" / "records").glob("lab_*.jsonl"))
-            for line in path.read_text().splitlines()]
-    rows = [row for row in rows if row.keys() >= {"nodes", "bytes", "seconds"}]
-    if not rows:
-        pytest.skip("no all-reduces in assets/records/lab_*.jsonl yet: submit/lab.sh is to measure them")
+    assert f"burst={page.BURST // 1024}kb" in (ROOT / "submit" / "lab.sh").read_text()
+    rows = [json.loads(line) for line in (ROOT / "assets" / "records" / "lab_allreduce.jsonl").open()]
     found = [error for link in {row["link"] for row in rows} - {"none"}
-             for (nodes, size), error in page.lab(row for row in rows if row["link"] == link)[1].items()
+             for (nodes, size), error in page.lab((row for row in rows if row["link"] == link), page.BURST)[1].items()
              if nodes == 4 and size >= model.MB]
     assert found and max(map(abs, found)) <= LAB
 

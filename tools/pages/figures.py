@@ -126,8 +126,8 @@ def of_reading():
 
 
 FIGURES = {f"{draw.__name__}.png": draw for draw in (*DRAWINGS, zero, batch_size, scaling)}
-FIGURES |= {"demo.png": of_demo, "read_data.png": of_reading, "at_scale.png": at_scale.draw}
-FIGURES |= {"slow_link.png": slow_link.draw} if slow_link.there() else {}  # until the records are there
+FIGURES |= {"demo.png": of_demo, "read_data.png": of_reading, "at_scale.png": at_scale.draw,
+            "slow_link.png": slow_link.draw}
 
 
 def main() -> None:

@@ -24,7 +24,6 @@ from tools.pages import at_scale, style
 COMMIT = "ec7659b"  # of tools/measuring/lab_model.py as it predicts; a test compares
 AIM = 0.15
 NEAR = 0.05  # what is called equal
-NOT_YET = "Not measured yet: python -m tools.measuring.lab"
 NAMES = {("02_horovod/pytorch", None): "Horovod", ("03_ddp", None): "DDP", ("04_deepspeed", None): "DeepSpeed",
          ("05_zero", 1): "ZeRO 1", ("05_zero", 3): "ZeRO 3"}
 COLORS = {name: style.LIBRARIES.get(name) for name in NAMES.values()} | {"ZeRO 1": style.STAGES[2],
@@ -32,10 +31,6 @@ COLORS = {name: style.LIBRARIES.get(name) for name in NAMES.values()} | {"ZeRO 1
 SPEEDS = {"none": "no limit", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 ALT = ("Images a second over nodes, measured and predicted, at no limit, 1 Gbit/s and 100 Mbit/s: above the cnn, below "
        "the perceptron of chapter 5.")
-
-
-def there() -> bool:
-    return (records.RECORDS / "lab.jsonl").exists()
 
 
 # --- the records ---
@@ -182,7 +177,7 @@ def wire(found: list[dict]) -> list[dict]:
     for link in lab.LINKS:
         here = [row for row in found if row["link"] == link]
         try:
-            _, fitted = at_scale.lab(here)
+            _, fitted = at_scale.lab(here, at_scale.BURST)
         except ValueError:  # no line through these
             fitted = {}
         for nodes, size in sorted({(row["nodes"], row["bytes"]) for row in here}):
@@ -354,8 +349,8 @@ def draw(found: list[dict] | None = None) -> style.Picture:
 # --- for docs.py and figures.py ---
 
 def shown(make: Callable, load: Callable) -> Callable[[], str]:
-    """What make() says of the records; before there are any, that there are none."""
-    return lambda: make(load(records.RECORDS)) if there() else NOT_YET
+    """What make() says of the records."""
+    return lambda: make(load(records.RECORDS))
 
 
 TABLES = {"base": (base, raw), "weak": (lambda rows: table(rows, "weak"), rows_of),
@@ -369,10 +364,9 @@ TEXTS = {"assumed": assumed} | {name: shown(*pair) for name, pair in TABLES.item
 def said(name: str) -> str:
     """A paragraph of the page: `slow NAME`, in lines of a page's width."""
     if name == "figure":
-        return figure_line() if there() else "(The figure is drawn when there are records.)"
+        return figure_line()
     make, load = WORDS[name]
-    text = make(load(records.RECORDS)) if there() else NOT_YET + "."
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(make(load(records.RECORDS)), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def main() -> None:
