@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,9 @@ def chapters_with(rows, fewer):
     """Cases of (chapter, flags, what is expected): what follows chapter 1 and differs in communication gets fewer."""
     return [case(name, *row, id=f"{name} {row[0]}") for name in ON
             for row in (rows if name.startswith("01") else fewer)]
+
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would leave it ignored to all
 
 
 def environment():
