@@ -196,6 +196,16 @@ def test_srun_with_and_without_mpi(mpi, cluster, tmp_path):
 
 
 @real_slurm
+def test_mpiexec_takes_the_nodes_of_the_allocation(cluster, tmp_path):
+    words = f'"{BIN}/mpiexec" -n 2 -ppn 1 "{BIN}/python" main.py {" ".join(ONE_STEP)} --results {tmp_path / "results"}'
+    submitted = cluster.run("sbatch", "--output=job-%j.txt", "-N", 2, "--ntasks-per-node=1", "--wrap", words)
+    state, printed = cluster.end(re.search(r"\d+", submitted)[0])
+    assert state == "COMPLETED 0:0", printed
+    record, = lines(tmp_path / "results")
+    assert (record["ranks"], record["nodes"]) == (2, 2)
+
+
+@real_slurm
 def test_mpi_starts_whatever_lies_in_memory(cluster):
     """With UCX it does not: submit/sites/slurm_cpu.sh says why."""
     words = f'. ../submit/sites/slurm_cpu.sh; NODES=2 RANKS=2 launch "{BIN}/python" "{PROGRAMS / "full_memory.py"}"'
