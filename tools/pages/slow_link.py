@@ -228,18 +228,25 @@ def verdict(rows: list[dict]) -> str:
         text += "It promises too little nearly everywhere. "
     else:
         text += "It errs to both sides. "
-    overlapping = [row for row in two if row["name"] in ("DDP", "Horovod")]
-    before, after = (statistics.median(errors(overlapping, prediction)) for prediction in PREDICTIONS)
-    text += "Where backward overlaps (DDP, Horovod), to know when each layer's gradients are ready "
-    if after < before - 0.01:
-        text += (f"makes the median error smaller, {after:.0%} instead of {before:.0%}: that gradients come at an even "
-                 "pace is an assumption that this network does not keep.")
-    elif after > before + 0.01:
-        text += (f"makes the median error larger, {after:.0%} instead of {before:.0%}: the even pace that the model "
-                 "assumes is not what it gets wrong here; part of what could overlap does not.")
-    else:
-        text += f"changes little: {after:.0%} and {before:.0%}."
-    return text
+    return text + on_overlap([row for row in two if row["name"] in ("DDP", "Horovod")])
+
+
+def on_overlap(overlapping: list[dict]) -> str:
+    """Of each limited link by itself: what helps on one may harm on the other."""
+    text = "Where backward overlaps (DDP, Horovod), network knows when each layer's gradients are ready:"
+    for link in lab.SLOW:
+        here = [row for row in overlapping if row["link"] == link]
+        before, after = (statistics.median(errors(here, prediction)) for prediction in PREDICTIONS)
+        text += f"{';' if link != lab.SLOW[0] else ''} at {SPEEDS[link]} that "
+        if after < before - 0.01:
+            text += (f"makes the median error smaller, {after:.0%} instead of {before:.0%} (gradients do not come at "
+                     "the even pace that the model assumes)")
+        elif after > before + 0.01:
+            text += (f"makes the median error larger, {after:.0%} instead of {before:.0%} (part of what could overlap "
+                     "does not)")
+        else:
+            text += f"changes little, {after:.0%} and {before:.0%}"
+    return text + "."
 
 
 def crowding(rows: list[dict]) -> str:
