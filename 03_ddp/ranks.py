@@ -133,7 +133,7 @@ def meet_by_mpi(launcher, ranks):
 
     # MPI sends while it is called: what rank 0 told may not have left, and the others would wait
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        threading.Thread(target=send_on, daemon=True).start()
+        threading.Thread(target=send_on).start()
     return node.rank, host, port
 
 
