@@ -10,7 +10,6 @@ import ast
 import re
 
 from conftest import ROOT
-from launch import missing  # noqa: F401  the programs' own folders are on the path
 
 from tools.pages import docs
 
