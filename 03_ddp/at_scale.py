@@ -268,8 +268,11 @@ def table(counts: Iterable[int] = COUNTS, job: Job = MODEL_7B, fabric: Fabric = 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n")
     parser.add_argument("gpus", nargs="*", type=int, default=COUNTS, help="numbers of GPUs")
     counts = parser.parse_args().gpus
+    if 0 in counts:
+        parser.error("0 GPUs compute nothing")
     try:
         rows = table(counts)
     except ValueError as problem:

@@ -54,11 +54,14 @@ def grade(folder, file):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.error = lambda message: parser.exit(NOT_RUN, f"{parser.prog}: {message}\n")  # one line, without the usage
     parser.add_argument("number", type=int, choices=sorted(FOLDERS), help="of the exercise")
     parser.add_argument("--file", type=Path, help="grade this one, not exercise.py of its folder")
     args = parser.parse_args()
     folder = FOLDERS[args.number]
     file = args.file or folder / "exercise.py"
+    if file.suffix != ".py":
+        parser.error(f"{shown(file)} is no file of Python: its name has to end in .py")
     try:
         compile(file.read_text(), file, "exec")
     except (OSError, UnicodeDecodeError) as problem:

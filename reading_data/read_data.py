@@ -138,6 +138,9 @@ def parse_args(world):
     step = BATCH * world.size
     if args.images < 1 or args.images % step or args.seed < 0:
         sys.exit(f"--images: take a multiple of {step}, {BATCH} a step for each rank, and --seed 0 or above")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if args.images * SIZE > memory:
+        sys.exit(f"--images: {args.images} of {SIZE} bytes do not fit into the {memory / 1e9:.0f} GB of this node")
     if args.results and world.rank == 0:  # it writes for all
         try:
             open(args.results, "a").close()

@@ -11,6 +11,7 @@ import argparse
 import ast
 import importlib.util
 import json
+import math
 import multiprocessing.util
 import os
 import runpy
@@ -224,6 +225,18 @@ def refusal(script):
     return None
 
 
+def opens(path):
+    """Whether a file of this name opens for writing. Nothing is left behind."""
+    exists = os.path.lexists(path)
+    try:
+        path.open("a").close()
+    except OSError:
+        return False
+    if not exists:
+        path.unlink(missing_ok=True)
+    return True
+
+
 def one_speaks():
     """Whether this process is rank 0, or no rank."""
     return next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0") == "0"
@@ -233,11 +246,14 @@ def fail(line):
     """Say it, from one rank; the exit code of what could not look."""
     if one_speaks():
         print(f"agree.py: {line}", file=sys.stderr)
+    else:
+        time.sleep(2)  # or the launcher ends rank 0 before it has spoken
     return UNSEEN
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.error = lambda message: sys.exit(fail(message))
     parser.add_argument("--steps", type=int, default=5, help="until an optimizer has made so many steps (5)")
     parser.add_argument("--timeout", type=float, default=30, help="seconds of waiting that are called a hang (30)")
     parser.add_argument("--record", type=Path, help="write what was seen, as JSON, to this file")
@@ -251,9 +267,11 @@ def main():
         if one_speaks():
             print(verdicts.explain(args.explain))
         return RIGHT
-    if args.steps < 1 or not args.timeout > 0:
+    if args.steps < 1 or not args.timeout > 0 or math.isinf(args.timeout):
         return fail("--steps and --timeout have to be more than 0")
-    if not args.script or not args.script.is_file():
+    if args.record and not opens(args.record):
+        return fail(f"cannot write {args.record}: name a file in a folder that exists and that you may write to")
+    if not args.script or not os.path.isfile(args.script):  # pathlib's raises at a name that is too long
         return fail(f"no file {args.script}: name your script" if args.script else "name your script")
     problem = refusal(args.script)
     if problem:

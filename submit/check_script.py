@@ -6,10 +6,12 @@
 that end as on Windows, which sbatch refuses.) A misspelt option the scheduler itself names: `sbatch --test-only`.
 """
 
-import argparse
+import os
 import re
 import sys
 from pathlib import Path
+
+from one_line import Parser
 
 
 def check(path):
@@ -40,12 +42,12 @@ def check(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("scripts", nargs="+", type=Path)
     found = False
     for path in parser.parse_args().scripts:
-        if not path.is_file():
-            sys.exit(f"check_script.py: no file {path}")
+        if not os.path.isfile(path):  # pathlib's raises at a name that is too long
+            parser.error(f"no file {path}")
         for problem in check(path):
             print(f"{path}: {problem}")
             found = True

@@ -7,6 +7,7 @@ import argparse
 import errno
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
@@ -109,6 +110,15 @@ def table(found: "dict[str, str] | None" = None) -> str:  # quoted: Python 3.9 r
 def silent():
     """Whether this is not rank 0, as far as the launcher's variables tell: rank 0 speaks for all."""
     return next((os.environ[rank] for rank, _ in VARIABLES if rank in os.environ), "0") != "0"
+
+
+def refuse(message):
+    """End all ranks with one line about a flag, from rank 0."""
+    if silent():
+        time.sleep(2)  # or the launcher ends rank 0 before it has spoken
+    else:
+        print(f"doctor.py: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
 def fail(key, detail):
@@ -333,9 +343,12 @@ def all_reduce(store, seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.error = refuse
     parser.add_argument("--timeout", type=float, default=60, help="seconds that ranks wait for each other (60)")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # the launcher deepspeed gives it
     seconds = parser.parse_args().timeout
+    if not 0 < seconds < math.inf:
+        refuse(f"--timeout {seconds}: wait for some seconds")
     if absent:
         fail("torchvision" if "torchvision::" in absent else "import", absent)
     begin = watch(seconds)

@@ -11,7 +11,6 @@ missing there or failed; another machine wants another file. All runs of a repea
 slows the machine down for a while slows all of them.
 """
 
-import argparse
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import pandas
 from launch import ROOT, machine, missing
+from one_line import Parser, whole
 from records import opens, refusal
 from runs import append, end_with_the_study, read
 from tqdm import tqdm
@@ -171,15 +171,9 @@ def table(records):
 
 
 def parse_args():
-    def whole(text):
-        if not text.isdecimal() or int(text) == 0:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-        return int(text)
-
     words = sys.argv[1:]
     stop = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
-                                     usage="%(prog)s batch|weak|strong ... [options] [-- FLAGS of main.py]")
+    parser = Parser(__doc__, usage="%(prog)s batch|weak|strong ... [options] [-- FLAGS of main.py]")
     add = parser.add_argument
     add("studies", nargs="+", choices=("batch", "weak", "strong"))
     add("--chapters", nargs="+", default=["03_ddp"], help="folders with a main.py (03_ddp)")
@@ -200,7 +194,7 @@ def parse_args():
     for flag in names(args.flags) & {"--batch-size", "--global-batch-size", "--results"}:
         parser.error(f"{flag} stands before --, not behind: it is the sweep's")
     for chapter in args.chapters:
-        if not (ROOT / chapter / args.script).exists():
+        if not os.path.isfile(ROOT / chapter / args.script):  # pathlib's raises at a name that is too long
             parser.error(f"{chapter} is no chapter: name folders with a submit script, such as 03_ddp")
         if missing(chapter):
             parser.error(missing(chapter))

@@ -34,7 +34,11 @@ def hand_over(venv):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", required=True, help="the folder of the environment")
-    venv = os.path.abspath(parser.parse_args().venv)
+    parser.error = lambda message: parser.exit(2, "set-up failed: {}\n".format(message))  # one line, without the usage
+    venv = parser.parse_args().venv
+    if not venv:  # the folder one is in would become an environment
+        parser.error("name the folder of the environment: VENV=...")
+    venv = os.path.abspath(venv)
     hand_over(venv)
     if sys.version_info < (3, 11):
         sys.exit("set-up failed: this is Python {}.{}; the pins need 3.11 or newer: make setup PYTHON=python3.11"

@@ -6,7 +6,6 @@ All raw figures go to results/bench-SECTIONS.jsonl; a killed bench goes on where
 peak memory that the system reports of a process is never less than that of the process which started it.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -16,10 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import REMAINDER, SUPPRESS
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launch import ROOT, environment, launch, machine, missing
+from one_line import Parser
 from runs import Runs, end_with_the_study, said
 from tqdm import tqdm
 
@@ -292,9 +293,9 @@ def main(numbers):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--sections", nargs="+", type=int, choices=SECTIONS, default=[*SECTIONS], help="some of them")
-    parser.add_argument("--bare", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("--bare", nargs=REMAINDER, help=SUPPRESS)
     args = parser.parse_args()
     if args.bare:
         bare_loop(args.bare)

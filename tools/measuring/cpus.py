@@ -7,7 +7,6 @@ several: another CPU sums in another order, and so rounds otherwise. A switch th
 nothing. The tests are those marked `numbers`: a numeric core.
 """
 
-import argparse
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pandas
 from launch import ROOT, processor
+from one_line import Parser
 
 SETTINGS = {  # name: environment variables
     "as it is": {},
@@ -59,7 +59,7 @@ def table(rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS], metavar="NAME",
                         help=f"some of: {', '.join(SETTINGS)}")
     names = parser.parse_args().settings

@@ -3,7 +3,6 @@
 Then chapter 3 where a step computes for longer, on this machine and over a link of 1 Gbit/s (submit/lab.sh).
 """
 
-import argparse
 import os
 import shutil
 import sys
@@ -18,6 +17,7 @@ import torch
 from launch import ROOT, launch, missing
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from one_line import Parser
 from records import FIGURES, RECORDS, refusal
 from runs import study
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -180,12 +180,15 @@ def draw(records: pandas.DataFrame) -> Figure:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results", help="for the records and the figure")
     results = parser.parse_args().folder
     if reason := refusal(results):
         sys.exit(f"demo: {reason}")
-    results.mkdir(exist_ok=True)
+    try:
+        results.mkdir(exist_ok=True)
+    except OSError as problem:
+        parser.error(f"no folder {results}: {problem.strerror}")
     first_rows = results / "demo.parameters"
     if not (results / "demo.jsonl.part").exists():  # nothing to go on with
         shutil.rmtree(first_rows, ignore_errors=True)

@@ -10,7 +10,6 @@ meanwhile. Ranks that are alone run on as many nodes at the same time, and nothi
 predictions (lab_model.py). Four ranks on two cores say what crowding does, not what four nodes would do.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -23,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launch import ROOT, environment, machine, missing
+from one_line import Parser, whole
 from records import RECORDS, refusal
 from runs import study
 
@@ -188,10 +188,10 @@ def listed(runs: list[dict]) -> str:
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--list", action="store_true", help="print the runs, and start none")
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"timed steps of a run ({STEPS})")
+    parser.add_argument("--repeats", type=whole, default=REPEATS)
+    parser.add_argument("--steps", type=whole, default=STEPS, help=f"timed steps of a run ({STEPS})")
     parser.add_argument("--folder", type=Path, default=RECORDS, help="where the records go (assets/records)")
     return parser.parse_args()
 

@@ -85,7 +85,7 @@ def main():
     parser.add_argument("main", type=Path, help="a chapter's main.py")
     parser.add_argument("--results", type=Path, required=True, metavar="FILE")
     args = parser.parse_args()
-    if not args.main.exists() or not opens(args.results):
+    if not os.path.isfile(args.main) or not opens(args.results):
         fail("name a chapter's main.py, and --results FILE in a folder that exists and that you may write to")
     if reason := refusal(args.results):
         fail(reason)

@@ -6,7 +6,6 @@ Each repository is cloned at its commit into a temporary folder, from GitHub or 
 are stand-ins: random bytes where the script looks for its own. What is `expected` are the script's own mistakes.
 """
 
-import argparse
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 from launch import ROOT, machine
+from one_line import Parser
 from PIL import Image
 from records import RECORDS, refusal
 
@@ -197,13 +197,17 @@ def table(records):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--mirror", type=Path, help="a folder of clones, as owner+name/repo, in the place of GitHub")
     parser.add_argument("--timeout", type=float, default=300, help="seconds that a script may take (300)")
     parser.add_argument("--verbose", action="store_true", help="print what the scripts print")
     parser.add_argument("--publish", action="store_true", help=f"write {PUBLISHED.relative_to(ROOT)}: all scripts")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SCRIPTS)} (all)")
     args = parser.parse_args()
+    if unknown := {*args.names} - {*SCRIPTS}:
+        parser.error(f"{', '.join(sorted(unknown))}: the scripts are {', '.join(SCRIPTS)}")
+    if not args.timeout > 0:
+        parser.error("--timeout has to be above 0")
     if args.publish and (reason := refusal(PUBLISHED)):
         sys.exit(f"public_scripts.py: {reason}")
     rows = []

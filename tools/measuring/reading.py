@@ -3,7 +3,6 @@
     python -m tools.measuring.reading
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pandas
 from launch import ROOT, launch
 from matplotlib.figure import Figure
+from one_line import Parser, whole
 from records import refusal
 from runs import study
 
@@ -77,16 +77,15 @@ def check(records):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "reading_data" / "data", help="on the disk to measure")
-    parser.add_argument("--images", type=int, default=8_192)
+    parser.add_argument("--images", type=whole, default=8_192)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.images % (STEP * max(RANKS)) or args.seed < 0:
+        parser.error(f"--images: take a multiple of {STEP * max(RANKS)}, and --seed 0 or above")
     if reason := refusal(RECORDS):
         sys.exit(f"reading.py: {reason}")
-
-    if args.images % (STEP * max(RANKS)):
-        sys.exit(f"reading.py: --images: take a multiple of {STEP * max(RANKS)}")
     data = {"folder": str(args.folder), "images": args.images, "seed": args.seed}
     plan = [{"way": way, "ranks": ranks, "repeat": repeat, **data}
             for repeat in range(REPEATS) for ranks in RANKS for way in WAYS]

@@ -189,9 +189,12 @@ def parse_args(parser_of, whole):
 
 def main():
     from ranks import find_ranks, gather
-    from workshop import BACKENDS, Parser, link_of_lab, whole
+    from workshop import BACKENDS, Parser, link_of_lab, refuse_unwritable, whole
     args = parse_args(Parser, whole)
     rank, ranks, _ = find_ranks()
+    refuse_unwritable(args.results)
+    if not args.lr > 0:
+        sys.exit("--lr has to be above 0")
     torch.set_num_threads(1)
     dist.init_process_group(BACKENDS["cpu"])
     records = measure_all_reduces(args, ranks, gather) if args.all_reduce else measure_ways(args, rank, ranks)

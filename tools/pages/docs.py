@@ -21,7 +21,6 @@ A comment says what belongs into the fence behind it, which this program writes:
 A chapter's README names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
 """
 
-import argparse
 import difflib
 import re
 import sys
@@ -33,6 +32,7 @@ import doctor
 import pandas
 import sweep
 from launch import ROOT
+from one_line import Parser
 from records import RECORDS, published, published_text
 
 from tools.measuring import demo, notebook_seconds, public_scripts, reading, rounding, zero
@@ -174,20 +174,28 @@ def copies():
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--only", help="the pages whose names begin so, as 03_ddp; no figures")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.only and not any(wanted(path, args.only) for path in readmes()):
+        parser.error(f"--only {args.only}: no page's name begins so")
+    return args
+
+
+def wanted(path, only):
+    """Whether a page's name, from the top folder, begins as --only says."""
+    return str(path.relative_to(ROOT)).startswith(only.rstrip("/"))
 
 
 def main():
+    only = parse_args().only
     for master, copy in copies():
         if not copy.exists() or copy.read_bytes() != master.read_bytes():
             copy.write_bytes(master.read_bytes())
             print("copied:", copy.relative_to(ROOT))
-    only = parse_args().only
     for path in readmes():
         name = str(path.relative_to(ROOT))
-        if only and not name.startswith(only.rstrip("/")):
+        if only and not wanted(path, only):
             continue
         text = path.read_text()
         try:

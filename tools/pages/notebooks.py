@@ -7,8 +7,8 @@ A cell with the tag "live" shows times or figures that another run or machine ch
 is the same everywhere: tests/test_notebooks.py compares it.
 """
 
-import argparse
 import hashlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -17,6 +17,7 @@ import nbformat
 from launch import ROOT
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
+from one_line import Parser
 
 SECONDS = 240  # for a cell on a busy machine; a whole notebook takes less than a minute on two idle cores
 
@@ -54,10 +55,10 @@ def run(path: Path, **hooks: object) -> nbformat.NotebookNode:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("notebooks", nargs="*", type=Path, help="all, if none is named")
     for path in parser.parse_args().notebooks or notebooks():
-        if not path.is_file():
+        if not os.path.isfile(path) or path.suffix != ".ipynb":
             sys.exit(f"{path}: there is no such notebook")
         try:
             nbformat.write(run(path.resolve()), path)
