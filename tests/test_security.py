@@ -252,6 +252,7 @@ EXCEPTIONS = {
     "a shell": {"05_zero/memory.ipynb": "the flags stand in the same cell"},
     "code": {
         "submit/agree_frames.py": "the argument of a range() in the user's own script, of names and numbers only",
+        "tests/test_bad_input.py": "our own parsers, taken out of the programs",
         "tests/programs/readers_in_turn.py": "our own file, with one line changed",
         "tests/test_slow_link.py": "our own file, of which one function is taken",
         "tools/measuring/collectives.py": "our own file, with a line in front"},
