@@ -41,7 +41,7 @@ def read_config(args: argparse.Namespace, device: str, zero: dict | None = None)
         half = [name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled")]
         if len(half) > 1:
             raise ValueError("bf16 and fp16 contradict each other: take one of them out")
-    except (OSError, ValueError, TypeError, AttributeError) as problem:  # or it is no object
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as problem:
         sys.exit(f"ds_config.json beside main.py: {problem}")
     if half and args.precision == "fp32":
         args.precision = half[0]
@@ -72,9 +72,12 @@ def import_deepspeed(device: str) -> ModuleType:
 
 def initialize(deepspeed: ModuleType, model: nn.Module, **options: object) -> tuple:
     """Return DeepSpeed's engine and optimizer, or exit with a line on what it does not take."""
+    from deepspeed.runtime.zero.utils import ZeRORuntimeException
+    of_config = (deepspeed.DeepSpeedConfigError, ZeRORuntimeException, AssertionError,
+                 AttributeError, KeyError, TypeError, ValueError)
     try:
         engine, optimizer, _, _ = deepspeed.initialize(model=model, **options)
-    except (AssertionError, ValueError, deepspeed.DeepSpeedConfigError) as problem:
+    except of_config as problem:
         reason = " ".join(str(problem).split())[:150]
         sys.exit(f"DeepSpeed does not take ds_config.json: {reason}")
     dtype = next(model.parameters()).dtype  # DeepSpeed has cast them

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import workshop
-from checkpoints import load, save
+from checkpoints import load, save, training_in
 from ds_config import import_deepspeed, initialize, read_config
 from ranks import find_ranks, gather, rank_0_first, run
 
@@ -81,7 +81,8 @@ def main():
     step = 0
     if args.resume:
         with workshop.resuming(args):
-            workshop.refuse_other(load(engine, args.checkpoint), args)
+            workshop.refuse_other(training_in(args.checkpoint), args)
+            load(engine, args.checkpoint)
             step = engine.global_steps
 
     # Training: each rank has its own batch; averaged gradients make equal steps and parameters.

@@ -4,6 +4,7 @@ The same file lies in every chapter, so that a chapter's folder runs wherever it
 """
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -12,15 +13,19 @@ import socket
 import statistics
 import sys
 import time
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO
 
 import numpy as np
 from tqdm import tqdm
 
-from ranks import gather, horovod
+from ranks import gather, horovod, moves, watch
 
 CLASSES = 10
 BACKENDS = {  # torch.distributed's, by device: AMD's GPUs are cuda, too; Intel's, untried, are xpu
@@ -41,6 +46,12 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
+    return int(text)
+
+
 def make_parser(doc: str, lr: float) -> Parser:
     """The flags that all programs have; those of its network are added by each."""
     parser = Parser(description=doc.splitlines()[0], allow_abbrev=False)
@@ -54,13 +65,15 @@ def make_parser(doc: str, lr: float) -> Parser:
     add("--max-steps", type=whole, default=math.inf, help="stop after this many steps")
     add("--lr", type=float, default=lr, help=f"learning rate per 256 images of global batch ({lr})")
     add("--warmup-epochs", type=float, default=0, help="the learning rate rises over these (0)")
-    add("--seed", type=int, default=0)
+    add("--seed", type=seed, default=0)
     add("--device", choices=("auto", *BACKENDS), default="auto")
     add("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
     add("--image-size", type=whole, default=32, help="pixels a side, for synthetic images (32)")
     add("--checkpoint", metavar="PATH", help="saved after each epoch")
     add("--resume", nargs="?", const=True, choices=("auto",), metavar="auto",
         help="go on from --checkpoint; auto: if there is one, else begin")
+    add("--timeout", type=whole, default=1800, metavar="SECONDS",
+        help="several ranks end when they wait so long for another (1800)")
     add("--results", metavar="FILE", help="append one JSON line with what was measured")
     add("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher adds it
     return parser
@@ -70,7 +83,13 @@ def parse_args(doc: str) -> argparse.Namespace:
     """The flags of chapters 1 to 4."""
     parser = make_parser(doc, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
-    return parser.parse_args()
+    return watched(parser.parse_args())
+
+
+def watched(args: argparse.Namespace) -> argparse.Namespace:
+    """From here on no rank waits for ever."""
+    watch(args.timeout)
+    return args
 
 
 # Checks, before anything is trained: a mistake is one line that says what to do
@@ -79,10 +98,17 @@ def check(args: argparse.Namespace, device: str, rank: int = 0, ranks: int = 1,
           accumulation: int = 1) -> None:
     """Exit where the flags cannot be followed."""
     if rank == 0:  # it writes for all
-        refuse_unwritable(args.results)
-        saves_folders = "checkpoints" in sys.modules  # chapters 4 and 5
-        if not (saves_folders and args.checkpoint and os.path.isdir(args.checkpoint)):
-            refuse_unwritable(args.checkpoint)
+        if args.results:
+            refuse_unwritable(args.results)
+        if args.checkpoint:
+            saves_folders = "checkpoints" in sys.modules  # chapters 4 and 5
+            there = saves_folders and os.path.isdir(args.checkpoint)
+            file = os.path.join(args.checkpoint, "latest") if there else args.checkpoint
+            refuse_unwritable(file)
+            refuse_unwritable(f"{file}.tmp")  # it is written first
+        if args.results and args.results == args.checkpoint:
+            sys.exit("--checkpoint and --results: name two files")
+        link_of_lab()  # exits where there is no lab
     if args.device not in ("auto", device):
         sys.exit(f"--device {args.device}: no such GPU is seen here; take --device cpu")
     if args.precision == "bf16":
@@ -95,7 +121,7 @@ def check(args: argparse.Namespace, device: str, rank: int = 0, ranks: int = 1,
         sys.exit(f"--global-batch-size: not a multiple of the {ranks} ranks{steps}")
     if args.image_size < 6:
         sys.exit("--image-size: the networks need 6 pixels a side or more")
-    if not args.lr > 0 or not args.warmup_epochs >= 0:
+    if not 0 < args.lr < math.inf or not 0 <= args.warmup_epochs < math.inf:
         sys.exit("--lr has to be above 0, and --warmup-epochs not below")
     if args.resume and not args.checkpoint:
         sys.exit("--resume: name the file to go on from, with --checkpoint")
@@ -107,8 +133,8 @@ def check(args: argparse.Namespace, device: str, rank: int = 0, ranks: int = 1,
         sys.exit(f"{args.checkpoint} exists: go on with --resume, or remove it")
 
 
-def refuse_unwritable(path: str | None) -> None:
-    if path and not opens(path):
+def refuse_unwritable(path: str) -> None:
+    if not opens(path):
         sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may "
                  "write to")
 
@@ -183,7 +209,10 @@ def load_data(args: argparse.Namespace) -> tuple[tuple[np.ndarray, ...], ...]:
     Of synthetic images there is a single one, for all labels, however large the batch.
     """
     load = {"digits": load_digits, "synthetic": make_images}.get(args.dataset, load_files)
-    train, test = load(args)
+    try:
+        train, test = load(args)
+    except MemoryError as problem:
+        sys.exit(f"no memory for these images: lower --image-size or --batch-size ({problem})")
     n = len(train[1])
     parts = args.global_batch_size // args.batch_size
     if args.global_batch_size > n:
@@ -213,16 +242,51 @@ def load_files(args):
     socket.setdefaulttimeout(30)  # a node without a network may answer with silence
     try:
         if args.dataset == "mnist":
-            sets = [MNIST(args.data_dir, train=True, download=True),
-                    MNIST(args.data_dir, train=False)]
+            sets = [open_set(MNIST, args.data_dir, train) for train in (True, False)]
             return [(part.data.unsqueeze(1).numpy(), part.targets.numpy()) for part in sets]
-        sets = [SVHN(args.data_dir, split, download=True) for split in ("train", "test")]
+        sets = [open_set(SVHN, args.data_dir, split) for split in ("train", "test")]
         return [(part.data, part.labels.astype(np.int64)) for part in sets]
     except Exception as problem:
-        reason = " ".join(str(problem).split())[:80]
+        reason = " ".join(str(problem).split())[-120:]  # its end says why
         sys.exit(f"no whole {args.dataset} in --data-dir {args.data_dir}, and no download "
-                 f"({reason}): run this once where there is a network, or take --dataset digits, "
-                 "which needs none")
+                 f"({reason}): remove what is broken there, and run this once where there is a "
+                 "network, or take --dataset digits, which needs none")
+
+
+def open_set(kind, folder, part):
+    """A data set of torchvision, downloaded if it is not there.
+
+    It is downloaded beside its place: what has its name is whole, whoever else downloads meanwhile.
+    """
+    try:
+        return refuse_changed(kind(folder, part))
+    except RuntimeError as problem:
+        if "not found" not in str(problem):
+            raise  # broken; and perhaps somebody's own
+    os.makedirs(folder, exist_ok=True)
+    with TemporaryDirectory(prefix=".download-", dir=folder) as beside:
+        kind(beside, part, download=True)
+        for file in Path(beside).rglob("*.*"):
+            place = Path(folder, file.relative_to(beside))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, place)
+    return refuse_changed(kind(folder, part))
+
+
+def refuse_changed(images):
+    """The same, of MNIST with a look at what torchvision checks only once, after a download.
+
+    An archive has a known sum and ends with one of its content. Files that lie there without an
+    archive are somebody's own.
+    """
+    for name, md5 in getattr(images, "resources", ()):  # SVHN has none: it is always checked
+        archive = Path(images.raw_folder, name)
+        if archive.exists():
+            packed, content = archive.read_bytes(), archive.with_suffix("").read_bytes()
+            whole = hashlib.md5(packed, usedforsecurity=False).hexdigest() == md5
+            if not whole or zlib.crc32(content) != int.from_bytes(packed[-8:-4], "little"):
+                raise RuntimeError(f"{archive.with_suffix('')} is not what was downloaded")
+    return images
 
 
 def load_tensors(args: argparse.Namespace, device: object) -> list:
@@ -251,13 +315,16 @@ def is_saved(path: str) -> bool:
 def link_of_lab() -> list[str]:
     """The speed of the link between the nodes of submit/lab.sh, as 1gbit; elsewhere nothing."""
     folder = os.environ.get("LAB_FOLDER")
-    return [Path(folder, "rate").read_text().strip()] if folder else []
+    try:
+        return [Path(folder, "rate").read_text().strip()] if folder else []
+    except OSError:
+        sys.exit(f"LAB_FOLDER={folder}: there is no lab; unset it")
 
 
 def training_of(args: argparse.Namespace) -> dict:
     """The flags that have to be the same when a training goes on."""
     names = ("dataset", "image_size", "model", "stage", "width", "layers", "global_batch_size",
-             "seed")
+             "precision", "seed")
     return {name: value for name, value in vars(args).items() if name in names}
 
 
@@ -265,11 +332,23 @@ def training_of(args: argparse.Namespace) -> dict:
 def resuming(args: argparse.Namespace) -> Iterator[None]:
     """What fails within is a checkpoint of another training, or half a one: one line instead."""
     try:
+        if os.path.isfile(args.checkpoint):
+            refuse_altered(args.checkpoint)
         yield
     except Exception as problem:
         reason = " ".join(str(problem).split())[:150] or type(problem).__name__
         sys.exit(f"cannot go on from {args.checkpoint}, no whole checkpoint of this training: "
                  f"{reason}")
+
+
+def refuse_altered(path: "str | os.PathLike | IO[bytes]") -> None:
+    """Raise an exception where the file is none that torch.save or np.savez wrote, bit for bit.
+
+    They write checksums, which torch.load does not read.
+    """
+    with zipfile.ZipFile(path) as parts:
+        if altered := parts.testzip():
+            raise ValueError(f"{altered} in it has been altered")
 
 
 def refuse_other(training: dict, args: argparse.Namespace) -> None:
@@ -288,8 +367,8 @@ class Report:
         self.gpu = sys.modules["torch"].get_device_module(device) if on_gpu else None
         self.times, self.step_seconds, self.link = [], [], link_of_lab()
         self.record = {"chapter": chapter, "ranks": ranks, "nodes": nodes, "device": device,
-                       **training_of(args), "precision": args.precision,
-                       "batch_size": args.batch_size, "parameters": parameters}
+                       **training_of(args), "batch_size": args.batch_size,
+                       "parameters": parameters}
 
     def print(self, line):
         if self.rank == 0:
@@ -310,6 +389,7 @@ class Report:
         hidden = True if self.rank > 0 else None  # None: shown on a terminal only
         for number, batch in enumerate(tqdm(batches, total=total, leave=False, disable=hidden), 1):
             yield batch
+            moves()
             if number % each == 0:
                 self.times.append(self.now())
 

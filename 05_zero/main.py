@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import workshop
 from accounting import Accounting, deepspeed_formula, held_by_deepspeed, report_bytes
-from checkpoints import load, save
+from checkpoints import load, save, training_in
 from ds_config import import_deepspeed, initialize, read_config
 from flags import check_stage, parse_args
 from ranks import find_ranks, gather, rank_0_first, run
@@ -92,7 +92,8 @@ def main():
     step = 0
     if args.resume:
         with workshop.resuming(args):
-            workshop.refuse_other(load(engine, args.checkpoint), args)
+            workshop.refuse_other(training_in(args.checkpoint), args)
+            load(engine, args.checkpoint)
             step = engine.global_steps
 
     # Training: each rank has its own batch; averaged gradients make equal steps and parameters.

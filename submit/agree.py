@@ -52,7 +52,7 @@ def meet(seconds):
     import torch.distributed as dist
     if launcher == "horovodrun":
         return rank, ranks, meet_by_horovodrun(rank, ranks, seconds)
-    rank, ranks, _ = ranks_py.find_ranks()
+    rank, ranks, _ = ranks_py.find_ranks(opens=False)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's store is open already
     os.environ.clear()

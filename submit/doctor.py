@@ -153,7 +153,7 @@ def recognise():
     variables = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "none"
     try:
         launcher, _, _ = chapter.launched()
-        chapter.find_ranks()
+        chapter.find_ranks(opens=False)
         if not os.environ["MASTER_PORT"].isdecimal():
             raise ValueError(f"MASTER_PORT={os.environ['MASTER_PORT']}")
     except SystemExit as end:

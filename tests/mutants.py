@@ -71,7 +71,7 @@ MUTANTS = [
     Mutant("accumulation is not heeded", "04_deepspeed/main.py", "parts = ranks * accumulation", "parts = ranks",
            "test_deepspeed.py accumulated"),
     Mutant("only rank 0 saves its part", "04_deepspeed/checkpoints.py",
-           '    engine.save_checkpoint(folder, place, {"training": training}, save_latest=False)\n',
+           '    engine.save_checkpoint(folder, place, save_latest=False)\n',
            '    if dist.get_rank() == 0:\n        Path(folder, place).mkdir(parents=True)\n',
            "test_deepspeed.py resume_reaches"),
     Mutant("ZeRO stays at stage 0", "05_zero/main.py", '{"stage": args.stage,', '{"stage": 0,',

@@ -29,9 +29,6 @@ HERE = {"no_proxy": "127.0.0.1"}  # what is on this machine is asked without NO_
 SERVED = PROGRAMS / "served.py"
 LOGIN = b"<html><title>Welcome to the conference's network</title><form>room, name</form></html>"
 FILES = {"mnist": 4, "svhn": 2}
-BESIDE = pytest.mark.xfail(strict=True, reason="load_files() downloads into its place (issue 18, section 4)")
-UNCHECKED = pytest.mark.xfail(strict=True, reason="MNIST's files are not checked when they are used (issue 18)")
-CUT = pytest.mark.xfail(strict=True, reason="load_files() cuts off the end, which says why (issue 18)")
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +226,7 @@ def test_what_a_server_does_is_one_line_and_a_good_one_mends_it(chapter, dataset
 
 
 @pytest.mark.parametrize(("manner", "said"), [
-    pytest.param("says_403", "403", marks=CUT), pytest.param("sends_other_bytes", "corrupted", marks=CUT),
+    ("says_403", "403"), ("sends_other_bytes", "corrupted"),
     ("is_silent", "timed out"), ("speaks_no_http", "SSH")])
 def test_the_line_says_why(manner, said, source, tmp_path):
     with server(source, manner, tmp_path) as bad:
@@ -325,8 +322,7 @@ def flip(content):
 
 
 @pytest.mark.parametrize(("dataset", "harm"), [
-    pytest.param(dataset, harm, marks=[fault("data", f"a file of {dataset} {harm}"),
-                                       *([UNCHECKED] if (dataset, harm) == ("mnist", "has another bit") else [])])
+    pytest.param(dataset, harm, marks=[fault("data", f"a file of {dataset} {harm}")])
     for dataset in FILES for harm in HARM])
 def test_a_file_that_is_not_as_it_was_is_refused(dataset, harm, source, data, tmp_path):
     folder = data(dataset)
@@ -374,7 +370,6 @@ def test_a_read_only_folder_without_files_is_one_line(dataset, source, tmp_path)
 # Several at once
 
 @fault("data", "two first downloads into one folder at once")
-@BESIDE
 @pytest.mark.parametrize("dataset", FILES)
 def test_two_jobs_download_into_one_folder(dataset, source, tmp_path):
     """The second begins each file while the first writes it, and ends it later: see the server."""

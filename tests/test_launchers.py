@@ -237,7 +237,8 @@ def test_a_port_that_another_program_takes_meanwhile_ends_all_ranks(chapter, tmp
     """It is no store of PyTorch's, and never answers: rank 1 would wait for it, and MPI's end for rank 1."""
     with socket.create_server(("", 0)) as server:
         taken = str(server.getsockname()[1])
-        copy_of(chapter, tmp_path / "copy", ("bcast((host, free_port()))", f"bcast((host, {taken}))"), name="ranks.py")
+        copy_of(chapter, tmp_path / "copy", ("bcast((host, free_port(host)))", f"bcast((host, {taken}))"),
+                name="ranks.py")
         done = execute([BIN / "mpiexec", "-n", 2, sys.executable, tmp_path / "copy" / "main.py", "--device", "cpu"],
                        timeout=100)
     assert done.code == 2 and len(re.findall(f"main.py: no meeting at .*:{taken}", done.err)) == 1, done.err

@@ -33,8 +33,6 @@ LISTENERS = {  # what listens on more than loopback while a job of one node runs
     ("horovodrun", "all addresses"): "its server of keys and values, which ranks of other nodes would ask",
 }
 LAUNCHERS = ("mpiexec", "hydra_pmi_proxy", "torchrun", "horovodrun", "deepspeed")
-STORE = "PyTorch's store listens on all addresses until ranks.py makes one on loopback (issue 18, section 8)"
-waits = pytest.mark.xfail(strict=True, reason=STORE)
 
 
 def name(process):
@@ -94,11 +92,11 @@ def while_it_trains(words, folder, env):
 @linux
 @fault("security", "who listens while a job runs")
 @pytest.mark.parametrize(("chapter", "launcher", "env"), [
-    case("03_ddp", "", {}, marks=[waits]), case("03_ddp", "mpiexec", {}, marks=[waits]), case("03_ddp", "torchrun", {}),
+    case("03_ddp", "", {}), case("03_ddp", "mpiexec", {}), case("03_ddp", "torchrun", {}),
     case("02_horovod/pytorch", "mpiexec", {}), case("02_horovod/pytorch", "mpiexec", {"UCX_NET_DEVICES": "lo"}),
     case("02_horovod/pytorch", "horovodrun", {}), case("02_horovod/tensorflow", "mpiexec", {}),
-    case("04_deepspeed", "mpiexec", {}, marks=[waits]), case("04_deepspeed", "deepspeed", {}, marks=[waits]),
-    case("05_zero/fsdp.py", "torchrun", {}), case("05_zero/fsdp.py", "mpiexec", {}, marks=[waits])])
+    case("04_deepspeed", "mpiexec", {}), case("04_deepspeed", "deepspeed", {}),
+    case("05_zero/fsdp.py", "torchrun", {}), case("05_zero/fsdp.py", "mpiexec", {})])
 def test_nothing_listens_but_on_loopback(chapter, launcher, env, tmp_path):
     """Who belongs to a launcher or a library, and cannot be told, stands in LISTENERS."""
     main = command(chapter, 1)[-1]
@@ -115,7 +113,6 @@ def test_nothing_listens_but_on_loopback(chapter, launcher, env, tmp_path):
 
 
 @fault("security", "who listens while a job runs")
-@pytest.mark.xfail(strict=True, reason="free_port() binds all addresses for a moment (issue 18, section 8)")
 def test_a_free_port_is_looked_for_on_loopback_alone(monkeypatch, clean_environment):
     asked = []
     ranks = load_module(ROOT / "03_ddp" / "ranks.py")
@@ -263,8 +260,6 @@ EXCEPTIONS = {
     "an archive": {},
     "a file of a known name": {},
     "all addresses": {
-        **{f"{folder}/ranks.py": PORT for folder in ("01_single_node", "02_horovod", "02_horovod/pytorch",
-                                                     "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero")},
         "submit/doctor.py": PORT, "tests/forked.py": PORT,
         "submit/agree.py": "under horovodrun, whose ranks may be on several nodes",
         "tests/test_doctor.py": "the port has to be taken on all addresses",
