@@ -247,7 +247,7 @@ def load_files(args):
         sets = [open_set(SVHN, args.data_dir, split) for split in ("train", "test")]
         return [(part.data, part.labels.astype(np.int64)) for part in sets]
     except Exception as problem:
-        reason = " ".join(str(problem).split())[-120:]  # its end says why
+        reason = " ".join(str(problem).split())[-300:]  # its end says why
         sys.exit(f"no whole {args.dataset} in --data-dir {args.data_dir}, and no download "
                  f"({reason}): remove what is broken there, and run this once where there is a "
                  "network, or take --dataset digits, which needs none")
@@ -266,7 +266,7 @@ def open_set(kind, folder, part):
     os.makedirs(folder, exist_ok=True)
     with TemporaryDirectory(prefix=".download-", dir=folder) as beside:
         kind(beside, part, download=True)
-        for file in Path(beside).rglob("*.*"):
+        for file in [path for path in Path(beside).rglob("*") if path.is_file()]:
             place = Path(folder, file.relative_to(beside))
             place.parent.mkdir(parents=True, exist_ok=True)
             os.replace(file, place)

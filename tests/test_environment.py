@@ -20,6 +20,7 @@ import indirect_pins
 import psutil
 import pytest
 from conftest import BIN, PROGRAMS, ROOT, chapters, execute, load_module
+from faults import fault
 from launch import missing
 
 SETUP = ROOT / "tools" / "environment" / "setup.py"
@@ -290,6 +291,7 @@ def both_end_well(first, second, go, env=None):
             process.wait()
 
 
+@fault("many at once", "2 set-ups of one environment")
 def test_two_set_ups_of_one_environment_make_it_once(tmp_path):
     words = [sys.executable, PROGRAMS / "short_set_up.py", SETUP.parent, tmp_path / "venv", tmp_path / "go"]
     printed = both_end_well(words, words, tmp_path / "go")
