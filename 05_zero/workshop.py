@@ -98,8 +98,7 @@ def check(args: argparse.Namespace, device: str, rank: int = 0, ranks: int = 1,
           accumulation: int = 1) -> None:
     """Exit where the flags cannot be followed."""
     if rank == 0:  # it writes for all
-        if args.results:
-            refuse_unwritable(args.results)
+        refuse_unwritable(args.results)
         if args.checkpoint:
             saves_folders = "checkpoints" in sys.modules  # chapters 4 and 5
             there = saves_folders and os.path.isdir(args.checkpoint)
@@ -133,8 +132,8 @@ def check(args: argparse.Namespace, device: str, rank: int = 0, ranks: int = 1,
         sys.exit(f"{args.checkpoint} exists: go on with --resume, or remove it")
 
 
-def refuse_unwritable(path: str) -> None:
-    if not opens(path):
+def refuse_unwritable(path: str | None) -> None:
+    if path and not opens(path):
         sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may "
                  "write to")
 

@@ -28,9 +28,11 @@ HUGE = 5000 * "9"  # longer than what Python takes for a number
 WRONG = {  # what a flag has to refuse, by the function that reads it
     "whole": ("0", "-1", "1.5", "many", "", "1e3", "+5", "1_000", "\u00b2", NOT_UTF8, HUGE),
     "int": ("1.5", "many", "", "nan", "1e3", NOT_UTF8, HUGE),
+    "seed": ("-1", "1.5", "many", "", "4294967296", NOT_UTF8, HUGE),
     "float": ("many", "", "nan", "-1", "1,5", NOT_UTF8),
 }
-WRONG_OF = {"lr": ("0", "inf"), "image_size": ("5",)}  # by the flag: what the function reads, and the program refuses
+WRONG_OF = {  # by the flag: what the function reads, and the program refuses
+    "lr": ("0", "inf"), "warmup_epochs": ("inf",), "image_size": ("5",)}
 UNWRITABLE = ("{}", "{}/missing/file", "{}/file/below", "/proc/nope", f"{{}}/{LONG}", f"{{}}/{NOT_UTF8}/file")
 WRONG_FILES = {  # flags that want a name: others than these have to be listed
     "results": UNWRITABLE, "checkpoint": (*UNWRITABLE, "{}/file"),
@@ -48,15 +50,29 @@ PATHS = [  # flags, and what the line has to say
     ("--resume --checkpoint {}/file/below", "cannot write"),
     (f"--resume --checkpoint {{}}/{LONG}", "cannot write"),
     ("--resume --results {}/new", "--checkpoint"),
+    ("--checkpoint {}/same --results {}/same", "--checkpoint and --results"),
+    (f"--checkpoint {{}}/{'n' * 254}", "cannot write"),
+    ("--dataset synthetic --image-size 1000000000", "--image-size or --batch-size"),
+    ("--dataset synthetic --batch-size 1000000000000", "--image-size or --batch-size"),
 ]
+NO_LAB = {"LAB_FOLDER": "/nowhere"}, "LAB_FOLDER=/nowhere"
 ALONE = [  # of a program of one process: variables, what the line has to say
     ({rank: "0", ranks: "2"}, f"without {ranks}") for rank, ranks in (
         ("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE"))]
+        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE"))] + [
+    NO_LAB, ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc"), ({"PMI_SIZE": "-2"}, "PMI_SIZE=-2")]
+FIVE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456"}
+OF_TORCHRUN = [  # of what PyTorch starts
+    *[(FIVE | {"MASTER_PORT": port}, "MASTER_PORT") for port in ("abc", "70000", "", "-1")],
+    (FIVE | {"LOCAL_RANK": "abc"}, "LOCAL_RANK"), (FIVE | {"RANK": "9", "WORLD_SIZE": "2"}, "RANK=9"),
+    (FIVE | {"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1"),
+]
 LEFT_OVER = [  # of a program of several ranks
     ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2"), ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0"),
     ({"WORLD_SIZE": "-1"}, "WORLD_SIZE=-1"), ({"WORLD_SIZE": "1000000"}, "WORLD_SIZE=1000000"),
     ({"SLURM_NTASKS": "4"}, "SLURM_NTASKS=4"), ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2"),
+    NO_LAB, ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc"), ({"SLURM_NTASKS": "abc"}, "SLURM_NTASKS=abc"),
+    ({"PMI_RANK": "x", "PMI_SIZE": "2"}, "PMI_RANK"), ({"PMI_SIZE": "2"}, "PMI_RANK"),
 ]
 CONFIGS = [  # texts of ds_config.json, and what the line has to say
     ("", "ds_config.json"), ("{", "ds_config.json"), ("[]", "ds_config.json"), ("null", "ds_config.json"),
@@ -81,6 +97,7 @@ FOR_DEEPSPEED = [  # what DeepSpeed itself has to refuse, so one a run
     ('{"zero_optimization": {"nonsense": 1}}', "nonsense"),
     ('{"zero_optimization": {"reduce_bucket_size": "many"}}', "reduce_bucket_size"),
     ('{"scheduler": {"type": "Nonsense"}}', "Nonsense"), ('{"communication_data_type": "fp7"}', "fp7"),
+    ('{"optimizer": 3}', "ds_config.json"), ('{"activation_checkpointing": 3}', "ds_config.json"),
 ]
 ON_TWO = [  # flags of two ranks
     ("--epochs 0", "--epochs"), ("--dataset cifar", "--dataset"), ("--epoch 3", "--epoch"),
@@ -216,7 +233,7 @@ def test_wrong_paths(chapter, tmp_path, files, survived):
 @fault("bad input", "variables of launchers")
 @chapters(*PROGRAMS_OF_CHAPTERS)
 def test_wrong_variables(chapter, tmp_path, files, survived):
-    rows = ALONE if chapter.startswith("01") else LEFT_OVER
+    rows = ALONE if chapter.startswith("01") else LEFT_OVER + OF_TORCHRUN * ("horovod" not in chapter)
     survived(all_refused(chapter, [([], said, variables, {}) for variables, said in rows], tmp_path, files))
 
 
