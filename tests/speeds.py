@@ -47,7 +47,7 @@ SLOW = [
     r"test_wrong_flags_of_other.*\[(tools\.|submit/doctor|03_ddp/three|02_)", "test_one_rank_of_other_programs",
     r"test_downloads.*test_(?!what_a_server_does.*\[01_single_node-)",
     "test_security.*test_(nothing_listens|no_secret|jupyterlab|words_of)",
-    r"test_deaths(?!.*\[03_ddp mpiexec 2 all-reduce SIGSTOP)", r"test_checkpoints(?!.*\[03_ddp|.*said_on)",
+    r"test_deaths(?!.*\[03_ddp mpiexec 2 checkpoint SIGSTOP)", r"test_checkpoints(?!.*\[03_ddp|.*said_on)",
     "test_checkpoints.*(full_disk|folder_that_cannot|cut off|empty)", "test_elastic", "test_many", "test_places",
     # exercises that train, and what is like another mistake
     r"test_a_wrong_solution_has_its_hint\[[3489]-", r"test_what_is_not_begun_is_said\[[3489]",

@@ -182,10 +182,12 @@ def horovod() -> "ModuleType | None":
 def gather(value: object) -> list:
     """The values of all ranks, in their order, on every rank."""
     if horovod():
-        return horovod().allgather_object(value, name="values")  # unnamed, types would not meet
-    import torch.distributed as dist
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+        values = horovod().allgather_object(value, name="values")  # unnamed, types would not meet
+    else:
+        import torch.distributed as dist
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value)
+    moves()
     return values
 
 
