@@ -35,6 +35,7 @@ UNSET = "start with mpiexec, srun or torchrun, or unset what another job has lef
 MPIEXECS = "Open MPI", "MVAPICH", "MPICH"
 HERE = "127.0.0.1"
 STORES = []
+moved = 0
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # deepspeed's, too
 
 
@@ -262,7 +263,6 @@ def watch(seconds: int) -> None:
 
     Who that is can be seen on the same node alone. A single rank is not watched.
     """
-    moves()
     if launched()[2] > 1:
         threading.Thread(target=end_after, args=[seconds], daemon=True).start()
 
@@ -270,13 +270,16 @@ def watch(seconds: int) -> None:
 def moves() -> None:
     """This rank gets on."""
     global moved
-    moved = time.monotonic()
+    moved += 1
 
 
 def end_after(seconds):
     _, rank, _ = launched()
-    while time.monotonic() < moved + seconds + min(rank, 10):  # the lowest rank speaks for all
-        time.sleep(0.5)
+    waited, seen = 0, moved
+    while waited < seconds + min(rank, 10):  # the lowest rank speaks for all
+        time.sleep(0.5)  # counted: a job that was stopped as a whole has not waited
+        waited = waited + 0.5 if moved == seen else 0
+        seen = moved
     stopped = stopped_ranks()
     who = " and ".join(f"rank {number}, process {process}" for process, number in stopped.items())
     said = f"{who}, is stopped" if who else "on its node none is stopped; one may hang elsewhere"
