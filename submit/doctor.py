@@ -121,7 +121,7 @@ def refuse(message):
     sys.exit(2)
 
 
-def fail(key, detail):
+def fail(key, detail, hold=1.5):
     """Name a fault that keeps ranks apart, from rank 0 or else from one rank of the node, and end this process."""
     time.sleep(silent())
     lock = socket.socket(socket.AF_UNIX)
@@ -132,7 +132,7 @@ def fail(key, detail):
         taken = problem.errno == errno.EADDRINUSE
     if not taken:
         print(table({key: detail}), flush=True)
-    time.sleep(1.5)  # the others see that it is taken, and the launcher passes on what was said
+    time.sleep(hold)  # the others see that it is taken, and the launcher passes on what was said
     os._exit(1)
 
 
@@ -157,7 +157,7 @@ def recognise():
         if not os.environ["MASTER_PORT"].isdecimal():
             raise ValueError(f"MASTER_PORT={os.environ['MASTER_PORT']}")
     except SystemExit as end:
-        fail("mpi" if "mpi4py" in str(end) else "contradiction", f"{end} (variables: {variables})")
+        fail("mpi" if "mpi4py" in str(end) else "contradiction", f"{end} (variables: {variables})", hold=4)
     except (LookupError, ValueError) as problem:
         fail("contradiction", f"{type(problem).__name__} {problem} (variables: {variables})")
     return launcher, variables

@@ -198,4 +198,4 @@ def test_help_lists_every_flag(chapter):
     assert done.code == 0 and flags == {
         "--help", "--dataset", "--data-dir", "--model", "--batch-size", "--global-batch-size", "--epochs",
         "--max-steps", "--lr", "--warmup-epochs", "--seed", "--device", "--precision", "--image-size", "--checkpoint",
-        "--resume", "--results"}
+        "--resume", "--timeout", "--results"}

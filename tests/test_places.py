@@ -11,7 +11,7 @@ from test_checkpoints import own_mounts, within
 from test_launchers import ALL
 
 SOME = ("--epochs", 1, "--max-steps", 3)
-HOMELESS = {"HOME": "/nowhere/to/write", "XDG_CACHE_HOME": "/nowhere/to/write"}
+HOMELESS = {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": "/proc/nowhere"}  # where root may not write either
 PLAIN = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 

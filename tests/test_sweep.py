@@ -99,7 +99,7 @@ def test_a_dry_run_prints_commands_that_work(tmp_path):
 @pytest.mark.parametrize(("words", "said"), [
     (["weak", "--chapters", "07_nothing"], "07_nothing is no chapter"), (["weekly"], "invalid choice: 'weekly'"),
     (["strong", "--ranks", "3"], "--batch-size 64 is no multiple of 3 ranks"),
-    (["weak", "--results", "/nowhere/r.jsonl"], "cannot write /nowhere/r.jsonl"),
+    (["weak", "--results", "/proc/no/r.jsonl"], "cannot write /proc/no/r.jsonl"),
     (["weak", "--results", "/proc/nope"], "cannot write /proc/nope"),
     (["weak", "--results", "/tmp"], "cannot write /tmp"), (["weak", "--ranks", "0"], "'0' is not a whole number"),
     (["weak", "--chapters", "01_single_node", "--ranks", "2"], "nothing to run")])
