@@ -70,7 +70,7 @@ def test_variables_that_contradict_each_other():
 
 
 def test_a_variable_that_is_no_number(clean_environment, monkeypatch):
-    monkeypatch.setattr(doctor, "fail", lambda *fault: pytest.exit(str(fault)))
+    monkeypatch.setattr(doctor, "fail", lambda *fault, **_: pytest.exit(str(fault)))
     clean_environment.update({"PMI_RANK": "0", "PMI_SIZE": "two"})
     with pytest.raises(pytest.exit.Exception, match=r"contradiction.*PMI_SIZE=two is not a number"):
         doctor.recognise()
