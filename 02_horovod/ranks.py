@@ -78,7 +78,9 @@ def find_ranks(opens: bool = True) -> tuple[int, int, int]:
     Exits with one line where the environment contradicts itself.
     """
     launcher, rank, ranks = launched()
-    if launcher != "torchrun":
+    if launcher == "torchrun":
+        refuse_lone_torchruns()
+    else:
         others = ["WORLD_SIZE"] if launcher else ["WORLD_SIZE", "SLURM_NTASKS"]
         advice = f"{ranks} started: start with srun, srun -n 1 or mpiexec"
         refuse_contradiction(others, ranks, advice)
@@ -95,6 +97,15 @@ def find_ranks(opens: bool = True) -> tuple[int, int, int]:
         if opens and os.environ["MASTER_ADDR"] == HERE:
             open_here(rank)
     return rank, ranks, number("LOCAL_RANK")
+
+
+def refuse_lone_torchruns():
+    """Several that mpiexec or srun started without --nnodes would each train alone, in silence."""
+    groups = os.environ.get("GROUP_WORLD_SIZE")
+    for _, size in LAUNCHERS.values():
+        if groups and size in os.environ and number(size) > 1 and os.environ[size] != groups:
+            sys.exit(f"{size}={os.environ[size]}, but each torchrun counts {groups}: start it "
+                     f"once, with --nnodes once on each node, or unset {size}")
 
 
 def refuse_contradiction(names, ranks, advice):
@@ -221,7 +232,8 @@ def run(main: Callable[[], None]) -> None:
     sys.exit("a line") in main() is a mistake of the user's: rank 0 prints the line, the exit code
     is 2. Another exception ends this rank with a traceback, and its launcher ends the others.
     """
-    sys.stdout.reconfigure(line_buffering=True)  # through a pipe, too, a line appears when printed
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's has not
+        sys.stdout.reconfigure(line_buffering=True)  # through a pipe, too, a line appears at once
     code = 0
     try:
         if launched()[0] in MPIEXECS:
@@ -229,6 +241,11 @@ def run(main: Callable[[], None]) -> None:
         main()
     except SystemExit as end:
         code = end_by_mistake(end.code)
+    except KeyboardInterrupt:
+        if launched()[2] > 1:  # at once: what this rank waits for may never come
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        code = 128 + signal.SIGINT
     except Exception as problem:
         if "Horovod has been shut down" in str(problem):
             code = 1  # another rank failed, and says why
@@ -282,7 +299,7 @@ def end_after(seconds):
         seen = moved
     stopped = stopped_ranks()
     who = " and ".join(f"rank {number}, process {process}" for process, number in stopped.items())
-    said = f"{who}, is stopped" if who else "on its node none is stopped; one may hang elsewhere"
+    said = f"{who}, is stopped" if who else "none is stopped on its node, one may hang elsewhere"
     print(f"{Path(sys.argv[0]).name}: rank {rank} stands still for {seconds} s (--timeout): {said}",
           file=sys.stderr, flush=True)
     time.sleep(1)  # the launcher passes on what was printed

@@ -31,6 +31,7 @@ CLASSES = 10
 BACKENDS = {  # torch.distributed's, by device: AMD's GPUs are cuda, too; Intel's, untried, are xpu
     "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl", "cpu": "gloo"}
 STARTED = time.perf_counter()
+HELD = {}  # the names of checkpoints that this process writes
 
 
 # Flags
@@ -43,6 +44,8 @@ class Parser(argparse.ArgumentParser):
 def whole(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    if int(text) >= 2**48:  # NumPy would answer with an exception of its own
+        raise argparse.ArgumentTypeError(f"{text} is more than any training takes")
     return int(text)
 
 
@@ -105,8 +108,12 @@ def check(args: argparse.Namespace, device: str, rank: int = 0, ranks: int = 1,
             file = os.path.join(args.checkpoint, "latest") if there else args.checkpoint
             refuse_unwritable(file)
             refuse_unwritable(f"{file}.tmp")  # it is written first
-        if args.results and args.results == args.checkpoint:
-            sys.exit("--checkpoint and --results: name two files")
+            if there:
+                sys.modules["checkpoints"].refuse_foreign(args.checkpoint)
+            written = [os.path.realpath(name) for name in (file, f"{file}.tmp")]
+            if args.results and os.path.realpath(args.results) in written:
+                sys.exit("--checkpoint and --results: name two files")
+            refuse_second_job(args.checkpoint)
         link_of_lab()  # exits where there is no lab
     if args.device not in ("auto", device):
         sys.exit(f"--device {args.device}: no such GPU is seen here; take --device cpu")
@@ -136,6 +143,17 @@ def refuse_unwritable(path: str | None) -> None:
     if path and not opens(path):
         sys.exit(f"cannot write {path}: name a file in a folder that exists and that you may "
                  "write to")
+
+
+def refuse_second_job(checkpoint: str) -> None:
+    """Two jobs would mix up what they write. Those of other machines are not seen."""
+    name = "\0" + hashlib.sha256(os.fsencode(os.path.realpath(checkpoint))).hexdigest()
+    if name not in HELD and sys.platform == "linux":
+        HELD[name] = socket.socket(socket.AF_UNIX)  # a name that ends with this process
+        try:
+            HELD[name].bind(name)
+        except OSError:
+            sys.exit(f"another job writes {checkpoint}: wait for its end, or name another")
 
 
 def opens(path: "str | os.PathLike") -> bool:
@@ -415,19 +433,36 @@ class Report:
     def end(self, right, total, **more):
         """After the evaluation. `more` goes into the record, and wins."""
         self.print(f"test accuracy {right / total:.4f} ({right} of {total} images)")
-        if not self.args.results or not self.step_seconds or self.rank > 0:
+        if not self.args.results or not self.step_seconds:
             return
+        failed = self.append_record(right / total, more) if self.rank == 0 else None
+        if self.record["ranks"] > 1:
+            failed = gather(failed)[0]  # all end, or none
+        if failed:
+            sys.exit(failed)
+
+    def append_record(self, accuracy, more):
+        """One whole line: another's unfinished one is closed. Returns a message if that fails."""
         step_time = statistics.median(self.step_seconds[5:] or self.step_seconds)  # 5 warm up
         bytes_each = 8 if self.args.precision == "fp64" else 4
         self.record |= {"steps": len(self.step_seconds), "step_seconds": step_time,
                         "images_per_second": self.args.global_batch_size / step_time,
                         "gradient_bytes": bytes_each * self.record["parameters"],
-                        "peak_memory_bytes": self.peak_memory(), "test_accuracy": right / total,
+                        "peak_memory_bytes": self.peak_memory(), "test_accuracy": accuracy,
                         "total_seconds": time.perf_counter() - STARTED, **more}
         if self.link:  # it may have changed meanwhile
             self.record["link"] = ", then ".join(dict.fromkeys(self.link + link_of_lab()))
-        with open(self.args.results, "a") as file:
-            file.write(json.dumps(self.record) + "\n")
+        line = json.dumps(self.record)
+        try:
+            with open(self.args.results, "ab+") as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":
+                        file.write(b"\n")
+                file.write(f"{line}\n".encode())
+        except OSError as problem:  # it could be written to when this training began
+            return f"{self.args.results} has not got its record ({problem.strerror}): {line}"
+        return None
 
     def peak_memory(self):
         if self.gpu:

@@ -34,11 +34,15 @@ def read_config(args: argparse.Namespace, device: str, zero: dict | None = None)
             raise ValueError(f"gradient_accumulation_steps: {accumulation!r} is not a whole number "
                              "above 0")
         clipping = config.get("gradient_clipping", 0.0)
-        if type(clipping) not in (int, float):
-            raise ValueError(f"gradient_clipping: {clipping!r} is not a number")
+        if type(clipping) not in (int, float) or not clipping >= 0:
+            raise ValueError(f"gradient_clipping: {clipping!r} is not a number from 0 on")
         if args.precision == "bf16":
             config["bf16"] = config.get("bf16", {}) | {"enabled": True}
-        half = [name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled")]
+        enabled = {name: config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")}
+        for name, value in enabled.items():
+            if type(value) is not bool:
+                raise ValueError(f"{name}: enabled is true or false, not {value!r}")
+        half = [name for name in enabled if enabled[name]]
         if len(half) > 1:
             raise ValueError("bf16 and fp16 contradict each other: take one of them out")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as problem:

@@ -15,17 +15,31 @@ import torch.distributed as dist
 from workshop import refuse_altered
 
 
-def next_place(folder: str) -> str:
-    """The place that latest does not name; call mark_latest() when it has been written."""
+def refuse_foreign(folder: str) -> None:
+    """Exit with a line where a or b, which are emptied in turn, are somebody else's."""
+    for name in ("a", "b"):
+        place = Path(folder, name)
+        if place.exists() and not Path(place, "training.json").exists():
+            sys.exit(f"{place} is no part of a checkpoint: name another folder, or move it away")
+
+
+def begin_place(folder: str, training: dict) -> str:
+    """The place that latest does not name, empty; call mark_latest() when it has been written."""
     latest = Path(folder, "latest")
-    return "b" if latest.exists() and latest.read_text() == "a" else "a"
+    place = "b" if latest.exists() and latest.read_text() == "a" else "a"
+    dist.barrier()  # all have read latest
+    if dist.get_rank() == 0:  # shares of another number of ranks do not stay
+        shutil.rmtree(Path(folder, place), ignore_errors=True)
+        Path(folder, place).mkdir(parents=True)
+        Path(folder, place, "training.json").write_text(json.dumps(training))
+    dist.barrier()
+    return place
 
 
-def mark_latest(folder: str, place: str, training: dict) -> None:
-    """When all ranks have written their parts, rank 0 writes down where, and of which training."""
+def mark_latest(folder: str, place: str) -> None:
+    """When all ranks have written their parts, rank 0 writes down where."""
     dist.barrier()
     if dist.get_rank() == 0:
-        Path(folder, place, "training.json").write_text(json.dumps(training))
         Path(folder, "latest.tmp").write_text(place)
         os.replace(Path(folder, "latest.tmp"), Path(folder, "latest"))
     dist.barrier()
@@ -33,12 +47,9 @@ def mark_latest(folder: str, place: str, training: dict) -> None:
 
 def save(engine: Any, folder: str, training: dict) -> None:
     """Every rank saves its part of DeepSpeed's engine; `training` says of which training."""
-    place = next_place(folder)
-    dist.barrier()  # all have read latest
-    if dist.get_rank() == 0:  # shares of another number of ranks do not stay
-        shutil.rmtree(Path(folder, place), ignore_errors=True)
+    place = begin_place(folder, training)
     engine.save_checkpoint(folder, place, save_latest=False)
-    mark_latest(folder, place, training)
+    mark_latest(folder, place)
 
 
 def training_in(folder: str) -> dict:

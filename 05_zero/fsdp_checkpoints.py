@@ -12,15 +12,15 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.optim import Optimizer
 
 import workshop
-from checkpoints import mark_latest, next_place, training_in
+from checkpoints import begin_place, mark_latest, training_in
 
 
 def save(model: nn.Module, optimizer: Optimizer, args: argparse.Namespace, step: int) -> None:
     """Into the folder args.checkpoint, as checkpoints.py has it."""
-    place = next_place(args.checkpoint)
+    place = begin_place(args.checkpoint, workshop.training_of(args))
     writer = dcp.FileSystemWriter(Path(args.checkpoint, place), overwrite=True)
     dcp.save(state_of(model, optimizer, step), storage_writer=writer)
-    mark_latest(args.checkpoint, place, workshop.training_of(args))
+    mark_latest(args.checkpoint, place)
 
 
 def load(model: nn.Module, optimizer: Optimizer, args: argparse.Namespace) -> int:

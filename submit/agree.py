@@ -212,11 +212,15 @@ def run(session, arguments):
 def refusal(script):
     """Why a file cannot be looked at, or None."""
     try:
-        tree = ast.parse(script.read_text())
-    except (OSError, UnicodeDecodeError) as problem:
+        if script.suffix == ".ipynb":
+            return f"{script} is a notebook: make a script of it, jupyter nbconvert --to script {script}"
+        tree = ast.parse(script.read_bytes())  # which knows its encoding
+    except OSError as problem:
         return f"{script} cannot be read: {problem}"
     except SyntaxError as problem:
         return f"{script} does not parse: line {problem.lineno}: {problem.msg}"
+    except ValueError as problem:
+        return f"{script} cannot be read: {problem}"
     modules = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     modules += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     names = {module.split(".")[0] for module in modules}
@@ -283,7 +287,7 @@ def main():
     session = Session(args.script.resolve(), rank, ranks, store, args.timeout, args.record)
     session.watch = Watch(args.steps, session.hand_in)
     session.watch.install()
-    session.watch.record["met"] = "mpi4py" in args.script.read_text()  # whose calls are not seen
+    session.watch.record["met"] = b"mpi4py" in args.script.read_bytes()  # whose calls are not seen
     threading.Thread(target=session.look_after, daemon=True).start()
     run(session, [f"--local_rank={args.local_rank}"] * (args.local_rank is not None) + args.arguments)
     return None

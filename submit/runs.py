@@ -24,12 +24,12 @@ SAME = ("git", "host", "processor", "cpus", "torch")  # of the runs of one study
 def read(path: Path) -> list[dict]:
     """The records of a file, as dicts; a line that a killed study left unfinished is passed over."""
     records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             records.append(json.loads(line))
         except ValueError:
             continue
-    return records
+    return [record for record in records if isinstance(record, dict)]
 
 
 def append(path: Path, record: dict) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -53,6 +54,12 @@ PLACES = """() => {
                 .filter(figure => figure.top < end)}; }"""
 
 
+def listens(port):
+    """Whether a program takes connections at this port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextmanager
 def jupyterlab(folder: Path) -> Iterator[str]:
     """The address of a JupyterLab on a copy of the workshop in the folder, with nobody's settings; {} is for a path."""
@@ -73,13 +80,13 @@ def jupyterlab(folder: Path) -> Iterator[str]:
                                   env=os.environ | dict.fromkeys(names, str(folder / "settings")))
     try:
         for _ in range(600):
-            found = re.search(r"(http://127\.0\.0\.1:\d+)/lab\?(token=\w+)", log.read_text())
-            if found or server.poll() is not None:
+            found = re.search(r"(http://127\.0\.0\.1:(\d+))/lab\?(token=\w+)", log.read_text())
+            if (found and listens(int(found[2]))) or server.poll() is not None:  # on a busy machine that comes later
                 break
             time.sleep(0.1)
         if not found:
             raise RuntimeError(f"jupyter-lab does not start: {log.read_text()}")
-        yield f"{found[1]}/doc/tree/{{}}?{found[2]}"
+        yield f"{found[1]}/doc/tree/{{}}?{found[3]}"
     finally:
         server.terminate()
         server.wait(20)

@@ -22,11 +22,11 @@ SLOW = [
     "test_a_run_s_own_records", r"test_nothing_is_published.*\[[^sz]",
     # the same under one more launcher or scheduler
     r"test_launcher\[(mpiexec of Cray|mpiexec inside|torchrun (inside|on two))", "test_launcher_of_horovod.*PALS",
-    r"test_deepspeed.*test_launchers\[torchrun", r"test_the_conversion_trains.*\[python",
+    r"test_deepspeed.*test_launchers\[torchrun", r"test_the_conversion_trains.*\[(python|torchrun)",
     r"test_under_a_launcher_of_ranks.*\[deepspeed", "test_ranks_started_by_hand",
     r"test_output_comes_from_rank_0.*\[02", "test_srun_with_and_without.*none",
     "test_a_job_that_loses_a_node", "test_lab.*(gloo_takes|torchrun_on|pytorch|04_deepspeed|side_by_side|parent_is)",
-    "test_a_sweep_within_one_allocation(_of_pbs|.*horovod)", "test_the_allocation_says_how_many_ranks",
+    "test_a_sweep_within_one_allocation", "test_the_allocation_says_how_many_ranks",
     "test_a_rank_that_dies_ends_a_job_of_horovodrun",
     # in one more chapter
     r"test_a_folder_travels\[(1-|2-(01|04|05|02_horovod/pytorch))", r"test_every_submit_script.*\[0[1245]",
@@ -38,7 +38,9 @@ SLOW = [
     r"test_a_stage_is_the_plain.*-[14]\]", r"test_fsdp_in_fp64_is_exact\[.-[14]", r"test_what_is_counted.*\[[24]",
     # faults that one program alone names
     "test_doctor.*(bound_to_one|other_nodes_cannot|contradict_each|wrong_sum|stays_alone|hangs)",
-    "test_horovod_s_wheel_is_cached", "test_parallelism.*(differs_is_noticed|wrong_number)",
+    "test_horovod_s_wheel_is_cached", "test_a_file_that_does_not_run.*endless", "test_make_docs_refuses",
+    r"test_what_cannot_be_looked_at\[tensorflow", r"test_ranks_meet_though_mpi.*\[5",
+    "test_the_last_row_can_read_it", "test_parallelism.*(differs_is_noticed|wrong_number)",
     "test_profile_step.*a_mistake", r"test_a_share_that_is_cut_off.*\[05_zero/fsdp",
     "test_bf16_where_it_does_not_exist",
     # bad input: one program of each kind stays, the quickest
@@ -47,16 +49,19 @@ SLOW = [
     r"test_wrong_flags_of_other.*\[(tools\.|submit/doctor|03_ddp/three|02_)", "test_one_rank_of_other_programs",
     r"test_downloads.*test_(?!what_a_server_does.*\[01_single_node-)",
     "test_security.*test_(nothing_listens|no_secret|jupyterlab|words_of)",
-    r"test_deaths(?!.*\[03_ddp mpiexec 2 checkpoint SIGSTOP)", r"test_checkpoints(?!.*\[03_ddp|.*said_on)",
-    "test_checkpoints.*(full_disk|folder_that_cannot|cut off|empty)", "test_elastic", "test_many", "test_places",
+    r"test_deaths(?!.*\[03_ddp mpiexec 2 checkpoint SIGSTOP)",
+    r"test_checkpoints(?!.*\[03_ddp|.*said_on|.*other_files.*\[04)",
+    "test_checkpoints.*(full_disk|folder_that_cannot|cut off|empty)", "test_elastic", "test_many",
+    "test_places(?!.*unfinished)",
     # exercises that train, and what is like another mistake
     r"test_a_wrong_solution_has_its_hint\[[3489]-", r"test_what_is_not_begun_is_said\[[3489]",
-    r"test_under_each_launcher\[(horovodrun|deepspeed)", "test_a_script_of_one_s_own_is_watched_under_srun",
+    r"test_under_each_launcher\[(horovodrun|deepspeed|torchrun)", "test_a_script_of_one_s_own_is_watched_under_srun",
     r"test_each_training.*(one rank\]|under Adam|nobody broadcasts|fp64|Adam\]|by_fsdp-no|a hook|by hand\])",
     # TensorFlow beside PyTorch
     f"test_launchers.*test_(a_folder_travels|launcher_of|local_rank|several_ranks_on).*{TF}",
     "test_batchnorm_of_all_ranks", r"test_a_resnet_is_evaluated.*\[0[24]", f"test_learning_rate.*{TF}",
-    f"test_equality.*test_(fp32|gloo|a_resnet|a_checkpoint|the_check_notices).*{TF}",
+    f"test_equality.*test_(fp32|gloo|a_resnet|a_checkpoint|the_check_notices|resume).*{TF}",
+    r"test_gloo_and_mpi_give_the_same\[02",
     f"test_contract.*(several_ranks|flags_reach).*{TF}", "test_tensorflow_s_base_is_plain_keras",
     f"test_(images_stay|svhn).*{TF}",
 ]

@@ -295,8 +295,10 @@ def test_under_each_launcher(launcher, tmp_path):
     ("import tensorflow\n", [], "trains with tensorflow; only PyTorch's training can be looked at"),
     ("import torch\nweight = torch.ones(1, requires_grad=True)\nfor step in range(9):\n    weight.sum().backward()\n"
      "    torch.optim.SGD([weight], lr=1).step()\n", [], "trains no torch.nn.Module that was seen"),
+    ("\ufeffimport sys\n# a file of Windows\nsys.exit('it runs')\n", [], "rank 0 ended with it runs"),
     ("", ["--steps", 0], "--steps and --timeout have to be more than 0")],
-    ids=["syntax", "no step", "wants arguments", "exit code", "dies", "tensorflow", "no module", "no steps"])
+    ids=["syntax", "no step", "wants arguments", "exit code", "dies", "tensorflow", "no module", "byte order mark",
+         "no steps"])
 def test_what_cannot_be_looked_at(text, flags, said, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(text)
@@ -308,6 +310,12 @@ def test_what_cannot_be_looked_at(text, flags, said, tmp_path):
 def test_a_script_that_is_not_there():
     done = execute([sys.executable, AGREE, "missing.py"])
     assert done.code == 2 and done.err.strip() == "agree.py: no file missing.py: name your script"
+
+
+def test_a_notebook_is_no_script(tmp_path):
+    (tmp_path / "mine.ipynb").write_text("{}")
+    done = forked.run([AGREE, tmp_path / "mine.ipynb"], 2, environment(), timeout=90)
+    assert done.code == 2 and re.fullmatch(r"agree\.py: .*mine\.ipynb is a notebook: make a script .*\n", done.err)
 
 
 def test_one_rank_has_nobody_to_agree_with(tmp_path):

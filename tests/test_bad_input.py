@@ -50,10 +50,12 @@ PATHS = [  # flags, and what the line has to say
     ("--resume --checkpoint {}/file/below", "cannot write"),
     (f"--resume --checkpoint {{}}/{LONG}", "cannot write"),
     ("--resume --results {}/new", "--checkpoint"),
-    ("--checkpoint {}/same --results {}/same", "--checkpoint and --results"),
+    ("--checkpoint {}/same --results {}/./same", "--checkpoint and --results"),
+    ("--checkpoint {}/new --results {}/new.tmp", "--checkpoint and --results"),
     (f"--checkpoint {{}}/{'n' * 254}", "cannot write"),
     ("--dataset synthetic --image-size 1000000000", "--image-size or --batch-size"),
     ("--dataset synthetic --batch-size 1000000000000", "--image-size or --batch-size"),
+    (f"--dataset synthetic --batch-size {10**23}", "--batch-size: 1000.* is more than any training"),
 ]
 NO_LAB = {"LAB_FOLDER": "/nowhere"}, "LAB_FOLDER=/nowhere"
 ALONE = [  # of a program of one process: variables, what the line has to say

@@ -136,6 +136,18 @@ def test_a_folder_that_cannot_be_written_to_is_one_line_before_training(chapter,
     assert whole(folder / "checkpoint") == old and "images" not in done.out
 
 
+@pytest.mark.parametrize("chapter", [case(chapter, marks=[fault("checkpoints", "a folder of somebody else's")])
+                                     for chapter in FOLDERS])
+def test_a_folder_with_other_files_where_it_would_write_is_refused(chapter, tmp_path):
+    """What stands in a and b is removed before they are written to."""
+    mine = tmp_path / "checkpoint" / "b" / "thesis.tex"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("the work of years")
+    done = train(chapter, 2, tmp_path / "checkpoint", "--resume", "auto")
+    assert done.code == 2 and re.fullmatch(r"\w+\.py: .*/b is no part of a checkpoint: .*\n", done.err), done.err
+    assert mine.read_text() == "the work of years" and "images/s" not in done.out
+
+
 def refused(chapter, checkpoint, said, *more, steps=4):
     done = train(chapter, steps, checkpoint, "--resume", *more)
     assert done.code == 2 and re.fullmatch(rf"\w+\.py: .*{said}.*\n", done.err), done.err

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -15,24 +16,25 @@ from test_mistakes import wait
 
 CHAPTERS = "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero"
 MOMENTS = "start-up", "all-reduce", "checkpoint", "barrier"
+PATIENCE = 10  # seconds: the --timeout of the ranks that wait for a stopped one
 SOON = 30  # seconds, with 2 busy cores: without them it is one or two
 LAUNCHERS = {"mpiexec": ["mpiexec", "-n"], "torchrun": ["torchrun", "--nproc-per-node"],
              "horovodrun": ["horovodrun", "--gloo", "-np"], "deepspeed": ["deepspeed", "--num_gpus"]}
 
 
-def patience(chapter):
-    """The --timeout of the ranks that wait for a stopped one, in seconds. TensorFlow compiles for some."""
-    return 25 if "tensorflow" in chapter else 12
-
-
-def start(launcher, ranks, words, folder):
+def start(launcher, ranks, words, folder, **options):
     """Start a program of Python on so many ranks; the folder marks its processes, and gets what they say."""
     python = [] if launcher in ("torchrun", "deepspeed") else [sys.executable]
     name, *flags = LAUNCHERS[launcher]
     env = environment() | NO_NETWORK | {"MARK": str(folder), "PATH": f"{BIN}:{os.environ['PATH']}"}
-    with open(folder / "said", "w") as said:
+    with open(folder / "output", "w") as output, open(folder / "errors", "w") as errors:
         return subprocess.Popen([BIN / name, *flags, str(ranks), *python, *map(str, words)], env=env,
-                                stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+                                stdin=subprocess.DEVNULL, stdout=output, stderr=errors, **options)
+
+
+def said(folder):
+    """All that was printed: apart, because lines of two ranks that print at the same time may mix."""
+    return (folder / "errors").read_text() + (folder / "output").read_text()
 
 
 def marked(folder):
@@ -52,32 +54,31 @@ def let_die(launcher, chapter, ranks, dying, moment, death, folder, *flags):
     words = [PROGRAMS / "dying.py", dying, moment, death, ROOT / chapter / "main.py", "--global-batch-size", 64,
              "--epochs", 2, "--checkpoint", folder / "checkpoint", *flags]
     job = start(launcher, ranks, words, folder)
-    said = folder / "said"
     try:
-        wait(lambda: "dies: " in said.read_text() or job.poll() is not None, 100, "a death")
+        wait(lambda: "dies: " in said(folder) or job.poll() is not None, 100, "a death")
         died = time.monotonic()
-        code = job.wait(patience(chapter) + 2 * SOON)
+        code = job.wait(PATIENCE + 2 * SOON)
         seconds = time.monotonic() - died
         wait(lambda: not marked(folder), 2, "no process is left")
     finally:
         for process in marked(folder):
             process.kill()
-    assert "dies: " in said.read_text(), said.read_text()
-    return SimpleNamespace(code=code, out=said.read_text(), seconds=seconds)
+    assert "dies: " in said(folder), said(folder)
+    return SimpleNamespace(code=code, out=said(folder), seconds=seconds)
 
 
-def names(launcher, rank, ranks, death, said):
+def names(launcher, rank, ranks, death, text):
     """Whether what was printed names who died. MPICH's mpiexec names a process, the first or another."""
     if death == "SIGSTOP":
         return re.search(rf"main\.py: rank \d stands still for \d+ s .*: rank {rank}, process \d+, is stopped",
-                         said)
+                         text)
     if launcher == "torchrun":
-        return re.search(rf"Root Cause .*\n\[\d\]:\n.*\n.*\n  rank      : {rank} ", said)
+        return re.search(rf"Root Cause .*\n\[\d\]:\n.*\n.*\n  rank      : {rank} ", text)
     if launcher == "horovodrun":
-        return re.search(rf"^\[{rank}\]<stderr>:Traceback|Process name: {rank}$", said, re.M)
+        return re.search(rf"^\[{rank}\]<stderr>:Traceback|Process name: {rank}$", text, re.M)
     if death in ("exception", "memory"):
-        return re.search(rf"^rank {rank} of {ranks} ends all:\nTraceback", said, re.M)
-    return re.search(r"PID \d+ RUNNING AT .*\n=   EXIT CODE: (9|15)\n", said)
+        return re.search(rf"^rank {rank} of {ranks} ends all:\nTraceback", text, re.M)
+    return re.search(r"PID \d+ RUNNING AT .*\n=   EXIT CODE: (9|15)\n", text)
 
 
 def deaths_of(place, chapter):
@@ -94,10 +95,28 @@ def deaths_of(place, chapter):
                        id=f"{chapter} {launcher} {ranks} {moment} {death}")
 
 
+@fault("ranks die", "Ctrl-C")
+@pytest.mark.parametrize(("chapter", "launcher"), [case("02_horovod/pytorch", "mpiexec"), case("03_ddp", "mpiexec"),
+                                                   case("03_ddp", "torchrun"), case("04_deepspeed", "mpiexec")])
+def test_ctrl_c_ends_the_job_without_a_traceback_of_the_ranks(chapter, launcher, tmp_path):
+    """A terminal sends it to the launcher and all ranks at once."""
+    job = start(launcher, 2, [ROOT / chapter / "main.py", "--epochs", 500], tmp_path, start_new_session=True)
+    try:
+        wait(lambda: "epoch 2/" in said(tmp_path) or job.poll() is not None, 100, "two epochs")
+        for process in marked(tmp_path):
+            process.send_signal(signal.SIGINT)
+        assert job.wait(SOON) != 0
+        wait(lambda: not marked(tmp_path), 2, "no process is left")
+    finally:
+        for process in marked(tmp_path):
+            process.kill()
+    assert "main.py" not in said(tmp_path).replace("main.py FAILED", ""), said(tmp_path)
+
+
 @pytest.mark.parametrize(("chapter", "launcher", "ranks", "dying", "moment", "death"), [
     one for place, chapter in enumerate(CHAPTERS) for one in deaths_of(place, chapter)])
 def test_a_death_ends_the_job_and_is_named(chapter, launcher, ranks, dying, moment, death, tmp_path):
-    done = let_die(launcher, chapter, ranks, dying, moment, death, tmp_path, "--timeout", patience(chapter))
+    done = let_die(launcher, chapter, ranks, dying, moment, death, tmp_path, "--timeout", PATIENCE)
     assert done.code not in (0, 2), done.out
-    assert done.seconds < SOON + (patience(chapter) if death == "SIGSTOP" else 0), done.out
+    assert done.seconds < SOON + (PATIENCE if death == "SIGSTOP" else 0), done.out
     assert names(launcher, dying, ranks, death, done.out), done.out

@@ -137,15 +137,20 @@ def test_python_alone_is_one_rank(chapter, env, one_rank, tmp_path):
     ([BIN / "mpiexec", "-n", 2], {"WORLD_SIZE": "1", "RANK": "0"}, "WORLD_SIZE=1, but 2"),
     ([BIN / "mpiexec", "-n", 2], FIVE, "WORLD_SIZE=8, but 2"),
     ([*OPENMPI_MPIEXEC, "-n", 2], {}, "not of mpi4py's MPI"),
+    ([BIN / "mpiexec", "-n", 2, BIN / "torchrun", "--nproc-per-node", 2, "--no-python"], {},
+     "PMI_SIZE=2, but each torchrun counts 1"),
     ([BIN / "mpiexec", "-n", 2], OPENMPI_ENV, "mpi4py, which has to belong to the MPI of this mpiexec"),
 ], ids=["batch script's own process", "half of torchrun's variables", "a stale world size",
-        "all of torchrun's variables, stale", "Open MPI starts MPICH",
+        "all of torchrun's variables, stale", "Open MPI starts MPICH", "mpiexec starts torchrun twice",
         "MPICH starts Open MPI"])
 def test_contradictions_are_refused(words, env, said):
     done = execute([*words, sys.executable, DDP], env=env)
-    assert done.code == 2
-    assert len(re.findall(r"^main\.py: ", done.err, re.M)) == 1 and re.search(said, done.err), done.err
-    assert "Traceback" not in done.err and "images" not in done.out
+    torchruns = "--no-python" in words  # two, with a line and a traceback of their own each
+    assert done.code == (1 if torchruns else 2)
+    lines_of_ours = re.findall(r"^main\.py: .*", done.err, re.M)
+    assert len(lines_of_ours) == 1 + torchruns and re.search(said, lines_of_ours[0]), done.err
+    assert torchruns or "Traceback" not in done.err
+    assert "images" not in done.out
 
 
 def test_chapter_1_refuses_several_ranks():

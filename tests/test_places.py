@@ -1,11 +1,13 @@
 """Where a program runs does not matter: without a home, from a checkout that may not be written to, on one core."""
 
+import json
 import os
+import re
 import shutil
 import sys
 
 import pytest
-from conftest import BIN, ROOT, chapters, execute, lines
+from conftest import BIN, ROOT, chapters, execute, lines, run
 from faults import fault
 from test_checkpoints import own_mounts, within
 from test_launchers import ALL
@@ -77,6 +79,27 @@ def test_a_read_only_checkout(chapter, tmp_path):
     mount = within(f"mount --bind {ROOT} {ROOT} && mount -o remount,ro,bind {ROOT}", [])
     found = train(chapter, folder, *mount, python=["-O"], env=HOMELESS | {"LC_ALL": "C"}, cwd="/")
     assert found["chapter"] == chapter
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full, which is a full disk")
+@fault("places", "no room for the record")
+@chapters("01_single_node", "02_horovod/tensorflow", "03_ddp", "05_zero/fsdp.py")
+def test_a_record_that_finds_no_room_is_printed(chapter):
+    done = run(chapter, 1 if chapter.startswith("01") else 2, *SOME, "--results", "/dev/full")
+    assert done.code and "test accuracy" in done.out, done.err
+    said, = re.findall(r"^\w+\.py: /dev/full has not got its record \(No space left on device\): (.*)$", done.err,
+                       re.M)
+    assert json.loads(said)["chapter"] == chapter
+
+
+@fault("places", "an unfinished line in the results")
+def test_an_unfinished_line_is_closed_first(tmp_path):
+    """An editor has left the file without its last newline, or a full disk half a record."""
+    results = tmp_path / "results.jsonl"
+    results.write_text('{"half": ')
+    assert run("01_single_node", 1, *SOME, "--results", results).code == 0
+    half, whole = results.read_text().splitlines()
+    assert half == '{"half": ' and json.loads(whole)["chapter"] == "01_single_node"
 
 
 @own_mounts

@@ -13,6 +13,7 @@ import speeds
 from conftest import ROOT, chapters, execute, lines, main_files, pages
 from lab import LAB
 from launch import command, missing
+from mutants import MUTANTS
 from test_contract import RECORD, check
 from tolerances import ADAM_FP64, FP64, close
 
@@ -35,7 +36,7 @@ SIZES = {
     "05_zero/main.py": (155, "04_deepspeed/main.py", 55),
     "05_zero/fsdp.py": (165, "05_zero/main.py", 60),
 }
-COMPANIONS = {"01_single_node/ranks.py": 365, "01_single_node/workshop.py": 455}  # 190 and 290
+COMPANIONS = {"01_single_node/ranks.py": 385, "01_single_node/workshop.py": 485}  # 190 and 290
 WIDTH = 100
 PARAGRAPHS = 6
 CONVERSIONS = {"bool", "bytes", "dict", "float", "int", "len", "list", "next", "set", "str", "tuple", "type"}
@@ -322,6 +323,17 @@ def test_every_pattern_of_the_tests_speeds_is_of_a_test():
         assert any(re.search(pattern, name) for name in speeds.collected), pattern
 
 
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.mistake)
+def test_a_mutant_has_its_place_and_its_test(mutant):
+    """What `make mutants` would stumble over, after minutes."""
+    assert (ROOT / mutant.file).read_text().count(mutant.old) == 1
+    file, _, words = mutant.tests.partition(" ")
+    quick = [name for name in speeds.collected if f"{file}::" in name and not speeds.any_of(speeds.SLOW, name)]
+    if any(f"{file}::" in name for name in speeds.collected):  # else pytest was asked for other files
+        named = [choice.split(" and ") for choice in words.split(" or ")]
+        assert any(all(word in name for word in choice) for name in quick for choice in named), mutant.tests
+
+
 def test_all_that_is_installed_is_pinned_in_one_place():
     """torch's own companions for CUDA apart: they depend on the machine, and torch pins them."""
     freeze = execute([sys.executable, "-m", "pip", "list", "--format=freeze"]).out.lower().replace("_", "-").split()
@@ -356,8 +368,9 @@ def test_no_path_or_registry_of_a_machine_is_in_a_file():
     assert files and not bad
 
 
+@pytest.mark.timeout(1000)  # over twenty trainings, one after the other
 def test_demo_prints_its_table_and_leaves_records_and_figure(tmp_path):
-    done = execute([sys.executable, "-m", "tools.measuring.demo", tmp_path], cwd=ROOT, timeout=560)
+    done = execute([sys.executable, "-m", "tools.measuring.demo", tmp_path], cwd=ROOT, timeout=900)
     assert done.code == 0, done.err
     rows = [line.split() for line in done.out.splitlines() if line.lstrip().startswith("0")]
     records = lines(tmp_path / "demo.jsonl")

@@ -65,6 +65,8 @@ def test_a_line_that_was_cut_off_takes_no_other_along(tmp_path):
     path.write_text('{"a": 1}\n{"a": ')
     runs.append(path, {"a": 3})
     assert runs.read(path) == [{"a": 1}, {"a": 3}]
+    path.write_bytes(b'[]\n7\nnull\n\xff\xfe\n{"a": 4}\n')  # somebody else's file
+    assert runs.read(path) == [{"a": 4}]
 
 
 def test_a_run_that_fails_ends_the_study_with_what_it_printed(tmp_path):
