@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import IO
 
 import numpy as np
@@ -159,17 +159,15 @@ def refuse_second_job(checkpoint: str) -> None:
 def opens(path: "str | os.PathLike") -> bool:
     """Whether a file of this name opens for writing, which its folder's rights do not tell.
 
-    Nothing is left behind.
+    Nothing is left behind, nor seen meanwhile: another job may just write the file itself.
     """
-    exists = os.path.lexists(path)
     try:
-        open(path, "a" if exists else "x").close()
-    except FileExistsError:  # meanwhile: another run tries, too
-        return True
+        if os.path.lexists(path):
+            open(path, "a").close()
+        else:
+            NamedTemporaryFile(dir=os.path.dirname(path), prefix=os.path.basename(path)).close()
     except OSError:
         return False
-    if not exists:
-        os.remove(path)
     return True
 
 

@@ -24,6 +24,7 @@ import urllib.request
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import agree_verdicts as verdicts
 
@@ -231,13 +232,13 @@ def refusal(script):
 
 def opens(path):
     """Whether a file of this name opens for writing. Nothing is left behind."""
-    exists = os.path.lexists(path)
     try:
-        path.open("a").close()
+        if os.path.lexists(path):
+            path.open("a").close()
+        else:
+            NamedTemporaryFile(dir=path.parent, prefix=path.name).close()
     except OSError:
         return False
-    if not exists:
-        path.unlink(missing_ok=True)
     return True
 
 

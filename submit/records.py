@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "assets"
@@ -63,17 +64,15 @@ def refusal(path: "str | os.PathLike") -> "str | None":  # quoted: a notebook's 
 def opens(path: "str | os.PathLike") -> bool:
     """Whether a file of this name opens for writing, which its folder's rights do not tell.
 
-    Nothing is left behind.
+    Nothing is left behind, nor seen meanwhile: another job may just write the file itself.
     """
-    exists = os.path.lexists(path)
     try:
-        open(path, "a" if exists else "x").close()
-    except FileExistsError:  # meanwhile: another run tries, too
-        return True
+        if os.path.lexists(path):
+            open(path, "a").close()
+        else:
+            NamedTemporaryFile(dir=os.path.dirname(path), prefix=os.path.basename(path)).close()
     except OSError:
         return False
-    if not exists:
-        os.remove(path)
     return True
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import records
@@ -233,6 +234,10 @@ def test_trying_a_file_leaves_everything_as_it_was(tmp_path):
     assert records.opens(old) and records.opens(tmp_path / "new")
     assert not any(map(records.opens, (tmp_path, link, tmp_path / ("x" * 300), "/proc/nope")))
     assert {*tmp_path.iterdir()} == {old, link} and (old.read_text(), old.stat().st_mtime) == ("a record\n", 1)
+    with ThreadPoolExecutor(1) as other:
+        trying = other.submit(lambda: all(records.opens(tmp_path / "new") for _ in range(2000)))
+        seen = sum((tmp_path / "new").exists() for _ in iter(trying.done, True))
+    assert trying.result() and not seen, "another job may write it meanwhile, and would lose what it wrote"
     assert inspect.getsource(records.opens) in (ROOT / "01_single_node" / "workshop.py").read_text()
 
 

@@ -16,6 +16,7 @@ from conftest import BIN, PROGRAMS, ROOT, case, chapters, execute, lines, pages,
 from faults import fault
 from forked import free_port
 from lab import LAB, Lab
+from test_mistakes import wait
 from tolerances import FP64, LOSS, close
 
 SCRIPTS = sorted(path.relative_to(ROOT) for pattern in ("0*/**/submit.*", "submit/*.pbs", "submit/*.slurm")
@@ -233,9 +234,7 @@ def test_a_contradiction_is_refused(cluster, tmp_path):
 def test_a_rank_that_is_killed_ends_the_job(cluster, tmp_path):
     job = cluster.sbatch("-N", 2, "--ntasks-per-node=1", ("--epochs", 5000, "--checkpoint", tmp_path / "checkpoint"))
     try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "checkpoint").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait((tmp_path / "checkpoint").exists, 100, "a checkpoint")
         second, = (one for one in psutil.process_iter(["cmdline"])  # None where it ends just now
                    if {str(tmp_path / "checkpoint"), "main.py"} <= set(one.info["cmdline"] or ())
                    and one.environ().get("PMI_RANK") == "1")

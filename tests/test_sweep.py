@@ -15,6 +15,7 @@ import pytest
 import sweep
 from conftest import ROOT, environment, execute, lines
 from launch import missing
+from test_mistakes import wait
 
 SWEEP = [sys.executable, ROOT / "submit" / "sweep.py"]
 QUICK = ["--max-steps", "2", "--device", "cpu"]
@@ -42,9 +43,7 @@ def test_a_killed_sweep_goes_on_where_it_was(how, tmp_path):
     results, words = tmp_path / "results.jsonl", [*FOUR, "--results", tmp_path / "results.jsonl", "--", *QUICK]
     process = subprocess.Popen([*SWEEP, *words], env=environment(), stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not results.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait(results.exists, 200, "a record")
     time.sleep(0.3)
     process.send_signal(how)
     assert process.wait(30) != 0
