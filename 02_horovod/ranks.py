@@ -238,13 +238,12 @@ def run(main: Callable[[], None]) -> None:
     try:
         if launched()[0] in MPIEXECS:
             sys.excepthook = end_all
+        if launched()[2] > 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a rank waits for may never come
         main()
     except SystemExit as end:
         code = end_by_mistake(end.code)
     except KeyboardInterrupt:
-        if launched()[2] > 1:  # at once: what this rank waits for may never come
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
         code = 128 + signal.SIGINT
     except Exception as problem:
         if "Horovod has been shut down" in str(problem):

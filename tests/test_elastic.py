@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 
+import pytest
 from conftest import BIN, NO_NETWORK, ROOT, chapters, environment, parameters, run
 from faults import fault
 from test_deaths import marked
@@ -25,6 +26,7 @@ def workers(folder):
 
 
 @linux
+@pytest.mark.timeout(1400)
 @fault("elastic", "torchrun --max-restarts, rank 1 killed")
 @chapters("03_ddp")
 def test_a_job_of_torchrun_whose_worker_dies_ten_times(chapter, tmp_path, survived):
@@ -44,10 +46,10 @@ def test_a_job_of_torchrun_whose_worker_dies_ten_times(chapter, tmp_path, surviv
     try:
         for _ in range(DEATHS):
             before = saved_at(checkpoint)
-            rank_1, = wait(goes_on, 60, "a restart that goes on")
+            rank_1, = wait(goes_on, 100, "a restart that goes on")
             os.kill(rank_1, signal.SIGKILL)
             killed.add(rank_1)
-        assert job.wait(100) == 0, (tmp_path / "said").read_text()
+        assert job.wait(300) == 0, (tmp_path / "said").read_text()
     finally:
         for process in marked(tmp_path):
             process.kill()
