@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import BIN, NO_NETWORK, PROGRAMS, ROOT, case, environment
+from conftest import BIN, NO_NETWORK, PROGRAMS, ROOT, case, environment, execute
 from faults import fault
 from test_mistakes import wait
 
@@ -111,6 +111,15 @@ def test_ctrl_c_ends_the_job_without_a_traceback_of_the_ranks(chapter, launcher,
         for process in marked(tmp_path):
             process.kill()
     assert "main.py" not in said(tmp_path).replace("main.py FAILED", ""), said(tmp_path)
+
+
+@pytest.mark.parametrize(("env", "handler"), [({"PMI_RANK": "0", "PMI_SIZE": "2"}, "SIG_DFL"),
+                                              ({}, "default_int_handler")])
+def test_a_rank_has_no_handler_that_a_second_ctrl_c_could_interrupt(env, handler):
+    """Launchers pass it on, so that a rank gets it twice."""
+    program = "import signal; from ranks import run; run(lambda: print(repr(signal.getsignal(signal.SIGINT))))"
+    done = execute([sys.executable, "-c", program], cwd=ROOT / "03_ddp", env=env)
+    assert done.code == 0 and handler in done.out, done
 
 
 @pytest.mark.parametrize(("chapter", "launcher", "ranks", "dying", "moment", "death"), [
