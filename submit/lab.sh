@@ -99,6 +99,7 @@ up() {
         fail "cannot make the folder $lab: another up is at work, or was killed: then submit/lab.sh down"
     trap 'kill -KILL $parent 2>/dev/null; rm -rf "$lab"; exit 130' INT TERM
     mkdir "$lab/nodes"
+    ln -s "$program" "$lab/lab.sh"  # mpiexec takes no launcher with a blank in its path
     [ ${#user[@]} = 0 ] || { id -u; id -g; } >"$lab/user"
     id -un >"$lab/name"
     echo "$rate" >"$lab/rate"
@@ -286,7 +287,7 @@ run() {
     each=${each:-$(((ranks + ${#living[@]} - 1) / ${#living[@]}))}
     ((ranks <= each * ${#living[@]})) || fail "$ranks ranks are more than $each on each of ${#living[@]} nodes"
     [[ $(mpiexec --version 2>/dev/null) == *HYDRA* ]] || fail "no mpiexec of MPICH on the path: . .venv/bin/activate"
-    enter_lab mpiexec -launcher ssh -launcher-exec "$program" -hosts "$(IFS=,; echo "${living[*]}")" \
+    enter_lab mpiexec -launcher ssh -launcher-exec "$lab/lab.sh" -hosts "$(IFS=,; echo "${living[*]}")" \
         -n "$ranks" -ppn "$each" "$@"
 }
 
