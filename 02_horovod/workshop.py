@@ -253,6 +253,8 @@ def load_digits(args):
 
 def load_files(args):
     """MNIST or SVHN, through torchvision, which downloads what is not there."""
+    if "tensorflow" in sys.modules:  # beside it triton, of PyTorch's CUDA build, crashes
+        sys.modules["triton"] = None
     from torchvision.datasets import MNIST, SVHN
     socket.setdefaulttimeout(30)  # a node without a network may answer with silence
     try:

@@ -19,6 +19,7 @@ def save(model: nn.Module, optimizer: Optimizer, args: argparse.Namespace, step:
     """Into the folder args.checkpoint, as checkpoints.py has it."""
     place = begin_place(args.checkpoint, workshop.training_of(args))
     writer = dcp.FileSystemWriter(Path(args.checkpoint, place), overwrite=True)
+    writer.storage_meta = lambda: None  # holds a Path, which not every Python reads from another
     dcp.save(state_of(model, optimizer, step), storage_writer=writer)
     mark_latest(args.checkpoint, place)
 
@@ -61,6 +62,8 @@ class PlainMetadata(pickle.Unpickler):
     """Reads a description of shards, and nothing that could do something."""
 
     def find_class(self, module, name):
+        if (module, name) == ("builtins", "getattr"):  # thus Python 3.11.3 writes an enumeration's
+            return lambda enumeration, member: enumeration[member]
         if name not in IN_METADATA.get(module, ()):
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's metadata")
         return super().find_class(module, name)

@@ -98,7 +98,7 @@ OTHERS = {  # the same of whole trainings in other styles: file: {name: (changes
         "a layer is no shard": ([("in model:", "in model[:1]:"), ("fully_shard(model)\n", "")], "part")},
     "by_deepspeed": {
         "as it is": ([], NOTHING),
-        "its_own_loader, as it comes": ([("    loader.data_sampler.set_epoch(epoch)  # DeepSpeed does not\n", "")],
+        "its_own_loader, as it comes": ([("        loader.data_sampler.set_epoch(epoch)  # DeepSpeed does not\n", "")],
                                         "order")},
     "two_networks": {
         "as it is": ([], NOTHING),

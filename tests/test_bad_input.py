@@ -194,8 +194,8 @@ def in_turn(program, rows, tmp_path, cwd, fork=True):
 
 
 def filled(flags, files):
-    """The words of flags, where {} is the folder of files."""
-    return [word.replace("{}", str(files)) for word in (flags.split() if isinstance(flags, str) else flags)]
+    """The words of flags, where {} is the folder of files, and ROOT the checkout's."""
+    return [word.replace("{}", str(files)).replace("ROOT/", f"{ROOT}/") for word in (flags.split() if isinstance(flags, str) else flags)]
 
 
 def refused(answer, said, begins):
@@ -301,7 +301,7 @@ def test_one_of_two_ranks_speaks_under_a_launcher(chapter, launcher, files):
 NUMBERS = ("0", "-1", "1.5", "many", "")  # no whole numbers above 0
 SECONDS = ("0", "-1", "nan", "inf", "many", "")  # no time to wait
 SWEEP = "weak --results {}/new"
-SCRIPT = f"{ROOT}/03_ddp/your_script_ddp.py"
+SCRIPT = "ROOT/03_ddp/your_script_ddp.py"
 OTHERS = {  # programs that are no chapter's main.py: flags, and what the line has to say
     "submit/sweep.py": [
         ("", "studies"), ("weekly --results {}/new", "weekly"), ("weak", "--results"), ("weak --results", "--results"),
@@ -323,7 +323,7 @@ OTHERS = {  # programs that are no chapter's main.py: flags, and what the line h
         *[(f"--record {name} {SCRIPT}", "cannot write") for name in UNWRITABLE], (f"{{}}/{LONG}", "no file"),
         ("--explain nonsense", "nonsense"), ("--explain", "--explain"), ("--nonsense", "--nonsense"),
         (f"--step 3 {SCRIPT}", "--step"), (SCRIPT, "nobody to agree with"),
-        (f"{ROOT}/01_single_node/main_tf.py", "only PyTorch's"),
+        ("ROOT/01_single_node/main_tf.py", "only PyTorch's"),
     ],
     "submit/doctor.py": [
         *[(f"--timeout={value}", "--timeout") for value in SECONDS],
