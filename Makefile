@@ -10,14 +10,15 @@ PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.11, SITE=polaris on a cluster)
+setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.12, SITE=polaris on a cluster)
+	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON): on Debian and Ubuntu apt install python3-venv python3-dev g++" >&2; exit 2; }
 	@if [ -n "$(SITE)" ]; then \
 	    [ -f "submit/sites/$(SITE).sh" ] || { echo "SITE=$(SITE): there is no submit/sites/$(SITE).sh" >&2; exit 2; }; \
 	    . "./submit/sites/$(SITE).sh" || { echo "SITE=$(SITE): its modules do not load here" >&2; exit 2; }; \
-	fi; $(PYTHON) tools/environment/setup.py --venv "$(VENV)"
+	fi; $(PYTHON) tools/environment/setup.py --venv "$(VENV)" $(TESTS)
 
+tested: TESTS = --tests
 tested: setup
-	@"$(VENV)/bin/python" tools/environment/add_tests.py
 
 exercise: setup ## grade an exercise: N=1 to 10; see exercises/README.md
 	@$(if $(N),"$(VENV)/bin/python" exercises/grade.py $(N) || [ $$? = 1 ],echo "which one? make exercise N=1"; exit 2)
@@ -59,5 +60,6 @@ notebooks: setup ## run the notebooks from top to bottom and store what they sho
 slides: setup ## two figures of each notebook in one file that opens offline: results/slides.html
 	@"$(VENV)/bin/python" -m tools.pages.slides
 
-pins: ## after moving a direct pin: write again what the direct ones bring along; installs nothing
-	@$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) tools/environment/indirect_pins.py
+pins: ## after moving a version in pyproject.toml: write requirements.txt again; installs nothing
+	@$(or $(wildcard $(VENV)/bin/uv),uv) pip compile --quiet --system-certs --universal --python-version 3.11 \
+	    --no-annotate --custom-compile-command "make pins" --group tests -o requirements.txt pyproject.toml

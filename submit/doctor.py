@@ -36,8 +36,6 @@ VARIABLES = [(chapter.LAUNCHERS | {"torchrun": chapter.TORCHRUN[:2]})[name] for 
 FAULTS = {  # key: (symptom, cause, cure)
     "import": ("a package does not load", "this is not the Python of the workshop's environment, or modules are "
                "not loaded", "load the site's modules, activate the environment"),
-    "torchvision": ("`operator torchvision::nms does not exist`", "torchvision was installed again, and what set-up "
-                    "had added to it for a CPU build of torch is gone", "make setup"),
     "contradiction": ("variables contradict each other", "the batch script itself runs Python, without srun or "
                       "mpiexec; or a variable is left from another job", "start with srun or mpiexec; unset it"),
     "mpi": ("mpiexec and mpi4py are of different MPIs", "another mpiexec comes first on PATH, or mpi4py was built with "
@@ -87,9 +85,6 @@ try:
     import torch
     import torch.distributed as dist
 
-    mended = Path(sys.prefix, ".torchvision-mended")  # which file set-up mended, where torch is a CPU build
-    if mended.exists() and "the workshop's set-up" not in Path(mended.read_text()).read_text():
-        import torchvision  # noqa: F401  it may load without
     for package in "numpy", "tqdm":  # every chapter imports them
         importlib.import_module(package)
     absent = None
@@ -350,7 +345,7 @@ def main():
     if not 0 < seconds < math.inf:
         refuse(f"--timeout {seconds}: wait for some seconds")
     if absent:
-        fail("torchvision" if "torchvision::" in absent else "import", absent)
+        fail("import", absent)
     begin = watch(seconds)
     begin("mpi meeting", f"{socket.gethostname()}, {seconds:g} s")
     launcher, variables = recognise()

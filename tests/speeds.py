@@ -11,10 +11,10 @@ import pytest
 TF = "(tensorflow|main_tf)"  # some seconds to start, whatever is tested
 SLOW = [
     # whole programs that run many times
-    "test_demo_", "test_what_commands_print", "test_keras_fit", "test_another_user_s_demo",
-    "test_nothing_to_do_is_said", "test_weak_and_strong_scaling_with_two", "test_what_failed_is_recorded",
+    "test_demo_", "test_what_commands_print", "test_keras_fit",
+    "test_every_chapter_trains_and_resumes", "test_weak_and_strong_scaling_with_two", "test_what_failed_is_recorded",
     "test_a_dry_run", "test_blanks_and_wildcards", "test_the_ordinary_script_learns",
-    "test_setup_says_what_to_do_without_a_network", "test_it_runs_and_says", "test_the_runner_names",
+    "test_it_runs_and_says", "test_the_runner_names",
     "test_an_instructor_runs", "test_cells_may_be_skipped",
     "test_the_search_trains_as_main_py_does", "test_a_run_on_two_ranks_sends",
     "test_notebook_parallelism.*run_that_fails",
@@ -38,7 +38,7 @@ SLOW = [
     r"test_a_stage_is_the_plain.*-[14]\]", r"test_fsdp_in_fp64_is_exact\[.-[14]", r"test_what_is_counted.*\[[24]",
     # faults that one program alone names
     "test_doctor.*(bound_to_one|other_nodes_cannot|contradict_each|wrong_sum|stays_alone|hangs)",
-    "test_horovod_s_wheel_is_cached", "test_a_file_that_does_not_run.*endless", "test_make_docs_refuses",
+    "test_a_file_that_does_not_run.*endless", "test_make_docs_refuses",
     r"test_what_cannot_be_looked_at\[tensorflow", r"test_ranks_meet_though_mpi.*\[5",
     "test_the_last_row_can_read_it", "test_parallelism.*(differs_is_noticed|wrong_number)",
     "test_profile_step.*a_mistake", r"test_a_share_that_is_cut_off.*\[05_zero/fsdp",

