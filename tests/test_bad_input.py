@@ -195,7 +195,8 @@ def in_turn(program, rows, tmp_path, cwd, fork=True):
 
 def filled(flags, files):
     """The words of flags, where {} is the folder of files, and ROOT the checkout's."""
-    return [word.replace("{}", str(files)).replace("ROOT/", f"{ROOT}/") for word in (flags.split() if isinstance(flags, str) else flags)]
+    words = flags.split() if isinstance(flags, str) else flags
+    return [word.replace("{}", str(files)).replace("ROOT/", f"{ROOT}/") for word in words]
 
 
 def refused(answer, said, begins):
