@@ -36,7 +36,7 @@ from one_line import Parser
 from records import RECORDS, published, published_text
 
 from tools.measuring import demo, notebook_seconds, public_scripts, reading, rounding, zero
-from tools.pages import at_scale, claims, figures, slow_link
+from tools.pages import at_scale, figures, slow_link
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|scale|slow|changes): (.+?) -->\n"
@@ -206,7 +206,6 @@ def main():
             path.write_text(new)
             print("written:", name)
     if not only:
-        claims.write()
         figures.main()
 
 
