@@ -15,15 +15,16 @@ setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.12, S
 	@if [ -n "$(SITE)" ]; then \
 	    [ -f "submit/sites/$(SITE).sh" ] || { echo "SITE=$(SITE): there is no submit/sites/$(SITE).sh" >&2; exit 2; }; \
 	    . "./submit/sites/$(SITE).sh" || { echo "SITE=$(SITE): its modules do not load here" >&2; exit 2; }; \
-	fi; $(PYTHON) tools/environment/setup.py --venv "$(VENV)" $(TESTS)
+	fi; $(PYTHON) tools/environment/setup.py --venv "$(VENV)" $(PART)
 
-tested: TESTS = --tests
+tested: PART = --tests
 tested: setup
 
 exercise: setup ## grade an exercise: N=1 to 10; see exercises/README.md
 	@$(if $(N),"$(VENV)/bin/python" exercises/grade.py $(N) || [ $$? = 1 ],echo "which one? make exercise N=1"; exit 2)
 
-demo: setup ## train every chapter on 1 and 2 ranks; a table and a picture of what each costs
+demo: PART = --packages
+demo: setup ## train every chapter's network on 1 and 2 ranks; a table and a picture of what each costs
 	@"$(VENV)/bin/python" -m tools.measuring.demo
 
 check: tested ## after editing a page or a tool: what needs no ranks

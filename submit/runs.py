@@ -71,6 +71,10 @@ class Runs:
         if self.done:
             print(f"{len(self.done)} runs are in {self.path} already", file=sys.stderr)
 
+    def has(self, run):
+        """Whether this run has been done."""
+        return json.dumps(run) in self.done
+
     def once(self, run, do):
         """What do() returned for this run (a dict that tells it from the others), now or before: JSON."""
         key = json.dumps(run)
@@ -84,13 +88,14 @@ class Runs:
         """What the runs returned, one record or several each, in one list."""
         return [record for result in self.results for record in (result if isinstance(result, list) else [result])]
 
-    def publish(self, path):
-        """Put all records into a file, a line each, at once, and forget the runs. Returns the records."""
+    def publish(self, path, keep=False):
+        """Put all records into a file, a line each, at once, and forget the runs, unless kept. Returns the records."""
         records = self.records()
         whole = self.path.with_suffix(".whole")
         whole.write_text("".join(json.dumps(record) + "\n" for record in records))
         os.replace(whole, path)
-        self.path.unlink(missing_ok=True)
+        if not keep:
+            self.path.unlink(missing_ok=True)
         return records
 
 

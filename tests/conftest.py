@@ -21,7 +21,7 @@ import speeds
 from faults import survived  # noqa: F401  a fixture
 from launch import ROOT, command, missing
 
-from tools.measuring.demo import parameters  # noqa: F401  the tests import it from here
+from tools.measuring.parameters import parameters  # noqa: F401  the tests import it from here
 from tools.pages import docs, notebooks
 
 BIN = Path(sys.executable).parent

@@ -11,14 +11,14 @@ import pytest
 TF = "(tensorflow|main_tf)"  # some seconds to start, whatever is tested
 SLOW = [
     # whole programs that run many times
-    "test_demo_", "test_what_commands_print", "test_keras_fit",
+    "test_what_commands_print", "test_keras_fit",
     "test_every_chapter_trains_and_resumes", "test_weak_and_strong_scaling_with_two", "test_what_failed_is_recorded",
     "test_a_dry_run", "test_blanks_and_wildcards", "test_the_ordinary_script_learns",
     "test_it_runs_and_says", "test_the_runner_names",
     "test_an_instructor_runs", "test_cells_may_be_skipped",
     "test_the_search_trains_as_main_py_does", "test_a_run_on_two_ranks_sends",
     "test_notebook_parallelism.*run_that_fails",
-    "test_every_rank_records_its_steps", r"test_a_killed_study.*\[(rounding|demo)",
+    "test_every_rank_records_its_steps", r"test_a_killed_study.*\[rounding",
     "test_a_run_s_own_records", r"test_nothing_is_published.*\[[^sz]",
     # the same under one more launcher or scheduler
     r"test_launcher\[(mpiexec of Cray|mpiexec inside|torchrun (inside|on two))", "test_launcher_of_horovod.*PALS",
@@ -66,13 +66,12 @@ SLOW = [
     f"test_(images_stay|svhn).*{TF}",
 ]
 CHECK = [
-    "test_claims", "test_at_scale", "test_cost_model", "test_figures", "test_repository", "test_records",
+    "test_at_scale", "test_cost_model", "test_figures", "test_repository", "test_records",
     "test_what_goes_wrong",
     "test_runs.*(other_code|check_fails|cut_off)",
     "test_notebooks.*(six_are|stored_with|another_cell|names_all|numbers_in|audience|too_small|plan_b)",
     "test_slurm.*(header|missing|tear|both|near|polaris|launch_command|shellcheck|submission)",
     "test_doctor.*(interfaces_are|table|no_number)",
-    "test_paying.*(words|cannot_be|not_others)",
     "test_sweep.*(no_record|remarkable|figure|refused)",
 ]
 NOT_CHECK = ["test_records.*(dirty_tree_or|own_records|all_reduces)", "test_make_docs", "test_the_buckets_are"]

@@ -379,7 +379,7 @@ OTHERS = {  # programs that are no chapter's main.py: flags, and what the line h
         ("--ways nonsense", "--ways"), ("--all-reduce 0", "--all-reduce"), ("--lr nan", "--lr"), ("--lr 0", "--lr"),
         *[(f"{flag}={value}", flag) for flag in ("--batch-size", "--steps", "--repeats") for value in NUMBERS],
         *[(f"--results {name}", "cannot write") for name in UNWRITABLE]],
-    "tools.measuring.demo": [("{}/file", "no folder"), ("/proc/nope", "no folder"), ("{}/missing/folder", "no folder"),
+    "tools.measuring.demo": [(name, "cannot write into") for name in ("{}/file", "/proc/nope", "{}/missing/folder")] + [
                              ("--nonsense", "--nonsense")],
     "tools.pages.docs": [("--only nonsense", "--only nonsense"), ("--onl 03_ddp", "--onl"), ("more", "more")],
 }

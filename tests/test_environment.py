@@ -244,7 +244,10 @@ def test_a_set_up_that_is_ended_ends_what_it_has_started_and_the_next_one_goes_o
     words = [sys.executable, PROGRAMS / "short_set_up.py", SETUP.parent, tmp_path / "venv", tmp_path / "go"]
     with subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
-            child = psutil.Process(int(process.stdout.readline().split()[-1]))
+            process.stdout.readline()  # it begins
+            while not (pid := set_up.read(tmp_path / "venv.pid")).endswith("\n"):
+                time.sleep(0.05)
+            child = psutil.Process(int(pid))
             process.terminate()
             assert "interrupted" in process.communicate(timeout=20)[1] and process.returncode == 1
             with suppress(psutil.NoSuchProcess):

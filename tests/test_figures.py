@@ -11,12 +11,11 @@ from conftest import ROOT
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from matplotlib.text import Text
-from paying_runs import left_out, paying_run
 from records import published
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import get_model
 
-from tools.measuring import demo, paying, reading
+from tools.measuring import demo, reading
 from tools.pages import docs, drawings, figures, style
 
 PICTURES = sorted((ROOT / "assets" / "figures").glob("*.png"))
@@ -83,31 +82,17 @@ def test_the_buckets_are_those_of_a_run():
     assert sizes == [sum(drawn), *drawn]  # a single bucket in the first step
 
 
-def demo_records(keep=None, **changes):
-    """The demo's published records, or those that a query keeps, with some columns changed."""
-    records = pandas.DataFrame(published("demo.jsonl"))
-    return (records.query(keep) if keep else records).reset_index(drop=True).assign(**changes)
-
-
-def on_more_ranks():
-    """The digits of a demo on 1, 2 and 4 ranks, the last of them with other accuracies."""
-    digits = "dataset == 'digits'"
-    more = demo_records(f"{digits} and ranks == 2", ranks=4, test_accuracy=0.9)
-    return pandas.concat([demo_records(digits), more]).reset_index(drop=True)
-
-
-def without_link():
-    """A demo on a machine where there can be no lab."""
-    weak = [paying_run(1, 1000), paying_run(2, 1600), left_out()]
-    return pandas.concat([demo_records("dataset == 'digits'"), pandas.DataFrame(weak)])
+def demo_records(**changes):
+    """The demo's published records, with some values changed."""
+    return [record | changes for record in published("demo.jsonl")]
 
 
 DRAWN = {**figures.FIGURES,
-         "demo, one run": lambda: demo.draw(demo_records("chapter == '03_ddp' and ranks == 2")),
-         "demo without Horovod": lambda: demo.draw(demo_records("not chapter.str.contains('horovod|tf')")),
+         "demo, one program": lambda: demo.draw([each for each in demo_records() if each["chapter"] == "03_ddp"]),
+         "demo without Horovod": lambda: demo.draw([each for each in demo_records() if each["chapter"][:2] != "02"]),
          "demo on a processor with a long name": lambda: demo.draw(demo_records(processor="Processor " * 9)),
-         "demo where no link can be": lambda: demo.draw(without_link()),
-         "demo on 1, 2 and 4 ranks": lambda: demo.draw(on_more_ranks())}
+         "demo with superlinear speed-up": lambda: demo.draw(demo_records(speed_up=3.5)),
+         "demo that loses": lambda: demo.draw(demo_records(speed_up=0.05, step_seconds=2))}
 
 
 def words_shown(figure, renderer):
@@ -163,30 +148,6 @@ def test_scaling_shows_efficiency_on_the_same_axes_and_hollow_where_ranks_share_
         assert drawn.keys() == {round(value, 6) for value in found["efficiency"]}
         hollow = {value for value, color in drawn.items() if color == "white"}
         assert hollow == {round(row.efficiency, 6) for row in found.itertuples() if row.ranks > row.cpus}
-
-
-@pytest.mark.parametrize(("accuracies", "speeds", "weak", "said"), [
-    ((0.98, 0.98), (10, 20), (10, 19, 5), "Do 2 ranks pay? Digits: in 1 of 1 programs; resnet18: yes; at 1 Gbit/s: no"),
-    ((0.98, 0.95), (20, 10), (10, 9, 10),
-     "Do 2 ranks pay? Digits: in 0 of 1 programs; resnet18: no; at 1 Gbit/s: just even"),
-    ((0.98, 0.98), (10, 20), (), "Do 2 ranks pay? Digits: in 1 of 1 programs"),
-    ((0.98,), (10,), (), "One run of each program: nothing to compare")])
-def test_the_demo_s_headline_follows_its_numbers(accuracies, speeds, weak, said):
-    records = [paying_run(ranks, speed, dataset="digits", model="cnn", test_accuracy=accuracy)
-               for ranks, accuracy, speed in zip((1, 2), accuracies, speeds)]
-    slower = [paying_run(ranks, speed, link=link) for ranks, speed, link in zip((1, 2, 2), weak, (None, None, "1gbit"))]
-    assert demo.verdict(pandas.DataFrame(records + slower)) == said
-    assert demo.verdict(pandas.DataFrame(records[::-1] + slower)) == said
-    same = "the same accuracy" if len(set(accuracies)) == 1 else "accuracies within 0.0300"
-    assert demo.accuracies(pandas.DataFrame(records + slower)) == same
-
-
-def test_the_demo_s_bars_are_shares_of_a_step_and_pass_the_line_where_ranks_pay():
-    found = {each["name"]: each for each in paying.compared(demo_records("dataset == 'digits'"))}
-    assert {"03_ddp", "04_deepspeed"} < found.keys() and "05_zero, stage 3" not in found  # which nothing is beside
-    for each in found.values():
-        assert (each["share"] > each["even"]) == (each["ratio"] > 1)
-        assert round(each["share"], 6) == round(each["computing"] / (each["computing"] + each["waiting"]), 6)
 
 
 def test_reading_s_headline_follows_its_numbers():

@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 import speeds
-from conftest import ROOT, chapters, execute, lines, main_files, pages
-from lab import LAB
-from launch import command, missing
+from conftest import ROOT, chapters, execute, main_files, pages
+from launch import command
 from mutants import MUTANTS
-from test_contract import RECORD, check
-from tolerances import ADAM_FP64, FP64, close
 
-from tools.measuring import demo, outputs, paying
+from tools.measuring import outputs
 from tools.pages import docs
 
 # Functions that two lessons have under one name and that differ, because the difference is the lesson.
@@ -365,41 +362,6 @@ def test_no_path_or_registry_of_a_machine_is_in_a_file():
     bad = [name for name in files if (ROOT / name).suffix != ".png" and name != "tests/test_repository.py"
            and words.search((ROOT / name).read_text())]
     assert files and not bad
-
-
-@pytest.mark.timeout(1000)  # over twenty trainings, one after the other
-def test_demo_prints_its_table_and_leaves_records_and_figure(tmp_path):
-    done = execute([sys.executable, "-m", "tools.measuring.demo", tmp_path], cwd=ROOT, timeout=900)
-    assert done.code == 0, done.err
-    rows = [line.split() for line in done.out.splitlines() if line.lstrip().startswith("0")]
-    records = lines(tmp_path / "demo.jsonl")
-    runs = [(chapter, ranks) for chapter, ranks, *_ in demo.RUNS if not missing(chapter)]
-    weak = records[len(runs):]
-    assert [(record["chapter"], record["ranks"]) for record in records[:len(runs)]] == runs
-    assert len(rows) == len(runs) + 1  # the heading of the weak scaling names its chapter, too
-    assert [(one["ranks"], one.get("link", "none")) for one in weak] == [run[1:] for run in paying.RUNS]
-    assert [one.get("left_out") is not None for one in weak] == [False, False, bool(LAB)]
-    assert "Do 2 ranks pay?" in done.out and ("left out: " if LAB else "At 1 Gbit/s: ") in done.out
-    for record in records[:len(runs)]:
-        assert record.keys() > RECORD.keys()
-        check({name: record[name] for name in RECORD})
-        perceptron = "stage" in record  # trained for one epoch
-        assert record["test_accuracy"] > (0.5 if perceptron else 0.9)  # of ten classes: it learns
-        if record["compared_in"] == "fp64":
-            close("parameters, fp64", record["difference"], ADAM_FP64 if perceptron else FP64)
-    held = {record["stage"]: record["megabytes"] for record in records if record["chapter"] == "05_zero"}
-    assert held[0] > held[1] >= held[2] > held[3]
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_demo_says_why_a_chapter_is_skipped(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "RUNS", [("01_single_node", 1), ("02_horovod/pytorch", 2)])
-    monkeypatch.setattr(demo, "missing", lambda chapter: "no compiler" if "horovod" in chapter else None)
-    monkeypatch.setattr(sys, "argv", ["demo.py", str(tmp_path)])
-    monkeypatch.setattr(paying, "RUNS", [])
-    demo.main()
-    assert "skipped: 02_horovod/pytorch: no compiler" in capsys.readouterr().out
-    assert [record["chapter"] for record in lines(tmp_path / "demo.jsonl")] == ["01_single_node"]
 
 
 @chapters("02_horovod/tensorflow")

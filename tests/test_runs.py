@@ -9,7 +9,7 @@ from conftest import PROGRAMS, ROOT, execute, lines
 
 from tools.measuring import reading
 
-STUDIES = ("zero", "rounding", "allreduce", "reading", "demo")
+STUDIES = ("zero", "rounding", "allreduce", "reading")
 
 
 def start(program, folder, kill_at):

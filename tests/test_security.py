@@ -257,7 +257,7 @@ EXCEPTIONS = {
         "exercises/runner.py": "what our own ranks have just written into a temporary folder",
         "exercises/scripts.py": "what the learner's own script has just saved",
         "tests/test_checkpoints.py": "a checkpoint that the test has just made",
-        "tools/measuring/demo.py": "DeepSpeed's checkpoint, which the run has just written"},
+        "tools/measuring/parameters.py": "DeepSpeed's checkpoint, which the run has just written"},
     "an archive": {},
     "a file of a known name": {},
     "all addresses": {

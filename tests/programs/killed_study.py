@@ -34,5 +34,5 @@ def do(plan, run):
 
 program.study = lambda path, plan, _, *check: study(folder / path.name, plan, lambda **run: do(plan, run), *check)
 program.refusal = lambda path: None
-sys.argv = [name, *([str(folder)] if name == "demo" else [])]
+sys.argv = [name]
 program.main()

@@ -8,10 +8,11 @@ import setup  # noqa: E402
 go = sys.argv.pop()
 
 
-def make(venv):
+def make(venv, packages):
     with open(f"{venv}.log", "a") as file:
         file.write("made\n")
-    setup.run(["sh", "-c", f"echo begins $$; while [ ! -e '{go}' ]; do sleep 0.05; done"], "", "begins .*")
+    setup.step("begins")
+    setup.run(["sh", "-c", f"echo $$ > '{venv}.pid'; while [ ! -e '{go}' ]; do sleep 0.05; done"], "")
     (venv / setup.STAMP).write_text("\n".join(setup.stamp(venv)))
 
 

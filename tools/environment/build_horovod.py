@@ -98,7 +98,7 @@ def build(venv, folder):
         source = Path(scratch, archive.name[:-len(".tar.gz")])
         change(source)
         run([*pip, "wheel", "--verbose", *options, "--wheel-dir", f"{scratch}/wheel", source],
-            f"Horovod was not built; {folder}.log says why", r"\[ *\d*[05]%\]", log=f"{folder}.log", env=settings)
+            f"Horovod was not built; {folder}.log says why", r"\[ *\d+%\]", log=f"{folder}.log", env=settings)
         part = Path(f"{folder}.{os.getpid()}")
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(f"{scratch}/wheel", str(part))

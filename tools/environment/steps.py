@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import subprocess
+import threading
+import time
 from pathlib import Path
 from typing import TextIO
 
@@ -18,24 +20,32 @@ def step(text: str) -> None:
 
 
 def run(words: list, advice: str, shown: str = "$^", log: str = os.devnull, **options) -> None:
-    """Run a command and print what `shown` finds in its lines; a log, where one is named, gets all of them.
+    """Run a command. Every seven seconds a line says for how long, and what `shown` has found last in its output.
 
-    Raises SetUpFailed, with the advice, and, where there is no log, with what the command says is wrong.
+    A log, where one is named, gets all of the output. Raises SetUpFailed, with the advice, and, where there is no log,
+    with what the command says is wrong.
     """
-    lines, found = [], None
+    lines, found, ended = [], [""], threading.Event()
     process = subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                stdin=subprocess.DEVNULL, universal_newlines=True, errors="replace",
                                start_new_session=True, **options)
+
+    def tell():
+        started = time.monotonic()
+        while not ended.wait(7):
+            step(f"{time.monotonic() - started:.0f} s {found[-1]}".rstrip())
+
+    threading.Thread(target=tell, daemon=True).start()
     try:
         for line in process.stdout:
             lines.append(line)
-            before, found = found, re.search(shown, line) or found
-            if found and (not before or found.group() != before.group()):
-                step(found.group())
+            found += re.findall(shown, line)
         code = process.wait()
     except BaseException:  # Ctrl-C, say: it must not work on while another set-up takes the lock
         os.killpg(process.pid, signal.SIGTERM)
         raise
+    finally:
+        ended.set()
     with open(log, "w") as file:
         file.writelines(lines)
     if code and log != os.devnull:

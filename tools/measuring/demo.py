@@ -1,182 +1,238 @@
-"""Train every chapter on 1 and 2 ranks on handwritten digits; print what each costs as a table and draw it.
+"""Train the network of every chapter on 1 and on 2 ranks; print what each costs, row by row, and draw it.
 
-Then chapter 3 where a step computes for longer, on this machine and over a link of 1 Gbit/s (submit/lab.sh).
+Chapter 2 comes last: where Horovod is not built yet, that is done when all others have been shown.
 """
 
+import fcntl
+import math
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
-import zipfile
-from contextlib import redirect_stderr, redirect_stdout
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import pandas
-import torch
 from launch import ROOT, launch, missing
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from one_line import Parser
 from records import FIGURES, RECORDS, refusal
-from runs import study
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from runs import Runs, end_with_the_study, said
+from tqdm import tqdm
 
-from tools.measuring import paying, zero
-from tools.measuring.paying import answer, compared, label, milliseconds, rate
-from tools.pages import style
+from tools.measuring.parameters import parameters
 
-RUNS = [("01_single_node", 1), ("01_single_node/main_tf.py", 1), ("02_horovod/pytorch", 1), ("02_horovod/pytorch", 2),
-        ("02_horovod/tensorflow", 1), ("02_horovod/tensorflow", 2), ("03_ddp", 1), ("03_ddp", 2),
-        ("04_deepspeed", 1), ("04_deepspeed", 2), ("05_zero", 1, "--stage", 0),
-        *(("05_zero", 2, "--stage", stage) for stage in range(4)),
-        ("05_zero/fsdp.py", 1), ("05_zero/fsdp.py", 2)]  # chapter, ranks, flags
-PERCEPTRON = ("--epochs", 1, "--width", 256, "--layers", 8)
-FLAGS = ("--dataset", "digits", "--global-batch-size", "64")  # the same training, whatever the number of ranks
+DIGITS = ("--dataset", "digits", "--global-batch-size", 64)
+EXACT = (*DIGITS, "--precision", "fp64")
+SMALL = ("--width", 256, "--layers", 8, "--epochs", 3)  # chapter 5's network
+LARGE = ("--dataset", "synthetic", "--image-size", 64, "--model", "resnet18", "--global-batch-size", 64, "--lr", 0.01,
+         "--epochs", 1, "--max-steps", 9)  # of which five warm up
+RUNS = [  # chapter, what it trains with, ranks, flags
+    ("01_single_node", "1  PyTorch", 1, EXACT),
+    ("03_ddp", "3  PyTorch's DDP", 1, EXACT),
+    ("03_ddp", "3  PyTorch's DDP", 2, EXACT),
+    ("03_ddp", "3  DDP, a larger network", 1, LARGE),
+    ("03_ddp", "3  DDP, a larger network", 2, LARGE),
+    ("04_deepspeed", "4  DeepSpeed", 1, DIGITS),
+    ("04_deepspeed", "4  DeepSpeed", 2, DIGITS),
+    ("05_zero", "5  DeepSpeed's ZeRO", 1, (*DIGITS, *SMALL)),
+    ("05_zero", "5  DeepSpeed's ZeRO", 2, (*DIGITS, *SMALL)),
+    ("05_zero/fsdp.py", "5  PyTorch's FSDP", 1, (*EXACT, *SMALL)),
+    ("05_zero/fsdp.py", "5  PyTorch's FSDP", 2, (*EXACT, *SMALL)),
+    ("01_single_node/main_tf.py", "1  TensorFlow", 1, EXACT),
+    ("02_horovod/pytorch", "2  Horovod, PyTorch", 1, EXACT),
+    ("02_horovod/pytorch", "2  Horovod, PyTorch", 2, EXACT),
+    ("02_horovod/tensorflow", "2  Horovod, TensorFlow", 1, EXACT),
+    ("02_horovod/tensorflow", "2  Horovod, TensorFlow", 2, EXACT),
+]
+SAME_AS = {"03_ddp": "01_single_node", "02_horovod/pytorch": "01_single_node",
+           "02_horovod/tensorflow": "01_single_node/main_tf.py", "05_zero/fsdp.py": "05_zero/fsdp.py"}
+EQUAL = 1e-8  # of parameters near 1, in fp64: rounding leaves eight digits and more alone
+HEAD = """\
+Each row trains a network to read handwritten digits, with 64 images in every step.
+A rank is one process that trains. Two ranks take 32 of the 64 images each, and then
+average what they have learned from them, so that both have the same network again.
+The larger network trains on larger images without a meaning, for its speed alone.
+
+  images/s  images learned from in a second
+  speed-up  images/s, divided by those of the same program on one rank
+  read      the share of 360 new digits that it reads rightly
+  same      has it the parameters that one process arrives at? (Blank: not to be told.)
+"""
+COLUMNS = f"{'chapter, trained with':<25} {'ranks':>5} {'images/s':>9} {'speed-up':>9} {'read':>8} {'same':>5}"
 
 
-def parameters(checkpoint: str | Path) -> np.ndarray:
-    """All parameters of a checkpoint in one vector, in fp64."""
-    if Path(checkpoint).is_dir():
-        return parameters_of_folder(Path(checkpoint, Path(checkpoint, "latest").read_text()))
-    if "training.npy" in zipfile.ZipFile(checkpoint).namelist():  # TensorFlow's chapters save with NumPy
-        with np.load(checkpoint) as arrays:
-            found = [arrays[name] for name in arrays if "/" in name and not name.startswith("sgd/")]
-    else:
-        found = torch.load(checkpoint, map_location="cpu")["model"].values()
-    return np.concatenate([np.asarray(array, dtype=np.float64).ravel() for array in found])
+def train(chapter: str, flags: tuple, ranks: int, folder: Path) -> dict:
+    """The record of a run, with how far its parameters are from those of the program that it has to agree with.
 
-
-def parameters_of_folder(folder):
-    """The same for the checkpoint of several ranks that DeepSpeed or PyTorch saved in a folder."""
-    if (folder / ".metadata").exists():
-        with tempfile.TemporaryDirectory() as temporary:
-            dcp_to_torch_save(folder, f"{temporary}/whole")
-            found = torch.load(f"{temporary}/whole")["model"]
-    elif list(folder.glob("zero_*")):
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            found = get_fp32_state_dict_from_zero_checkpoint(folder.parent, folder.name)
-    else:
-        found = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=False)["module"]
-    return torch.cat([tensor.detach().flatten() for tensor in found.values()]).double().numpy()
-
-
-def train(chapter, ranks, flags, folder):
-    """The record of a run in fp32, with how far its parameters are, after one epoch of fp64, from the first row's.
-
-    That shows whether two trainings are the same. DeepSpeed has no fp64: there they are those of fp32. The folder keeps
-    the first row's parameters of each network.
+    difference is None where there is none, or where it computes with too few digits to tell. The folder keeps the
+    parameters of the programs that others have to agree with.
     """
-    precision = "fp32" if chapter in ("04_deepspeed", "05_zero") else "fp64"
-    flags = *FLAGS, *flags.split(), *(PERCEPTRON if chapter.startswith("05") else [])
+    if "fp64" not in flags:
+        return launch(chapter, ranks, *flags) | {"difference": None}
     with tempfile.TemporaryDirectory() as temporary:
         checkpoint = Path(temporary, "checkpoint")
-        record = launch(chapter, ranks, *flags, "--epochs", 1, "--precision", precision, "--checkpoint", checkpoint)
+        record = launch(chapter, ranks, *flags, "--checkpoint", checkpoint)
         found = parameters(checkpoint)
-    if chapter != "05_zero":  # whose run of one epoch in fp32 is all there is
-        record = launch(chapter, ranks, *flags)
-    if "memory" in record:
-        record["megabytes"] = zero.total(record["memory"][0]) / 1e6
-    first = folder / f"{record['model']}-{framework(chapter)}-{precision}.npy"
-    if not first.exists():
+    first = folder / f"{SAME_AS.get(chapter, chapter).replace('/', ' ')}.npy"
+    if ranks == 1 and SAME_AS.get(chapter, chapter) == chapter:
         np.save(first, found)
-    return record | {"compared_in": precision, "difference": float(abs(found - np.load(first)).max())}
+        return record | {"difference": None}
+    return record | {"difference": float(abs(found - np.load(first)).max()) if first.exists() else None}
 
 
-def framework(chapter: str) -> str:
-    return "tensorflow" if "tensorflow" in chapter or "_tf" in chapter else "torch"
+# What is printed and drawn
+
+def add_speed_up(record: dict, before: list[dict]) -> dict:
+    """The record with its images/s divided by those of the program's row on one rank, None if this is that row."""
+    one = [each["images_per_second"] for each in before if each["name"] == record["name"] and each["ranks"] == 1]
+    return record | {"speed_up": record["images_per_second"] / one[0] if one else None}
 
 
-def table(records):
-    """The records' columns that matter here, as text."""
-    columns = {"chapter": "chapter", "ranks": "ranks", "images_per_second": "images/s", "test_accuracy": "accuracy",
-               "difference": "difference", "compared_in": "in", "megabytes": "MB a rank"}
-    formats = ["{}".format, "{}".format, "{:,.0f}".format, "{:.4f}".format, "{:.1e}".format, "{}".format,
-               "{:.2f}".format]
-    more = paying.table(records)
-    records = records[records["dataset"] == "digits"]
-    records = records.assign(chapter=records.apply(label, axis=1))
-    return ("Handwritten digits, global batch 64; CPU, one thread a rank. Chapters 1 to 4: cnn, five epochs.\n"
-            "Chapter 5: a perceptron of 0.5 million parameters, one epoch; MB a rank: its parameters, gradients,\n"
-            "master copy and optimizer state on rank 0.\n"
-            "difference: the largest of any parameter after one epoch, from the first row with the same network, in\n"
-            "fp64; that shows whether two trainings are the same. DeepSpeed has no fp64: its rows show rounding.\n\n"
-            + records.reindex(columns=list(columns)).rename(columns=columns).to_string(
-                index=False, na_rep="", formatters=dict(zip(columns.values(), formats)))
-            + (f"\n\n{more}" if more else ""))
+def row(record: dict) -> str:
+    """A line of the table."""
+    speed_up = "" if record["speed_up"] is None else f"{record['speed_up']:.2f}"
+    read = f"{record['test_accuracy']:.1%}" if record["dataset"] == "digits" else ""
+    same = "" if record["difference"] is None else "yes" if record["difference"] < EQUAL else "NO"
+    return (f"{record['name']:<25} {record['ranks']:>5} {record['images_per_second']:>9,.0f} {speed_up:>9} {read:>8} "
+            f"{same:>5}").rstrip()
 
 
-def verdict(records: pandas.DataFrame) -> str:
-    """Whether more ranks pay, in how many programs, and where: a line."""
-    found = [each for each in compared(records) if not each["left_out"]]
-    if not found:
-        return "One run of each program: nothing to compare"
-    digits = [each["ratio"] > 1 for each in found if each["digits"]]
-    parts = [f"Digits: in {sum(digits)} of {len(digits)} programs"] * bool(digits)
-    model = next((name for name, data in zip(records.get("model", ()), records["dataset"]) if data != "digits"), "")
-    parts += [f"{'at ' + rate(each['link']) if each['link'] else model}: {answer(each['ratio'])}"
-              for each in found if not each["digits"]]
-    return f"Do {max(each['ranks'] for each in found)} ranks pay? " + "; ".join(parts)
+def verdict(records: list[dict]) -> str:
+    """In how many programs more ranks are faster, in one sentence."""
+    pairs = [record for record in records if record["speed_up"] is not None]
+    if not pairs:
+        return "No program ran on two ranks here."
+    faster = sum(record["speed_up"] > 1 for record in pairs)
+    best, worst = max(pairs, key=lambda each: each["speed_up"]), min(pairs, key=lambda each: each["speed_up"])
+    shared = " 2 ranks shared one core." if best["cpus"] == 1 else ""
+    return (f"Two ranks were faster than one in {faster} of {len(pairs)} programs: from {worst['speed_up']:.2f} to "
+            f"{best['speed_up']:.2f} times.{shared}")
 
 
-def accuracies(records: pandas.DataFrame) -> str:
-    """Whether the runs on digits of one network and framework have one test accuracy."""
-    digits = records[records["dataset"] == "digits"]
-    trainings = digits.groupby(["model", digits["chapter"].map(framework)])["test_accuracy"]
-    apart = (trainings.max() - trainings.min()).max()
-    return "the same accuracy" if apart < 5e-5 else f"accuracies within {apart:.4f}"  # of what is shown
+def table(records) -> str:
+    """All that the demo prints of its records (a DataFrame), for the README."""
+    found = []
+    for record in records.astype(object).where(records.notna(), None).to_dict("records"):
+        found.append(record)
+    return "\n".join([HEAD, COLUMNS, *map(row, found), "", verdict(found)])
 
 
-def draw(records: pandas.DataFrame) -> Figure:
-    """A row for each program on several ranks: how much of a step is computing, with the numbers beside it."""
-    found = compared(records)
-    first = records.iloc[0]
-    foot = ("In colour: computing. Where it passes the white line, more ranks are faster than one, so many times. MB: "
-            f"the gradients of a step. {first['processor']}, {first['cpus']} cores, one thread a rank; one run each")
-    groups = {}
-    for each in found:
-        groups.setdefault(each["digits"], []).append(each)
-    rows = 1 + sum(1 + len(group) for group in groups.values())
-    figure, axis = style.picture(1.05 + 0.3 * rows + 0.22 * (len(foot) // 84 + 1))
-    left, width = 2.65, 2.6  # of the bars, in inches as all that is drawn
-    columns = {"times": (6.2, "{ratio:.2f}"), "computes": (7.2, "{computing}"), "waits": (8.05, "{waiting}"),
-               "MB": (8.75, "{megabytes:.1f}")}
-    for name, (x, _) in columns.items():
-        axis.text(x, 0, name, ha="right", va="center", color=style.COMMUNICATION)
-    axis.text(left, 0, "a step of each rank", va="center", color=style.COMMUNICATION)
-    row = 0
-    for digits, group in groups.items():
-        row += 1
-        one = records[(records["dataset"] == "digits") == digits].iloc[0]
-        heading = f"{one['model']}, {one['batch_size']:.0f} synthetic images a rank"
-        if digits:
-            heading = f"Digits, {one['global_batch_size']:.0f} images a step in all: {accuracies(records)}"
-        axis.text(0, row, heading, va="center", weight="bold")
-        for each in group:
-            row += 1
-            place = f", {rate(each['link'])}" if each["link"] else "" if digits else ", this machine"
-            axis.text(0, row, each["name"] + place, va="center")
-            if each["left_out"]:
-                axis.text(left, row, "left out", va="center")
-                continue
-            axis.barh(row, width * each["share"], 0.7, left, color=style.LIBRARIES[style.CHAPTERS[each["chapter"]]])
-            axis.barh(row, width * (1 - each["share"]), 0.7, left + width * each["share"], color=style.COMMUNICATION)
-            axis.plot([left + width * each["even"]] * 2, [row - 0.35, row + 0.35], color="white", lw=3,
-                      solid_capstyle="butt")
-            words = each | {name: milliseconds(each[name]) for name in ("computing", "waiting")}
-            for name, (x, form) in columns.items():
-                axis.text(x, row, form.format(**words), ha="right", va="center",
-                          weight="bold" if name == "times" and each["ratio"] > 1 else "normal")
-    axis.set(xlim=(0, 8.8), ylim=(rows - 0.5, -0.5))
-    axis.set_axis_off()
-    entries = {style.CHAPTERS[each["chapter"]]: Patch(color=style.LIBRARIES[style.CHAPTERS[each["chapter"]]])
-               for each in found}
-    entries["waits and sends"] = Patch(color=style.COMMUNICATION)
-    style.head(figure, verdict(records), entries)
-    style.foot(figure, foot)
+def draw(records: list[dict]):
+    """A bar for each program: how many times as fast two ranks are as one, and what a step of theirs is made of."""
+    from tools.pages import style
+
+    pairs = [record for record in records if record["speed_up"] is not None]
+    figure, axis = style.picture(2.1 + 0.4 * len(pairs), title=verdict(records))
+    longest = max([2, *(record["speed_up"] for record in pairs)])
+    columns = {"a step computes": 1.62 * longest, "and waits": 2.05 * longest}
+    for name, x in columns.items():
+        axis.text(x, -1, name, va="center", ha="right")
+    for place, record in enumerate(pairs):
+        axis.barh(place, record["speed_up"], 0.7, color=style.LIBRARIES[style.CHAPTERS[record["chapter"]]])
+        step = 1000 * record["step_seconds"]
+        computes = step * record["speed_up"] / 2  # what one rank would take for half of the images
+        for milliseconds, x in zip((computes, max(0, step - computes)), columns.values()):
+            axis.text(x, place, f"{milliseconds:.{1 if milliseconds < 100 else 0}f} ms", va="center", ha="right")
+    axis.axvline(1, ymax=len(pairs) / (len(pairs) + 1), color=style.IDEAL)
+    axis.set_yticks(range(len(pairs)), [record["name"] for record in pairs])
+    axis.tick_params(axis="y", length=0)
+    axis.set(xlim=(0, 2.1 * longest), ylim=(len(pairs) - 0.5, -1.5),
+             xticks=range(math.floor(longest) + 1), xlabel="times as fast as one rank")
+    axis.xaxis.label.set(x=0, horizontalalignment="left")
+    if records:
+        style.foot(figure, "Two ranks win where a step computes for longer than it sends gradients and waits. "
+                   f"{records[0]['processor']}, {records[0]['cpus']} cores, one thread a rank, one run")
     return figure
+
+
+# What runs
+
+@contextmanager
+def sign_of_life(words: str, bar: tqdm) -> Iterator[None]:
+    """On a terminal the bar's clock goes on; elsewhere a line every ten seconds says what is under way."""
+    ended = threading.Event()
+
+    def tell():
+        seconds = 0
+        while not ended.wait(1):
+            seconds += 1
+            if not bar.disable:
+                bar.refresh()
+            elif seconds % 10 == 0:
+                print(f"  ({words}: {seconds} s)", flush=True)
+
+    bar.set_description(words)
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def measure(plan: list[tuple], runs: Runs, records: list[dict], folder: Path) -> None:
+    """Do the runs of the plan that have not been done, and print the row of each as soon as it is there."""
+    print(COLUMNS, flush=True)
+    with tqdm(plan, unit="run", disable=None, leave=False) as bar:
+        for chapter, name, ranks, flags in bar:
+            with sign_of_life(f"chapter {name}, {ranks} rank{'s' * (ranks > 1)}", bar):
+                result = runs.once(as_dict(chapter, name, ranks, flags), lambda: add_speed_up(
+                    train(chapter, flags, ranks, folder) | {"name": name}, records))  # noqa: B023  called at once
+            records.append(result)
+            bar.write(row(result))
+            sys.stdout.flush()
+
+
+def as_dict(chapter, name, ranks, flags):
+    return {"chapter": chapter, "name": name, "ranks": ranks, "flags": " ".join(map(str, flags))}
+
+
+def build_horovod() -> None:
+    """Have set-up build Horovod, with what it prints in sight, where it has not been tried."""
+    if "not built yet" in (missing("02_horovod") or ""):
+        print("\nNow Horovod is built for chapter 2, once: minutes. Ctrl-C keeps what was measured.\n", flush=True)
+        subprocess.run([sys.executable, str(ROOT / "tools/environment/setup.py"), "--venv", sys.prefix])
+        print()
+
+
+def only_one(results: Path, refuse: Callable[[str], None]):
+    """Lock the folder until the file that this returns is closed."""
+    file = open(results / "demo.part.lock", "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        refuse(f"another demo writes into {results}: wait for its end")
+    return file
+
+
+def show(results: Path) -> None:
+    """The whole demo, into this folder; what an earlier one has left unfinished is not done again."""
+    parts, done = results / "demo.parameters", results / "demo.jsonl.part"
+    later = [run for run in RUNS if run[0].startswith("02")]
+    runs, records = Runs(done), []
+    possible = [run for run in RUNS if not missing(run[0])]
+    if all(runs.has(as_dict(*run)) for run in possible):  # it was finished, without a compiler
+        done.unlink(missing_ok=True)
+        shutil.rmtree(parts, ignore_errors=True)
+        runs = Runs(done)
+    parts.mkdir(exist_ok=True)
+    print(HEAD, flush=True)
+    measure([run for run in RUNS if run not in later], runs, records, parts)
+    build_horovod()
+    reason = missing("02_horovod")
+    if reason:
+        print(f"chapter 2 is left out: {reason}")
+    else:
+        measure(later, runs, records, parts)
+    figure = (FIGURES if results.resolve() == RECORDS else results) / "demo.png"
+    draw(records).savefig(figure, dpi=200)
+    runs.publish(results / "demo.jsonl", keep=bool(reason))  # with a compiler the next demo adds chapter 2
+    if not reason:
+        shutil.rmtree(parts)
+    print(f"\n{verdict(records)}\nA second rank pays where a step computes for longer than the ranks take to send and "
+          f"wait.\n\nrecords: {os.path.relpath(results / 'demo.jsonl')}   picture: {os.path.relpath(figure)}")
 
 
 def main():
@@ -185,28 +241,23 @@ def main():
     results = parser.parse_args().folder
     if reason := refusal(results):
         sys.exit(f"demo: {reason}")
+    end_with_the_study()
     try:
         results.mkdir(exist_ok=True)
+        lock = only_one(results, parser.error)
     except OSError as problem:
-        parser.error(f"no folder {results}: {problem.strerror}")
-    first_rows = results / "demo.parameters"
-    if not (results / "demo.jsonl.part").exists():  # nothing to go on with
-        shutil.rmtree(first_rows, ignore_errors=True)
-    first_rows.mkdir(exist_ok=True)
-    skipped = {chapter: missing(chapter) for chapter, *_ in RUNS if missing(chapter)}
-    plan = [{"chapter": chapter, "ranks": ranks, "flags": " ".join(map(str, flags))}
-            for chapter, ranks, *flags in RUNS if chapter not in skipped]
-    plan += [{"chapter": chapter, "ranks": ranks, "link": link} for chapter, ranks, link in paying.RUNS]
-    records = study(results / "demo.jsonl", plan, lambda **run: paying.scale(**run) if "link" in run else
-                    train(**run, folder=first_rows))
-    shutil.rmtree(first_rows)
-    records = pandas.DataFrame(records)
-    figure = (FIGURES if results.resolve() == RECORDS else results) / "demo.png"
-    draw(records).savefig(figure, dpi=style.DPI)
-    print("\n" + table(records))
-    for chapter, reason in skipped.items():
-        print(f"skipped: {chapter}: {reason}")
-    print(f"\nrecords: {os.path.relpath(results / 'demo.jsonl')}   figure: {os.path.relpath(figure)}")
+        parser.error(f"cannot write into {results}: {problem.strerror}")
+    stays = f"what was measured stays in {os.path.relpath(results)}, and make demo goes on"
+    try:
+        show(results)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
+        sys.exit(f"demo: {said(problem)}\n{stays}")
+    except OSError as problem:
+        sys.exit(f"demo: {problem}: mend that; {stays}")
+    except KeyboardInterrupt:
+        sys.exit(f"\ndemo: interrupted; {stays}")
+    finally:
+        lock.close()
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from records import refusal
 from runs import study
 
 from tools.measuring.cpus import SETTINGS
-from tools.measuring.demo import FLAGS, PERCEPTRON, parameters
+from tools.measuring.parameters import parameters
 
+FLAGS = ("--dataset", "digits", "--global-batch-size", 64, "--epochs", 1, "--width", 256, "--layers", 8)
 NAMES, SEEDS = ("as it is", "AVX2", "SSE4.1"), (0, 1, 2)
 STEP = 0.002 * 64 / 256  # the learning rate for a global batch of 64, and the size of Adam's first step
 RECORDS = ROOT / "assets" / "records" / "rounding.jsonl"
@@ -31,7 +32,7 @@ def compare(setting, seed, precision):
     with tempfile.TemporaryDirectory() as folder:
         for ranks in 1, 2:
             flags = "--seed", seed, "--precision", precision, "--checkpoint", Path(folder, f"{ranks}")
-            found.append(launch("05_zero/fsdp.py", ranks, *FLAGS, *PERCEPTRON, *flags))
+            found.append(launch("05_zero/fsdp.py", ranks, *FLAGS, *flags))
             vectors.append(parameters(Path(folder, f"{ranks}")))
     for name in SETTINGS[setting]:
         del os.environ[name]

@@ -118,7 +118,7 @@ def scaling():
 
 
 def of_demo():
-    return demo.draw(pandas.DataFrame(published("demo.jsonl")))
+    return demo.draw(published("demo.jsonl"))
 
 
 def of_reading():
