@@ -25,10 +25,6 @@ ROOM = 30
 # of which sums over a batch and ten layers may lose three.
 LOSS = 1e-4
 
-# fp64 with Adam: a step changes a parameter by at most lr / epsilon = 5e-4 / 1e-8 for each unit of its gradient, whose
-# rounding is below 2e-16; 22 steps, and as much again for what the others' change does.
-ADAM_FP64 = 1e-9
-
 # Relative change of a loss by bfloat16, which has 8 bits and so rounds by up to 1/512: some steps of some operations.
 BFLOAT16 = 0.1
 

@@ -19,7 +19,7 @@ def step(text: str) -> None:
     print(f"set-up: {text}", flush=True)
 
 
-def run(words: list, advice: str, shown: str = "$^", log: str = os.devnull, **options) -> None:
+def run(words: list, advice: str, shown: str = "$^", log: str = os.devnull, **options: object) -> None:
     """Run a command. Every seven seconds a line says for how long, and what `shown` has found last in its output.
 
     A log, where one is named, gets all of the output. Raises SetUpFailed, with the advice, and, where there is no log,

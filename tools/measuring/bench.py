@@ -8,8 +8,6 @@ peak memory that the system reports of a process is never less than that of the 
 
 import json
 import os
-import re
-import shutil
 import statistics
 import struct
 import subprocess
@@ -199,26 +197,6 @@ def memory(bar, runs):
               f"{4 * pixels / 1e6:,.1f} MB as floats, so {difference / pixels:.2f} bytes a pixel")
 
 
-def set_up(bar, runs):
-    """Print the seconds of a set-up into a new environment, with an empty cache, and with what is there by then."""
-    def each_time():
-        """What set-up says of its time, each time."""
-        each = {}
-        with tempfile.TemporaryDirectory() as folder:
-            for name in "from nothing", "the same with what is in the cache by then":
-                bar.set_description(f"set-up {name}")
-                shutil.rmtree(Path(folder, "venv"), ignore_errors=True)
-                words = [sys.executable, ROOT / "tools" / "environment" / "setup.py", "--venv", Path(folder, "venv")]
-                done = subprocess.run(words, check=True, text=True, env=os.environ | {"XDG_CACHE_HOME": folder},
-                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-                each[name] = re.search("ready: (.*)", done.stdout)[1]
-                bar.update()
-        return {"said": each} | machine()
-
-    for name, seconds in runs.once({"measurement": "set-up"}, each_time)["said"].items():
-        bar.write(f"{name:42} {seconds}")
-
-
 COMMAND = " ".join(flags_of("DATASET", "MODEL", "STEPS"))
 PAIRS = 2 * len(CASES) * REPEATS
 SECTIONS = {  # number: runs, title, what is run, how
@@ -246,8 +224,6 @@ SECTIONS = {  # number: runs, title, what is run, how
         f"B: python 01_single_node/main_tf.py {COMMAND}\n"
         "   twice at the same time, the two speeds added",
         lambda *to: compare("TensorFlow", *to, on_2("02_horovod/tensorflow"), twice("01_single_node/main_tf.py"))),
-    7: (2, "Set-up, with PyTorch as the package index gives it",
-        "make setup VENV=NEW XDG_CACHE_HOME=EMPTY, and again with another new VENV", set_up),
     8: (PAIRS, f"DeepSpeed's engine against DDP, 2 ranks of one thread, {REPEATS} pairs in turn",
         f"A: mpiexec -n 2 python 04_deepspeed/main.py {COMMAND}\n"
         f"B: mpiexec -n 2 python 03_ddp/main.py {COMMAND}",

@@ -16,13 +16,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pandas
 from launch import ROOT, launch, missing
+from matplotlib.figure import Figure
 from one_line import Parser
 from records import FIGURES, RECORDS, refusal
 from runs import Runs, end_with_the_study, said
 from tqdm import tqdm
 
 from tools.measuring.parameters import parameters
+from tools.pages import style
 
 DIGITS = ("--dataset", "digits", "--global-batch-size", 64)
 EXACT = (*DIGITS, "--precision", "fp64")
@@ -112,18 +115,16 @@ def verdict(records: list[dict]) -> str:
             f"{best['speed_up']:.2f} times.{shared}")
 
 
-def table(records) -> str:
-    """All that the demo prints of its records (a DataFrame), for the README."""
+def table(records: pandas.DataFrame) -> str:
+    """All that the demo prints of its records, for the README."""
     found = []
     for record in records.astype(object).where(records.notna(), None).to_dict("records"):
         found.append(record)
     return "\n".join([HEAD, COLUMNS, *map(row, found), "", verdict(found)])
 
 
-def draw(records: list[dict]):
+def draw(records: list[dict]) -> Figure:
     """A bar for each program: how many times as fast two ranks are as one, and what a step of theirs is made of."""
-    from tools.pages import style
-
     pairs = [record for record in records if record["speed_up"] is not None]
     figure, axis = style.picture(2.1 + 0.4 * len(pairs), title=verdict(records))
     longest = max([2, *(record["speed_up"] for record in pairs)])
@@ -253,9 +254,9 @@ def main():
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
         sys.exit(f"demo: {said(problem)}\n{stays}")
     except OSError as problem:
-        sys.exit(f"demo: {problem}: mend that; {stays}")
+        sys.exit(f"{problem}: mend that; {stays}")
     except KeyboardInterrupt:
-        sys.exit(f"\ndemo: interrupted; {stays}")
+        sys.exit(f"interrupted; {stays}")
     finally:
         lock.close()
 
