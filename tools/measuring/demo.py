@@ -29,29 +29,24 @@ from tools.pages import style
 
 DIGITS = ("--dataset", "digits", "--global-batch-size", 64)
 EXACT = (*DIGITS, "--precision", "fp64")
-SMALL = ("--width", 256, "--layers", 8, "--epochs", 3)  # chapter 5's network
-LARGE = ("--dataset", "synthetic", "--image-size", 64, "--model", "resnet18", "--global-batch-size", 64, "--lr", 0.01,
-         "--epochs", 1, "--max-steps", 9)  # of which five warm up
-RUNS = [  # chapter, what it trains with, ranks, flags
-    ("01_single_node", "1  PyTorch", 1, EXACT),
-    ("03_ddp", "3  PyTorch's DDP", 1, EXACT),
-    ("03_ddp", "3  PyTorch's DDP", 2, EXACT),
-    ("03_ddp", "3  DDP, a larger network", 1, LARGE),
-    ("03_ddp", "3  DDP, a larger network", 2, LARGE),
-    ("04_deepspeed", "4  DeepSpeed", 1, DIGITS),
-    ("04_deepspeed", "4  DeepSpeed", 2, DIGITS),
-    ("05_zero", "5  DeepSpeed's ZeRO", 1, (*DIGITS, *SMALL)),
-    ("05_zero", "5  DeepSpeed's ZeRO", 2, (*DIGITS, *SMALL)),
-    ("05_zero/fsdp.py", "5  PyTorch's FSDP", 1, (*EXACT, *SMALL)),
-    ("05_zero/fsdp.py", "5  PyTorch's FSDP", 2, (*EXACT, *SMALL)),
-    ("01_single_node/main_tf.py", "1  TensorFlow", 1, EXACT),
-    ("02_horovod/pytorch", "2  Horovod, PyTorch", 1, EXACT),
-    ("02_horovod/pytorch", "2  Horovod, PyTorch", 2, EXACT),
-    ("02_horovod/tensorflow", "2  Horovod, TensorFlow", 1, EXACT),
-    ("02_horovod/tensorflow", "2  Horovod, TensorFlow", 2, EXACT),
+SMALL = ("--width", 256, "--layers", 8, "--epochs", 2)  # chapter 5's network
+LARGE = ("--dataset", "synthetic", "--image-size", 48, "--model", "resnet18", "--global-batch-size", 64, "--lr", 0.01,
+         "--epochs", 1, "--max-steps", 8)  # of which five warm up
+RUNS = [  # chapter, name, ranks, flags, the name of the row on one rank that it is compared with
+    ("01_single_node", "1  PyTorch", 1, EXACT, None),
+    ("03_ddp", "3  PyTorch's DDP", 2, EXACT, "1  PyTorch"),
+    ("01_single_node", "1  a larger network", 1, LARGE, None),
+    ("03_ddp", "3  a larger network, DDP", 2, LARGE, "1  a larger network"),
+    ("04_deepspeed", "4  DeepSpeed", 1, DIGITS, None),
+    ("04_deepspeed", "4  DeepSpeed", 2, DIGITS, "4  DeepSpeed"),
+    ("05_zero", "5  DeepSpeed's ZeRO", 1, (*DIGITS, *SMALL), None),
+    ("05_zero", "5  DeepSpeed's ZeRO", 2, (*DIGITS, *SMALL), "5  DeepSpeed's ZeRO"),
+    ("05_zero/fsdp.py", "5  PyTorch's FSDP", 1, (*EXACT, *SMALL), None),
+    ("05_zero/fsdp.py", "5  PyTorch's FSDP", 2, (*EXACT, *SMALL), "5  PyTorch's FSDP"),
+    ("01_single_node/main_tf.py", "1  TensorFlow", 1, EXACT, None),
+    ("02_horovod/pytorch", "2  Horovod, PyTorch", 2, EXACT, "1  PyTorch"),
+    ("02_horovod/tensorflow", "2  Horovod, TensorFlow", 2, EXACT, "1  TensorFlow"),
 ]
-SAME_AS = {"03_ddp": "01_single_node", "02_horovod/pytorch": "01_single_node",
-           "02_horovod/tensorflow": "01_single_node/main_tf.py", "05_zero/fsdp.py": "05_zero/fsdp.py"}
 EQUAL = 1e-8  # of parameters near 1, in fp64: rounding leaves eight digits and more alone
 HEAD = """\
 Each row trains a network to read handwritten digits, with 64 images in every step.
@@ -60,18 +55,18 @@ average what they have learned from them, so that both have the same network aga
 The larger network trains on larger images without a meaning, for its speed alone.
 
   images/s  images learned from in a second
-  speed-up  images/s, divided by those of the same program on one rank
+  speed-up  images/s, divided by those of the same training on one rank
   read      the share of 360 new digits that it reads rightly
-  same      has it the parameters that one process arrives at? (Blank: not to be told.)
+  same      has it the parameters that one rank arrives at? (Blank: cannot be told.)
 """
 COLUMNS = f"{'chapter, trained with':<25} {'ranks':>5} {'images/s':>9} {'speed-up':>9} {'read':>8} {'same':>5}"
 
 
-def train(chapter: str, flags: tuple, ranks: int, folder: Path) -> dict:
-    """The record of a run, with how far its parameters are from those of the program that it has to agree with.
+def train(chapter: str, name: str, ranks: int, flags: tuple, against: str | None, folder: Path) -> dict:
+    """The record of a run, with how far its parameters are from those of the row that it is compared with.
 
     difference is None where there is none, or where it computes with too few digits to tell. The folder keeps the
-    parameters of the programs that others have to agree with.
+    parameters of the rows on one rank.
     """
     if "fp64" not in flags:
         return launch(chapter, ranks, *flags) | {"difference": None}
@@ -79,18 +74,18 @@ def train(chapter: str, flags: tuple, ranks: int, folder: Path) -> dict:
         checkpoint = Path(temporary, "checkpoint")
         record = launch(chapter, ranks, *flags, "--checkpoint", checkpoint)
         found = parameters(checkpoint)
-    first = folder / f"{SAME_AS.get(chapter, chapter).replace('/', ' ')}.npy"
-    if ranks == 1 and SAME_AS.get(chapter, chapter) == chapter:
+    first = folder / f"{against or name}.npy"
+    if against is None:
         np.save(first, found)
-        return record | {"difference": None}
-    return record | {"difference": float(abs(found - np.load(first)).max()) if first.exists() else None}
+    known = against and first.exists()
+    return record | {"difference": float(abs(found - np.load(first)).max()) if known else None}
 
 
 # What is printed and drawn
 
-def add_speed_up(record: dict, before: list[dict]) -> dict:
-    """The record with its images/s divided by those of the program's row on one rank, None if this is that row."""
-    one = [each["images_per_second"] for each in before if each["name"] == record["name"] and each["ranks"] == 1]
+def compared(record: dict, against: str | None, before: list[dict]) -> dict:
+    """The record with its images/s divided by those of the row that it is compared with; None if there is none."""
+    one = [each["images_per_second"] for each in before if (each["name"], each["ranks"]) == (against, 1)]
     return record | {"speed_up": record["images_per_second"] / one[0] if one else None}
 
 
@@ -177,16 +172,18 @@ def measure(plan: list[tuple], runs: Runs, records: list[dict], folder: Path) ->
     """Do the runs of the plan that have not been done, and print the row of each as soon as it is there."""
     print(COLUMNS, flush=True)
     with tqdm(plan, unit="run", disable=None, leave=False) as bar:
-        for chapter, name, ranks, flags in bar:
+        for run in bar:
+            _, name, ranks, _, against = run
             with sign_of_life(f"chapter {name}, {ranks} rank{'s' * (ranks > 1)}", bar):
-                result = runs.once(as_dict(chapter, name, ranks, flags), lambda: add_speed_up(
-                    train(chapter, flags, ranks, folder) | {"name": name}, records))  # noqa: B023  called at once
+                result = runs.once(as_dict(run), lambda: compared(
+                    train(*run, folder) | {"name": name}, against, records))  # noqa: B023
             records.append(result)
             bar.write(row(result))
             sys.stdout.flush()
 
 
-def as_dict(chapter, name, ranks, flags):
+def as_dict(run):
+    chapter, name, ranks, flags, _ = run
     return {"chapter": chapter, "name": name, "ranks": ranks, "flags": " ".join(map(str, flags))}
 
 
@@ -214,7 +211,7 @@ def show(results: Path) -> None:
     later = [run for run in RUNS if run[0].startswith("02")]
     runs, records = Runs(done), []
     possible = [run for run in RUNS if not missing(run[0])]
-    if all(runs.has(as_dict(*run)) for run in possible):  # it was finished, without a compiler
+    if all(runs.has(as_dict(run)) for run in possible):  # it was finished, without a compiler
         done.unlink(missing_ok=True)
         shutil.rmtree(parts, ignore_errors=True)
         runs = Runs(done)
