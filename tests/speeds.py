@@ -67,7 +67,6 @@ SLOW = [
 ]
 CHECK = [
     "test_at_scale", "test_cost_model", "test_figures", "test_repository", "test_records",
-    "test_what_goes_wrong",
     "test_runs.*(other_code|check_fails|cut_off)",
     "test_notebooks.*(six_are|stored_with|another_cell|names_all|numbers_in|audience|too_small|plan_b)",
     "test_slurm.*(header|missing|tear|both|near|polaris|launch_command|shellcheck|submission)",

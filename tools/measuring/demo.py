@@ -170,7 +170,6 @@ def sign_of_life(words: str, bar: tqdm) -> Iterator[None]:
 
 def measure(plan: list[tuple], runs: Runs, records: list[dict], folder: Path) -> None:
     """Do the runs of the plan that have not been done, and print the row of each as soon as it is there."""
-    print(COLUMNS, flush=True)
     with tqdm(plan, unit="run", disable=None, leave=False) as bar:
         for run in bar:
             _, name, ranks, _, against = run
@@ -192,12 +191,12 @@ def build_horovod() -> None:
     if "not built yet" in (missing("02_horovod") or ""):
         print("\nNow Horovod is built for chapter 2, once: minutes. Ctrl-C keeps what was measured.\n", flush=True)
         subprocess.run([sys.executable, str(ROOT / "tools/environment/setup.py"), "--venv", sys.prefix])
-        print()
+        print(f"\n{COLUMNS}", flush=True)
 
 
 def only_one(results: Path, refuse: Callable[[str], None]):
     """Lock the folder until the file that this returns is closed."""
-    file = open(results / "demo.part.lock", "w")
+    file = open(results / "demo.lock.part", "w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -216,7 +215,7 @@ def show(results: Path) -> None:
         shutil.rmtree(parts, ignore_errors=True)
         runs = Runs(done)
     parts.mkdir(exist_ok=True)
-    print(HEAD, flush=True)
+    print(HEAD, COLUMNS, sep="\n", flush=True)
     measure([run for run in RUNS if run not in later], runs, records, parts)
     build_horovod()
     reason = missing("02_horovod")
