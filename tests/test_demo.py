@@ -155,6 +155,7 @@ def test_what_it_says_follows_its_numbers():
     assert demo.verdict([row(None, 1), row(1.5), row(0.5)]).startswith(
         "Two ranks were faster than one in 1 of 2 programs: from 0.50 to 1.50 times.")
     assert "shared one core" in demo.verdict([row(0.5, cpus=1)]) and "shared" not in demo.verdict([row(0.5)])
+    assert "other programs" in demo.verdict([row(12.3)]) and "other programs" not in demo.verdict([row(1.9)])
     assert demo.verdict([row(None, 1)]) == "No program ran on two ranks here."
     assert demo.row(row(1.5, difference=1e-9)).endswith("yes") and demo.row(row(1.5, difference=1e-3)).endswith("NO")
     assert demo.row(row(None, 1, difference=None)).endswith("98.0%")

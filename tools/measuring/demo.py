@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,9 +106,13 @@ def verdict(records: list[dict]) -> str:
         return "No program ran on two ranks here."
     faster = sum(record["speed_up"] > 1 for record in pairs)
     best, worst = max(pairs, key=lambda each: each["speed_up"]), min(pairs, key=lambda each: each["speed_up"])
-    shared = " 2 ranks shared one core." if best["cpus"] == 1 else ""
+    remark = ""
+    if best["speed_up"] > 2.2:
+        remark = " More than twice is more than they can give: other programs slowed the one rank."
+    elif best["cpus"] == 1:
+        remark = " They shared one core."
     return (f"Two ranks were faster than one in {faster} of {len(pairs)} programs: from {worst['speed_up']:.2f} to "
-            f"{best['speed_up']:.2f} times.{shared}")
+            f"{best['speed_up']:.2f} times.{remark}")
 
 
 def table(records: pandas.DataFrame) -> str:
@@ -121,7 +126,7 @@ def table(records: pandas.DataFrame) -> str:
 def draw(records: list[dict]) -> Figure:
     """A bar for each program: how many times as fast two ranks are as one, and what a step of theirs is made of."""
     pairs = [record for record in records if record["speed_up"] is not None]
-    figure, axis = style.picture(2.1 + 0.4 * len(pairs), title=verdict(records))
+    figure, axis = style.picture(2.1 + 0.4 * len(pairs), title=textwrap.fill(verdict(records), 76))
     longest = max([2, *(record["speed_up"] for record in pairs)])
     columns = {"a step computes": 1.62 * longest, "and waits": 2.05 * longest}
     for name, x in columns.items():
