@@ -7,7 +7,6 @@ ranks.py is for your own programs, too; workshop.py has this course's flags, dat
 """
 
 import os
-from itertools import islice
 
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import workshop
-from ranks import refuse_ranks, run
+from ranks import refuse_lone_ranks, run
 
 
 def build_model(name: str, images: torch.Tensor) -> nn.Module:
@@ -38,7 +37,7 @@ def batches(dataset, sampler, size, drop_last=False):
 def main():
     # The device: one process, one GPU or CPU.
     args = workshop.parse_args(__doc__)
-    refuse_ranks()
+    refuse_lone_ranks(1, one_process=True)  # several would each train the same
     device = workshop.choose_device(args)  # the CPU, or a kind of GPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
@@ -61,7 +60,7 @@ def main():
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
-    # Resume: go on where a checkpoint was saved.
+    # Resume: continue after the epoch that was saved.
     step = 0
     if args.resume:
         with workshop.resuming(args):
@@ -72,7 +71,7 @@ def main():
             step = checkpoint["step"]
 
     # Training.
-    epoch_steps = len(train) // args.global_batch_size
+    epoch_steps = len(train_batches)
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -81,10 +80,8 @@ def main():
     while step < last_step:
         epoch = step // epoch_steps
         sampler.generator.manual_seed(args.seed + epoch)  # another order each epoch
-        first = step % epoch_steps  # a resumed epoch goes on
-        end = min(epoch_steps, last_step - epoch * epoch_steps)
         losses, hits = [], []
-        for images, labels in report.steps(islice(train_batches, first, end), end - first):
+        for images, labels in report.steps(train_batches):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
@@ -97,7 +94,8 @@ def main():
             hits.append(logits.argmax(1) == labels)
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
-        if args.checkpoint:
+        epoch_done = step % epoch_steps == 0
+        if args.checkpoint and epoch_done:
             state = {"training": workshop.training_of(args), "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, f"{args.checkpoint}.tmp")

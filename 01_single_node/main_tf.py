@@ -13,7 +13,7 @@ import os
 import numpy as np
 
 import workshop
-from ranks import refuse_ranks, run
+from ranks import refuse_lone_ranks, run
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors, not what TensorFlow was compiled for
@@ -38,7 +38,7 @@ def build_model(name: str, images: tf.Tensor) -> keras.Model:
 def main():
     # The device: one process, one GPU or CPU.
     args = workshop.parse_args(__doc__)
-    refuse_ranks()
+    refuse_lone_ranks(1, one_process=True)  # several would each train the same
     gpus = tf.config.list_physical_devices("GPU")[:1] if args.device != "cpu" else []
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
@@ -65,7 +65,7 @@ def main():
     @tf.function(reduce_retracing=True)
     def standardised(images, batch):
         """A batch is one gather from the data set, which is fast."""
-        batch %= tf.shape(images, tf.int64)[0]  # of synthetic images there is a single one
+        batch %= tf.shape(images, tf.int64)[0]  # synthetic images are fewer than their labels
         return (tf.cast(tf.gather(images, batch), dtype) - mean) / std
 
     # The model and its optimizer.
@@ -89,7 +89,7 @@ def main():
     def count_right(images, labels):
         return tf.math.count_nonzero(tf.argmax(model(images, training=False), 1) == labels)
 
-    # Resume: go on where a checkpoint was saved.
+    # Resume: continue after the epoch that was saved.
     step = 0
     if args.resume:
         with workshop.resuming(args), np.load(args.checkpoint) as arrays:
@@ -109,10 +109,8 @@ def main():
     while step < last_step:
         epoch = step // epoch_steps
         order = np.random.default_rng(args.seed + epoch).permutation(n)  # another order each epoch
-        first = step % epoch_steps  # a resumed epoch goes on
-        end = min(epoch_steps, last_step - epoch * epoch_steps)
         losses, hits = [], []
-        for place in report.steps(range(first * size, end * size, size), end - first):
+        for place in report.steps(range(0, epoch_steps * size, size)):
             optimizer.learning_rate = lr * min(1, (step + 1) / warmup_steps)
             batch = order[place:place + size]
             loss, right = train_step(standardised(images, batch), labels[batch])
@@ -122,7 +120,8 @@ def main():
             losses[-2:][0].numpy()  # a GPU may be one step behind: so these are times of steps
         means = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(hits, dtype)) / size])
         report.epoch(epoch, *means.numpy().tolist())
-        if args.checkpoint:
+        epoch_done = step % epoch_steps == 0
+        if args.checkpoint and epoch_done:
             arrays = {name: variable.numpy() for name, variable in state.items()}
             with open(f"{args.checkpoint}.tmp", "wb") as file:
                 np.savez(file, training=json.dumps(workshop.training_of(args)), step=step, **arrays)

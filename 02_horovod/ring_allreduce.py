@@ -7,7 +7,7 @@ An all-reduce leaves the sum over all ranks on every rank. Three functions below
 but messages from one rank to another. They take a tensor with one axis, on the CPU, and change it
 in place; S is its size in bytes, N the number of ranks.
 
-ranks.py and workshop.py beside it are the same in every chapter.
+ranks.py and workshop.py, in pytorch/, are the same in every chapter.
 """
 
 import functools
@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 import torch
 import torch.distributed as dist
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "pytorch"))
 from ranks import find_ranks, gather, launched, rank_0_first, run
 from workshop import Parser, refuse_unwritable, whole
 
@@ -56,9 +57,9 @@ def room(count, length, dtype):
 
 def everyone_to_everyone(tensor, wire):
     """Each rank sends its whole tensor to all others: one step, (N-1) S bytes from each rank."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    others = [other for other in range(ranks) if other != rank]
-    parts = room(ranks, len(tensor), tensor.dtype)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    others = [other for other in range(world_size) if other != rank]
+    parts = room(world_size, len(tensor), tensor.dtype)
     parts[rank] = tensor
     wire.step([(tensor, other) for other in others], [(parts[other], other) for other in others])
     torch.sum(parts, 0, out=tensor)  # on every rank in the same order: all round alike
@@ -87,18 +88,18 @@ def ring(tensor: torch.Tensor, wire: "Wire") -> None:
     2(N-1) steps of S/N bytes, so 2(N-1)/N S bytes from each rank. Where N does not divide the
     tensor, zeros are added until it does, and sent: S then counts up to N-1 zeros.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    right, left = (rank + 1) % ranks, (rank - 1) % ranks
-    padding = -len(tensor) % ranks
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    padding = -len(tensor) % world_size
     padded = torch.nn.functional.pad(tensor, (0, padding)) if padding else tensor
-    chunks = padded.view(ranks, -1)
+    chunks = padded.view(world_size, -1)
     received, = room(1, chunks.shape[1], tensor.dtype)
-    for step in range(ranks - 1):  # reduce-scatter: then rank r has the sum of chunk r + 1
-        wire.step([(chunks[(rank - step) % ranks], right)], [(received, left)])
-        chunks[(rank - step - 1) % ranks] += received
-    for step in range(ranks - 1):  # all-gather: the sums go round
-        wire.step([(chunks[(rank - step + 1) % ranks], right)],
-                  [(chunks[(rank - step) % ranks], left)])
+    for step in range(world_size - 1):  # reduce-scatter: then rank r has the sum of chunk r + 1
+        wire.step([(chunks[(rank - step) % world_size], right)], [(received, left)])
+        chunks[(rank - step - 1) % world_size] += received
+    for step in range(world_size - 1):  # all-gather: the sums go round
+        wire.step([(chunks[(rank - step + 1) % world_size], right)],
+                  [(chunks[(rank - step) % world_size], left)])
     if padding:
         tensor.copy_(padded[:len(tensor)])
 
@@ -122,15 +123,16 @@ def meet() -> tuple[int, int]:
 
     Returns rank and number of ranks.
     """
-    launcher, _, ranks = launched()
-    if ranks == 1 or launcher in ("torchrun", "srun"):  # without MPI
+    launcher, _, world_size = launched()
+    if world_size == 1 or launcher in ("torchrun", "srun"):  # without MPI
         sys.exit("one rank has nobody to send to: mpiexec -n 2 python ring_allreduce.py "
                  "(the mpiexec beside python)")
-    rank, ranks, _ = find_ranks()
+    from mpi4py import MPI  # noqa: F401  starts MPI, which find_ranks() would end
+    rank, world_size, _ = find_ranks()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # ranks share the cores of their node
     dist.init_process_group("gloo")
-    return rank, ranks
+    return rank, world_size
 
 
 def part() -> None:
@@ -146,7 +148,7 @@ def measure(size, repeats):
     2^24 summed over up to 16,000 ranks: a sum is exact in whatever order it is added. Raises
     ArithmeticError where one differs from that of gloo.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     random = torch.Generator().manual_seed(rank)
     numbers = torch.randint(1000, (size // 4,), generator=random).float()
     tensor, total = numbers.clone(), numbers.clone()
@@ -167,7 +169,7 @@ def measure(size, repeats):
         times, sent = zip(*gather((seconds[algorithm][WARM_UP:], wires[algorithm].bytes)))
         slowest = [max(run) for run in zip(*times)]
         counted = algorithm not in (gloo, mpi)
-        records.append({"algorithm": algorithm.__name__, "ranks": ranks, "bytes": size,
+        records.append({"algorithm": algorithm.__name__, "ranks": world_size, "bytes": size,
                         "repeats": repeats, "seconds": statistics.median(slowest),
                         "least": min(slowest), "most": max(slowest),
                         "bytes_sent": sent if counted else None,
@@ -176,12 +178,12 @@ def measure(size, repeats):
 
 
 def table_row(record):
-    size, ranks = record["bytes"], record["ranks"]
+    size, world_size = record["bytes"], record["ranks"]
     steps = sent = ""
     if record["bytes_sent"]:
         steps, sent = record["steps"], f"{max(record['bytes_sent']):,}"
     median, least, most = (f"{1000 * record[key]:.3f}" for key in ("seconds", "least", "most"))
-    bus = 2 * (ranks - 1) / ranks * size / record["seconds"] / 1e9
+    bus = 2 * (world_size - 1) / world_size * size / record["seconds"] / 1e9
     return (f"{size:11,} {record['algorithm']:>20} {steps:>5} {sent:>11} "
             f"{f'{median} ({least}..{most})':>30} {bus:9.2f}")
 
@@ -198,32 +200,33 @@ def parse_args():
     return parser.parse_args()
 
 
-def check(args, ranks):
+def check(args, world_size):
     """Exit where the flags cannot be followed on so many ranks."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    tensors = 2 * ranks + 4  # of a rank: four in measure() and ring(), and room's 2N
+    tensors = 2 * world_size + 4  # of a rank: four in measure() and ring(), and room's 2N
     for size in args.sizes:
         if size % 4:
             sys.exit(f"--sizes {size}: a float32 has 4 bytes, so a tensor has a multiple of 4")
-        if ranks * tensors * size > memory:
-            sys.exit(f"--sizes {size}: does not fit {ranks} times into the {memory / 1e9:.0f} GB "
-                     "of this node")
+        if world_size * tensors * size > memory:
+            sys.exit(f"--sizes {size}: does not fit {world_size} times into the "
+                     f"{memory / 1e9:.0f} GB of this node")
     refuse_unwritable(args.results)
 
 
 def main():
     args = parse_args()
-    rank, ranks = meet()
+    rank, world_size = meet()
     with rank_0_first(rank):  # it speaks, and writes, for all
         if rank == 0:
-            check(args, ranks)
+            check(args, world_size)
     from mpi4py import MPI
     about = {"host": platform.node(), "cpus": os.cpu_count(), "torch": torch.__version__,
              "mpi": " ".join(MPI.Get_library_version().splitlines()[0].split()),
              "time": datetime.now(UTC).isoformat(timespec="seconds")}
     if rank == 0:
-        print("{} ranks on {cpus} cores of {host}, torch {torch}, {mpi}".format(ranks, **about))
-        if ranks > about["cpus"]:
+        machine = "{cpus} cores of {host}, torch {torch}, {mpi}".format(**about)
+        print(f"{world_size} ranks on {machine}")
+        if world_size > about["cpus"]:
             print("more ranks than cores: they wait for cores, too, and the times are not those of "
                   "the algorithms")
         print(f"median (least..most) of {args.repeats} runs; a run takes as long as its slowest "

@@ -7,7 +7,7 @@ ranks.py is for your own programs, too; workshop.py has this course's flags, dat
 """
 
 import os
-from itertools import islice
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -40,31 +40,31 @@ def batches(dataset, sampler, size, drop_last=False):
 def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = workshop.parse_args(__doc__)
-    rank, ranks, local_rank = find_ranks()  # my number, how many, my number on this node
-    device = workshop.choose_device(args)  # the CPU, or a kind of GPU
-    if device.type != "cpu":  # this rank's GPU: 0 if it sees one alone
+    rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
+    device = workshop.choose_device(args, world_size)  # the CPU, or a kind of GPU
+    if device.type != "cpu":  # it may see its own GPU alone, as 0
         torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
-    workshop.share_cores(device.type, ranks)  # on CPUs one thread a rank
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
-    dist.init_process_group(workshop.BACKENDS[device.type])
-    workshop.refuse_shared_gpus(device.type)  # stops where two ranks have one GPU
+    timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
+    dist.init_process_group(workshop.BACKENDS[device.type], timeout=timeout)
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: every epoch is shuffled anew and dealt out to the ranks; a rest stays out.
-    args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
-    args.batch_size = args.global_batch_size // ranks  # a rank's; check() wants no remainder
+    # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
+    args.global_batch_size = args.global_batch_size or world_size * (args.batch_size or 64)
+    args.batch_size = args.global_batch_size // world_size  # per rank; check() refuses a remainder
     with rank_0_first(rank):  # rank 0, which may download, then all others
-        workshop.check(args, device.type, rank, ranks)
+        workshop.check(args, device.type, world_size)
         train, test = workshop.load_tensors(args, device)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
     def standardised(images):
         return (images.to(dtype) - mean) / std
 
-    sampler = DistributedSampler(train, ranks, rank, seed=args.seed, drop_last=True)  # its share
+    sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = batches(train, sampler, args.batch_size, drop_last=True)
-    test_batches = batches(test, range(rank, len(test), ranks), args.batch_size)  # no image twice
+    own = range(rank, len(test), world_size)  # no test image twice
+    test_batches = batches(test, own, args.batch_size)
 
     # The model and its optimizer.
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
@@ -72,10 +72,10 @@ def main():
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
-    # Resume: go on where a checkpoint was saved. Every rank reads it, so all nodes have to see it.
+    # Resume: continue after the epoch that was saved. Every rank reads the file.
     step = 0
     if args.resume:
-        with workshop.resuming(args):
+        with workshop.resuming(args, world_size):
             checkpoint = torch.load(args.checkpoint, map_location=device)
             workshop.refuse_other(checkpoint["training"], args)
             model.load_state_dict(checkpoint["model"])
@@ -87,16 +87,15 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    nodes = gather(local_rank).count(0)  # each node has one local rank 0
     report = workshop.Report("03_ddp", args, device.type, parameters, len(train),
-                             rank, ranks, nodes=gather(local_rank).count(0))  # one 0 a node
+                             rank, world_size, nodes)
     report.begin(step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         sampler.set_epoch(epoch)  # else every epoch has the same order
-        first = step % epoch_steps  # a resumed epoch goes on
-        end = min(epoch_steps, last_step - epoch * epoch_steps)
         losses, hits = [], []
-        for images, labels in report.steps(islice(train_batches, first, end), end - first):
+        for images, labels in report.steps(train_batches):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
@@ -109,17 +108,19 @@ def main():
             hits.append(logits.argmax(1) == labels)
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
-        means /= ranks
+        means /= world_size
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
-        if args.checkpoint and rank == 0:  # the others have the same parameters
+        epoch_done = step % epoch_steps == 0
+        if args.checkpoint and epoch_done and rank == 0:  # the others have the same parameters
             state = {"training": workshop.training_of(args), "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, f"{args.checkpoint}.tmp")
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
 
-    # Evaluation: every test image once, on one of the ranks, by model: it waits for nobody.
+    # Evaluation: every test image once, on one of the ranks. Through `model`, not `ddp`: ranks may
+    # have different numbers of batches.
     for buffer in model.buffers():
-        dist.broadcast(buffer, 0)  # BatchNorm's statistics, which differ by rank: rank 0's
+        dist.broadcast(buffer, 0)  # BatchNorm's statistics differ by rank: all take rank 0's
     model.eval()
     right = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
@@ -127,7 +128,7 @@ def main():
             right += (model(standardised(images)).argmax(1) == labels).sum()
     dist.all_reduce(right, dist.ReduceOp.SUM)
     report.end(right.item(), len(test))
-    dist.barrier()  # rank 0, at whose port they met, leaves after all others have come here
+    dist.barrier()  # rank 0 hosts the connections: it leaves last
 
 
 if __name__ == "__main__":

@@ -121,10 +121,10 @@ def tensor(network, args):
 
 def pipeline(network, args, schedule=Schedule1F1B):
     """Some of the layers; the images on the first rank only, the labels on the last only."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    modules = 2 * LAYERS // ranks  # a layer and its ReLU are two
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    modules = 2 * LAYERS // world_size  # a layer and its ReLU are two
     part = network[modules * rank:modules * (rank + 1)]
-    stage = Stage(part, rank, ranks, torch.device("cpu"))
+    stage = Stage(part, rank, world_size, torch.device("cpu"))
     micro_batches = schedule(stage, args.micro_batches, cross_entropy)
 
     def step(images, labels):
@@ -133,7 +133,7 @@ def pipeline(network, args, schedule=Schedule1F1B):
         micro_batches.step(*inputs, target=labels, losses=losses, return_outputs=False)
         return torch.stack(losses).mean() if losses else None
     images = load_images(args) if rank == 0 else None
-    labels = load_labels(args) if rank == ranks - 1 else None
+    labels = load_labels(args) if rank == world_size - 1 else None
     return part, images, labels, step
 
 
@@ -289,7 +289,7 @@ def parse_args():
     return parser.parse_args()
 
 
-def check(args, ranks):
+def check(args, world_size):
     """Exit where the flags cannot be followed, or not on so many ranks."""
     if not {*args.ways} <= {*WAYS}:
         sys.exit(f"{' '.join(args.ways)}: the ways are {', '.join(WAYS)}")
@@ -297,19 +297,19 @@ def check(args, ranks):
         sys.exit(f"--batch-size: there are {IMAGES} images")
     if args.batch_size % 4 or args.width % 4:
         sys.exit("--batch-size and --width: take multiples of 4, to be shared")
-    if args.micro_batches < ranks or args.batch_size % args.micro_batches:
-        sys.exit(f"--micro-batches: at least {ranks}, one for each stage, and a divisor of "
+    if args.micro_batches < world_size or args.batch_size % args.micro_batches:
+        sys.exit(f"--micro-batches: at least {world_size}, one for each stage, and a divisor of "
                  "--batch-size")
     refuse_unwritable(args.results)
-    if ranks not in (2, 4):
-        sys.exit(f"it takes 2 or 4 ranks, not {ranks}: mpiexec -n 2 python three_ways.py "
+    if world_size not in (2, 4):
+        sys.exit(f"it takes 2 or 4 ranks, not {world_size}: mpiexec -n 2 python three_ways.py "
                  f"(they share out the width and the {LAYERS} layers evenly)")
 
 
 def main():
     args = parse_args()
-    rank, ranks, _ = find_ranks()
-    check(args, ranks)
+    rank, world_size, _ = find_ranks()
+    check(args, world_size)
     torch.set_num_threads(1)  # ranks share the cores
     dist.init_process_group("gloo")
     trained = {way: gather(train(WAYS[way], args)) for way in args.ways}

@@ -24,7 +24,7 @@ def load():
 
 
 def main():
-    rank, ranks, local_rank = find_ranks()  # DDP: under any launcher
+    rank, world_size, local_rank = find_ranks()  # DDP: under any launcher
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":  # DDP
@@ -33,12 +33,12 @@ def main():
 
     train, test = load()
     sampler = DistributedSampler(train, drop_last=True)  # DDP: shuffles, and deals out the images
-    train_loader = DataLoader(train, batch_size=64 // ranks,  # DDP: a rank's; 64 in all
+    train_loader = DataLoader(train, batch_size=64 // world_size,  # DDP: a rank's; 64 in all
                               sampler=sampler,  # DDP: instead of shuffle=True
                               drop_last=True, num_workers=1,  # DDP: each rank starts its own,
                               multiprocessing_context="spawn",  # DDP: and not by a fork,
                               persistent_workers=True)  # DDP: which beside gloo may hang
-    test_loader = DataLoader(test, batch_size=64, sampler=range(rank, len(test), ranks))  # DDP
+    test_loader = DataLoader(test, batch_size=64, sampler=range(rank, len(test), world_size))  # DDP
 
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(),
@@ -58,7 +58,7 @@ def main():
             loss.backward()
             optimizer.step()
             loss_sum += loss.item()
-        loss_sum = sum(gather(loss_sum)) / ranks  # DDP: the mean over the ranks
+        loss_sum = sum(gather(loss_sum)) / world_size  # DDP: the mean over the ranks
         if rank == 0:  # DDP: one rank prints
             print(f"epoch {epoch + 1}: loss {loss_sum / len(train_loader):.4f}")
 

@@ -6,7 +6,9 @@
 ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
-from itertools import islice
+import signal
+from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import workshop
-from checkpoints import load, save, training_in
+from checkpoints import last_saved, save
 from ds_config import import_deepspeed, initialize, read_config
 from ranks import find_ranks, gather, rank_0_first, run
 
@@ -40,25 +42,24 @@ def batches(dataset, sampler, size, drop_last=False):
 def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = workshop.parse_args(__doc__)
-    rank, ranks, local_rank = find_ranks()  # my number, how many, my number on this node
-    device = workshop.choose_device(args)  # the CPU, or a kind of GPU
-    if device.type != "cpu":  # this rank's GPU: 0 if it sees one alone
+    rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
+    device = workshop.choose_device(args, world_size)  # the CPU, or a kind of GPU
+    if device.type != "cpu":  # it may see its own GPU alone, as 0
         torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
-    workshop.share_cores(device.type, ranks)  # on CPUs one thread a rank
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
-    dist.init_process_group(workshop.BACKENDS[device.type])
-    workshop.refuse_shared_gpus(device.type)  # stops where two ranks have one GPU
+    timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
+    dist.init_process_group(workshop.BACKENDS[device.type], timeout=timeout)
     dtype = torch.float32  # of parameters; DeepSpeed has no fp64
     torch.manual_seed(args.seed)
 
-    # Batch and data: every epoch is shuffled anew and dealt out to the ranks; a rest stays out.
+    # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
     with rank_0_first(rank):  # rank 0, which may download, then all others
         config = read_config(args, device.type)
         accumulation = config["gradient_accumulation_steps"]  # backward passes in a step
-        parts = ranks * accumulation
+        parts = world_size * accumulation
         args.global_batch_size = args.global_batch_size or parts * (args.batch_size or 64)
         args.batch_size = config["train_micro_batch_size_per_gpu"] = args.global_batch_size // parts
-        workshop.check(args, device.type, rank, ranks, accumulation)
+        workshop.check(args, device.type, world_size, accumulation)
         train, test = workshop.load_tensors(args, device)
     deepspeed = import_deepspeed(device.type)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision, dtype)
@@ -67,9 +68,10 @@ def main():
     def standardised(images):
         return ((images.to(dtype) - mean) / std).to(compute)
 
-    sampler = DistributedSampler(train, ranks, rank, seed=args.seed, drop_last=True)  # its share
+    sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = batches(train, sampler, args.batch_size, drop_last=True)
-    test_batches = batches(test, range(rank, len(test), ranks), args.batch_size)  # no image twice
+    own = range(rank, len(test), world_size)  # no test image twice
+    test_batches = batches(test, own, args.batch_size)
 
     # The model and its optimizer.
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
@@ -77,12 +79,11 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     engine, optimizer = initialize(deepspeed, model=model, optimizer=optimizer, config=config)
 
-    # Resume: go on where a checkpoint was saved. Every rank reads it, so all nodes have to see it.
+    # Resume: continue after the epoch that was saved. Every rank reads the file.
     step = 0
     if args.resume:
-        with workshop.resuming(args):
-            workshop.refuse_other(training_in(args.checkpoint), args)
-            load(engine, args.checkpoint)
+        with workshop.resuming(args, world_size):
+            engine.load_checkpoint(args.checkpoint, last_saved(args))
             step = engine.global_steps
 
     # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
@@ -90,18 +91,16 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    nodes = gather(local_rank).count(0)  # each node has one local rank 0
     report = workshop.Report("04_deepspeed", args, device.type, parameters, len(train),
-                             rank, ranks, nodes=gather(local_rank).count(0))  # one 0 a node
+                             rank, world_size, nodes)
     report.begin(step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         sampler.set_epoch(epoch)  # else every epoch has the same order
-        first = step % epoch_steps  # a resumed epoch goes on
-        end = min(epoch_steps, last_step - epoch * epoch_steps)
         losses, hits = [], []
-        passes = range(first * accumulation, end * accumulation)
-        passed = islice(train_batches, passes.start, passes.stop)
-        for images, labels in report.steps(passed, len(passes), accumulation):
+        for images, labels in report.steps(train_batches, accumulation):
+            signal.alarm(args.timeout)  # DeepSpeed's own groups wait for half an hour
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             logits = engine(standardised(images))
             loss = cross_entropy(logits, labels)
@@ -112,14 +111,16 @@ def main():
             hits.append(logits.argmax(1) == labels)
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
-        means /= ranks
+        means /= world_size
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
-        if args.checkpoint:  # every rank saves its part
-            save(engine, args.checkpoint, workshop.training_of(args))
+        epoch_done = step % epoch_steps == 0
+        if args.checkpoint and epoch_done:  # every rank saves its part
+            save(args, step, partial(engine.save_checkpoint, args.checkpoint, save_latest=False))
 
-    # Evaluation: every test image once, on one of the ranks, by model: it waits for nobody.
+    # Evaluation: every test image once, on one of the ranks. Through `model`, not `engine`: ranks
+    # may have different numbers of batches.
     for buffer in model.buffers():
-        dist.broadcast(buffer, 0)  # BatchNorm's statistics, which differ by rank: rank 0's
+        dist.broadcast(buffer, 0)  # BatchNorm's statistics differ by rank: all take rank 0's
     model.eval()
     right = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
@@ -127,7 +128,7 @@ def main():
             right += (model(standardised(images)).argmax(1) == labels).sum()
     dist.all_reduce(right, dist.ReduceOp.SUM)
     report.end(right.item(), len(test), gradient_bytes=parameters * compute.itemsize)
-    dist.barrier()  # rank 0, at whose port they met, leaves after all others have come here
+    dist.barrier()  # rank 0 hosts the connections: it leaves last
 
 
 if __name__ == "__main__":

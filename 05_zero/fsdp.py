@@ -6,8 +6,8 @@
 ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
+from datetime import timedelta
 from functools import partial
-from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,9 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import workshop
 from accounting import Accounting, held_by_pytorch, pytorch_formula, report_bytes
-from averages import refuse_sums
 from flags import check_stage, parse_args
-from fsdp_checkpoints import load, save
 from ranks import find_ranks, gather, rank_0_first, run
+from sharded import load, refuse_sums, save
 
 
 def build_model(width: int, layers: int, images: torch.Tensor) -> nn.Sequential:
@@ -61,23 +60,22 @@ def batches(dataset, sampler, size, drop_last=False):
 def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = parse_args(__doc__, stages=(1, 3), stage=3)
-    rank, ranks, local_rank = find_ranks()  # my number, how many, my number on this node
-    device = workshop.choose_device(args)  # the CPU, or a kind of GPU
-    if device.type != "cpu":  # this rank's GPU: 0 if it sees one alone
+    rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
+    device = workshop.choose_device(args, world_size)  # the CPU, or a kind of GPU
+    if device.type != "cpu":  # it may see its own GPU alone, as 0
         torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
-    workshop.share_cores(device.type, ranks)  # on CPUs one thread a rank
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
-    dist.init_process_group(workshop.BACKENDS[device.type])
-    workshop.refuse_shared_gpus(device.type)  # stops where two ranks have one GPU
+    timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
+    dist.init_process_group(workshop.BACKENDS[device.type], timeout=timeout)
     refuse_sums(device)  # stops where FSDP adds up gradients and does not average them
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: every epoch is shuffled anew and dealt out to the ranks; a rest stays out.
-    args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
-    args.batch_size = args.global_batch_size // ranks  # a rank's; check() wants no remainder
+    # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
+    args.global_batch_size = args.global_batch_size or world_size * (args.batch_size or 64)
+    args.batch_size = args.global_batch_size // world_size  # per rank; check() refuses a remainder
     with rank_0_first(rank):  # rank 0, which may download, then all others
-        workshop.check(args, device.type, rank, ranks)
+        workshop.check(args, device.type, world_size)
         check_stage(args, device.type, offloads=(3,), saves=(3,))
         train, test = workshop.load_tensors(args, device)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
@@ -85,7 +83,7 @@ def main():
     def standardised(images):
         return (images.to(dtype) - mean) / std
 
-    sampler = DistributedSampler(train, ranks, rank, seed=args.seed, drop_last=True)  # its share
+    sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = batches(train, sampler, args.batch_size, drop_last=True)
 
     # The model and its optimizer.
@@ -100,18 +98,19 @@ def main():
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=lr)
     shards = list(model.parameters())
 
-    # Resume: go on where a checkpoint was saved. Every rank reads it, so all nodes have to see it.
+    # Resume: continue after the epoch that was saved. Every rank reads the file.
     step = 0
     if args.resume:
-        with workshop.resuming(args):
+        with workshop.resuming(args, world_size):
             step = load(model, optimizer, args)
 
     # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
     epoch_steps = len(train) // args.global_batch_size
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
+    nodes = gather(local_rank).count(0)  # each node has one local rank 0
     report = workshop.Report("05_zero/fsdp.py", args, device.type, sum(sizes), len(train),
-                             rank, ranks, nodes=gather(local_rank).count(0))  # one 0 a node
+                             rank, world_size, nodes)
     account = Accounting(model, partial(held_by_pytorch, model, shards, optimizer),
                          [*train.tensors, *test.tensors], device)
     watched = step + 1  # the second step from here: Adam has its state
@@ -119,10 +118,8 @@ def main():
     while step < last_step:
         epoch = step // epoch_steps
         sampler.set_epoch(epoch)  # else every epoch has the same order
-        first = step % epoch_steps  # a resumed epoch goes on
-        end = min(epoch_steps, last_step - epoch * epoch_steps)
         losses, hits = [], []
-        for images, labels in report.steps(islice(train_batches, first, end), end - first):
+        for images, labels in report.steps(train_batches):
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             if step == watched:
                 account.watch()
@@ -140,23 +137,24 @@ def main():
             hits.append(logits.argmax(1) == labels)
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
-        means /= ranks
+        means /= world_size
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
-        if args.checkpoint:  # every rank saves its shards
+        epoch_done = step % epoch_steps == 0
+        if args.checkpoint and epoch_done:  # every rank saves its shards
             save(model, optimizer, args, step)
 
     # Evaluation: every test image once, on one of the ranks, and in one batch each: at stage 3
     # the ranks gather layers together, and one with more batches than others would wait for them.
     model.eval()
-    images, labels = test[list(range(rank, len(test), ranks))]
+    images, labels = test[list(range(rank, len(test), world_size))]
     with torch.no_grad():
         right = (model(standardised(images)).argmax(1) == labels).sum()
     dist.all_reduce(right, dist.ReduceOp.SUM)
-    expected = pytorch_formula(args, ranks, sizes, dtype)
+    expected = pytorch_formula(args, world_size, sizes, dtype)
     memory = report_bytes(account, expected)
     report.end(right.item(), len(test), model="perceptron", stage=args.stage, offload=args.offload,
                memory=memory, memory_formula=expected, gradient_bytes=sum(sizes) * dtype.itemsize)
-    dist.barrier()  # rank 0, at whose port they met, leaves after all others have come here
+    dist.barrier()  # rank 0 hosts the connections: it leaves last
 
 
 if __name__ == "__main__":

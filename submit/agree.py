@@ -53,7 +53,10 @@ def meet(seconds):
     import torch.distributed as dist
     if launcher == "horovodrun":
         return rank, ranks, meet_by_horovodrun(rank, ranks, seconds)
-    rank, ranks, _ = ranks_py.find_ranks(opens=False)
+    if launcher in ranks_py.MPIEXECS:
+        with suppress(ImportError, RuntimeError):  # find_ranks() says so
+            from mpi4py import MPI  # noqa: F401  the script may use MPI, which find_ranks() would end
+    rank, ranks, _ = ranks_py.find_ranks()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's store is open already
     os.environ.clear()

@@ -148,7 +148,7 @@ def recognise():
     variables = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "none"
     try:
         launcher, _, _ = chapter.launched()
-        chapter.find_ranks(opens=False)
+        chapter.find_ranks()
         if not os.environ["MASTER_PORT"].isdecimal():
             raise ValueError(f"MASTER_PORT={os.environ['MASTER_PORT']}")
     except SystemExit as end:

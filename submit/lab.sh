@@ -292,7 +292,8 @@ run() {
 }
 
 enter_lab() {  # a command on the login node, that knows where it is
-    export LAB_FOLDER=$lab
+    export LAB_FOLDER=$lab LAB_LINK  # the second: for the record of a run
+    LAB_LINK=$(<"$lab/rate")
     export MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp  # MPICH's first choice takes memory which it believes to be shared
     if [ -e "$lab/slurm" ]; then export SLURM_CONF=$lab/slurm/slurm.conf SITE=${SITE:-slurm_cpu}; fi
     last=yes

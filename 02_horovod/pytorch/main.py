@@ -7,7 +7,7 @@ ranks.py is for your own programs, too; workshop.py has this course's flags, dat
 """
 
 import os
-from itertools import islice
+import signal
 
 import horovod.torch as hvd
 import torch
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import workshop
-from ranks import rank_0_first, refuse_lone_ranks, refuse_other_mpi, run
+from ranks import rank_0_first, refuse_lone_ranks, run
 
 
 def build_model(name: str, images: torch.Tensor) -> nn.Module:
@@ -39,32 +39,30 @@ def batches(dataset, sampler, size, drop_last=False):
 def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = workshop.parse_args(__doc__)
-    refuse_other_mpi()
     hvd.init()  # all ranks meet, by MPI or gloo, on GPUs by NCCL
-    rank, ranks, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()  # the last: on this node
-    refuse_lone_ranks(ranks)
-    device = workshop.choose_device(args)  # the CPU, or a kind of GPU
-    if device.type != "cpu":  # this rank's GPU: 0 if it sees one alone
+    rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
+    refuse_lone_ranks(world_size)
+    device = workshop.choose_device(args, world_size)  # the CPU, or a kind of GPU
+    if device.type != "cpu":  # it may see its own GPU alone, as 0
         torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
-    workshop.share_cores(device.type, ranks)  # on CPUs one thread a rank
-    workshop.refuse_shared_gpus(device.type)  # stops where two ranks have one GPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: every epoch is shuffled anew and dealt out to the ranks; a rest stays out.
-    args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
-    args.batch_size = args.global_batch_size // ranks  # a rank's; check() wants no remainder
+    # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
+    args.global_batch_size = args.global_batch_size or world_size * (args.batch_size or 64)
+    args.batch_size = args.global_batch_size // world_size  # per rank; check() refuses a remainder
     with rank_0_first(rank):  # rank 0, which may download, then all others
-        workshop.check(args, device.type, rank, ranks)
+        workshop.check(args, device.type, world_size)
         train, test = workshop.load_tensors(args, device)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
     def standardised(images):
         return (images.to(dtype) - mean) / std
 
-    sampler = DistributedSampler(train, ranks, rank, seed=args.seed, drop_last=True)  # its share
+    sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = batches(train, sampler, args.batch_size, drop_last=True)
-    test_batches = batches(test, range(rank, len(test), ranks), args.batch_size)  # no image twice
+    own = range(rank, len(test), world_size)  # no test image twice
+    test_batches = batches(test, own, args.batch_size)
 
     # The model and its optimizer.
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
@@ -72,10 +70,10 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
 
-    # Resume: go on where a checkpoint was saved. Then all ranks get what rank 0 has.
+    # Resume: continue after the epoch that was saved. Then all ranks get what rank 0 has.
     step = 0
     if args.resume:
-        with workshop.resuming(args):
+        with workshop.resuming(args, world_size):
             checkpoint = torch.load(args.checkpoint, map_location=device)
             workshop.refuse_other(checkpoint["training"], args)
             model.load_state_dict(checkpoint["model"])
@@ -90,15 +88,14 @@ def main():
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     report = workshop.Report("02_horovod/pytorch", args, device.type, parameters, len(train),
-                             rank, ranks, hvd.cross_size())
+                             rank, world_size, hvd.cross_size())
     report.begin(step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         sampler.set_epoch(epoch)  # else every epoch has the same order
-        first = step % epoch_steps  # a resumed epoch goes on
-        end = min(epoch_steps, last_step - epoch * epoch_steps)
         losses, hits = [], []
-        for images, labels in report.steps(islice(train_batches, first, end), end - first):
+        for images, labels in report.steps(train_batches):
+            signal.alarm(args.timeout)  # Horovod would wait for ever for a rank that has stopped
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
@@ -112,7 +109,8 @@ def main():
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         means = hvd.allreduce(means)
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
-        if args.checkpoint and rank == 0:  # the others have the same parameters
+        epoch_done = step % epoch_steps == 0
+        if args.checkpoint and epoch_done and rank == 0:  # the others have the same parameters
             state = {"training": workshop.training_of(args), "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, f"{args.checkpoint}.tmp")

@@ -9,12 +9,13 @@ ranks.py is for your own programs, too; workshop.py has this course's flags, dat
 import json
 import math
 import os
+import signal
 import sys
 
 import numpy as np
 
 import workshop
-from ranks import rank_0_first, refuse_lone_ranks, refuse_other_mpi, run
+from ranks import rank_0_first, refuse_lone_ranks, run
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors, not what TensorFlow was compiled for
@@ -40,17 +41,16 @@ def build_model(name: str, images: tf.Tensor) -> keras.Model:
 def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = workshop.parse_args(__doc__)
-    refuse_other_mpi()
     hvd.init()  # all ranks meet, by MPI or gloo, on GPUs by NCCL
-    rank, ranks, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()  # the last: on this node
-    refuse_lone_ranks(ranks)
+    rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
+    refuse_lone_ranks(world_size)
     gpus = tf.config.list_physical_devices("GPU") if args.device != "cpu" else []
     installed = len(gpus)
     gpus = gpus[local_rank % max(1, installed):][:1]  # a rank may see its own only
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # take what is needed, not all there is
-    threads = int(os.environ.get("OMP_NUM_THREADS", ranks > 1))  # ranks share the cores; 0: all
+    threads = int(os.environ.get("OMP_NUM_THREADS", world_size > 1))  # 0: all cores
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations side by side
     device = "cuda" if gpus else "cpu"
@@ -60,11 +60,11 @@ def main():
     keras.config.set_dtype_policy(policy)
     dtype = tf.as_dtype(keras.config.floatx())
 
-    # Batch and data: every epoch is shuffled anew and dealt out to the ranks; a rest stays out.
-    args.global_batch_size = args.global_batch_size or ranks * (args.batch_size or 64)
-    args.batch_size = args.global_batch_size // ranks  # a rank's; check() wants no remainder
+    # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
+    args.global_batch_size = args.global_batch_size or world_size * (args.batch_size or 64)
+    args.batch_size = args.global_batch_size // world_size  # per rank; check() refuses a remainder
     with rank_0_first(rank):  # rank 0, which may download, then all others
-        workshop.check(args, device, rank, ranks)
+        workshop.check(args, device, world_size)
         if 1 < installed < hvd.local_size():
             sys.exit(f"{hvd.local_size()} ranks, {installed} GPUs: start one a GPU")
         train, test = workshop.load_data(args)
@@ -76,7 +76,7 @@ def main():
     @tf.function(reduce_retracing=True)
     def standardised(images, batch):
         """A batch is one gather from the data set, which is fast."""
-        batch %= tf.shape(images, tf.int64)[0]  # of synthetic images there is a single one
+        batch %= tf.shape(images, tf.int64)[0]  # synthetic images are fewer than their labels
         return (tf.cast(tf.gather(images, batch), dtype) - mean) / std
 
     # The model and its optimizer.
@@ -101,10 +101,10 @@ def main():
     def count_right(images, labels):
         return tf.math.count_nonzero(tf.argmax(model(images, training=False), 1) == labels)
 
-    # Resume: go on where a checkpoint was saved. Then all ranks get what rank 0 has.
+    # Resume: continue after the epoch that was saved. Then all ranks get what rank 0 has.
     step = 0
     if args.resume:
-        with workshop.resuming(args), np.load(args.checkpoint) as arrays:
+        with workshop.resuming(args, world_size), np.load(args.checkpoint) as arrays:
             workshop.refuse_other(json.loads(str(arrays["training"])), args)
             for name, variable in state.items():
                 variable.assign(arrays[name])
@@ -118,16 +118,15 @@ def main():
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
     report = workshop.Report("02_horovod/tensorflow", args, device, parameters, n,
-                             rank, ranks, hvd.cross_size())
+                             rank, world_size, hvd.cross_size())
     report.begin(step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         order = np.random.default_rng(args.seed + epoch).permutation(n)  # another order each epoch
-        order = order[rank::ranks]  # every N-th is this rank's
-        first = step % epoch_steps  # a resumed epoch goes on
-        end = min(epoch_steps, last_step - epoch * epoch_steps)
+        order = order[rank::world_size]  # every N-th is this rank's
         losses, hits = [], []
-        for place in report.steps(range(first * size, end * size, size), end - first):
+        for place in report.steps(range(0, epoch_steps * size, size)):
+            signal.alarm(args.timeout)  # Horovod would wait for ever for a rank that has stopped
             optimizer.learning_rate = lr * min(1, (step + 1) / warmup_steps)
             batch = order[place:place + size]
             loss, right = train_step(standardised(images, batch), labels[batch])
@@ -138,7 +137,8 @@ def main():
         means = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(hits, dtype)) / size])
         means = hvd.allreduce(means)
         report.epoch(epoch, *means.numpy().tolist())
-        if args.checkpoint and rank == 0:  # the others have the same parameters
+        epoch_done = step % epoch_steps == 0
+        if args.checkpoint and epoch_done and rank == 0:  # the others have the same parameters
             arrays = {name: variable.numpy() for name, variable in state.items()}
             with open(f"{args.checkpoint}.tmp", "wb") as file:
                 np.savez(file, training=json.dumps(workshop.training_of(args)), step=step, **arrays)
@@ -146,7 +146,7 @@ def main():
 
     # Evaluation: every test image once, on one of the ranks. BatchNorm's statistics are rank 0's.
     hvd.broadcast_variables([variable.value for variable in model.variables], root_rank=0)
-    right, own = 0, np.arange(rank, len(test_labels), ranks)
+    right, own = 0, np.arange(rank, len(test_labels), world_size)
     for batch in np.split(own, range(size, len(own), size)):
         right += count_right(standardised(test_images, batch), test_labels[batch])
     right = hvd.allreduce(right, op=hvd.Sum)

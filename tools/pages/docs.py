@@ -44,9 +44,9 @@ FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|sc
 LISTS = re.compile(r"<!-- (faults|findings) -->\n(?:\|.*\n)*")
 SAID = re.compile(r"<!-- said: (\w+) -->\n(?:.+\n)*")
 COPIES = {  # file: the folders that have its copy, so that a chapter's folder runs wherever it is copied
-    "01_single_node/ranks.py": ("02_horovod", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed",
+    "01_single_node/ranks.py": ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed",
                                 "05_zero"),
-    "01_single_node/workshop.py": ("02_horovod", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp",
+    "01_single_node/workshop.py": ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp",
                                    "04_deepspeed", "05_zero"),
     "01_single_node/resnet.py": ("02_horovod/tensorflow",),
     "04_deepspeed/ds_config.py": ("05_zero",),
