@@ -24,7 +24,7 @@ STEP = "            optimizer.step()\n"
 TO_DEVICE = "            images, labels = images.to(device), labels.to(device)\n            optimizer.zero"
 EACH = "            for parameter in model.parameters():\n"
 REDUCE = "                torch.distributed.all_reduce(parameter.grad)\n"
-DIVIDE = "                parameter.grad /= ranks\n"
+DIVIDE = "                parameter.grad /= world_size\n"
 BY_HAND = EACH + REDUCE + DIVIDE
 TOLD = "            loss_sum += loss.item()"
 SEED = "torch.manual_seed(0)"
@@ -57,7 +57,7 @@ YOUR_SCRIPT = {  # name: (changes, the verdict)
     "a rate a rank": ([("lr=0.05", "lr=0.05 * (1 + rank)")], "rates"),
     "noise on the weights": (
         [(TOLD, f"{TOLD}\n            model[0].weight.data += rank * torch.randn_like(model[0].weight)")], "apart"),
-    "unequal shares": ([("batch_size=64 // ranks", "batch_size=32 if rank else 48")], "batches"),
+    "unequal shares": ([("batch_size=64 // world_size", "batch_size=32 if rank else 48")], "batches"),
     "clipped by each rank": (
         [BARE, (STEP, "            nn.utils.clip_grad_norm_(model.parameters(), 0.1 * (rank + 1))\n" + BY_HAND + STEP)],
         "other gradients"),

@@ -34,8 +34,9 @@ WRONG = {  # what a flag has to refuse, by the function that reads it
 WRONG_OF = {  # by the flag: what the function reads, and the program refuses
     "lr": ("0", "inf"), "warmup_epochs": ("inf",), "image_size": ("5",)}
 UNWRITABLE = ("{}", "{}/missing/file", "{}/file/below", "/proc/nope", f"{{}}/{LONG}", f"{{}}/{NOT_UTF8}/file")
+NO_FOLDER = "{}/missing/file", f"{{}}/{NOT_UTF8}/file"  # what chapters refuse
 WRONG_FILES = {  # flags that want a name: others than these have to be listed
-    "results": UNWRITABLE, "checkpoint": (*UNWRITABLE, "{}/file"),
+    "results": (*NO_FOLDER, "{}", "{}/file/below"), "checkpoint": (*NO_FOLDER, "{}", "{}/file"),
     "data_dir": (),  # heeded with --dataset mnist alone: PATHS
     "local_rank": (),  # a launcher's
 }
@@ -46,55 +47,26 @@ PATHS = [  # flags, and what the line has to say
     ("--dataset svhn --data-dir /proc/nope", "no whole svhn.*--data-dir"),
     (f"--dataset mnist --data-dir {{}}/{LONG}", "no whole mnist.*--data-dir"),
     ("--resume", "--checkpoint"), ("--resume auto", "--checkpoint"), ("--resume --checkpoint=", "--checkpoint"),
-    ("--resume --checkpoint {}/none", "none does not exist.*--resume"),
-    ("--resume --checkpoint {}/file/below", "cannot write"),
-    (f"--resume --checkpoint {{}}/{LONG}", "cannot write"),
+    *[(f"--resume --checkpoint {name}", "there is no checkpoint.*--resume")
+      for name in ("{}/none", "{}/file/below", f"{{}}/{LONG}")],
     ("--resume --results {}/new", "--checkpoint"),
-    ("--checkpoint {}/same --results {}/./same", "--checkpoint and --results"),
-    ("--checkpoint {}/new --results {}/new.tmp", "--checkpoint and --results"),
-    (f"--checkpoint {{}}/{'n' * 254}", "cannot write"),
-    ("--dataset synthetic --image-size 1000000000", "--image-size or --batch-size"),
-    ("--dataset synthetic --batch-size 1000000000000", "--image-size or --batch-size"),
-    (f"--dataset synthetic --batch-size {10**23}", "--batch-size: 1000.* is more than any training"),
 ]
-NO_LAB = {"LAB_FOLDER": "/nowhere"}, "LAB_FOLDER=/nowhere"
 ALONE = [  # of a program of one process: variables, what the line has to say
-    ({rank: "0", ranks: "2"}, f"without {ranks}") for rank, ranks in (
+    ({rank: "0", ranks: "2"}, f"{ranks}=2, but this program sees 1") for rank, ranks in (
         ("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE"))] + [
-    NO_LAB, ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc"), ({"PMI_SIZE": "-2"}, "PMI_SIZE=-2")]
-FIVE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456"}
-OF_TORCHRUN = [  # of what PyTorch starts
-    *[(FIVE | {"MASTER_PORT": port}, "MASTER_PORT") for port in ("abc", "70000", "", "-1")],
-    (FIVE | {"LOCAL_RANK": "abc"}, "LOCAL_RANK"), (FIVE | {"RANK": "9", "WORLD_SIZE": "2"}, "RANK=9"),
-    (FIVE | {"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1"),
-]
+        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE"))]
 LEFT_OVER = [  # of a program of several ranks
     ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2"), ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0"),
-    ({"WORLD_SIZE": "-1"}, "WORLD_SIZE=-1"), ({"WORLD_SIZE": "1000000"}, "WORLD_SIZE=1000000"),
-    ({"SLURM_NTASKS": "4"}, "SLURM_NTASKS=4"), ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2"),
-    NO_LAB, ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc"), ({"SLURM_NTASKS": "abc"}, "SLURM_NTASKS=abc"),
-    ({"PMI_RANK": "x", "PMI_SIZE": "2"}, "PMI_RANK"), ({"PMI_SIZE": "2"}, "PMI_RANK"),
+    ({"WORLD_SIZE": "1000000"}, "WORLD_SIZE=1000000"), ({"SLURM_NTASKS": "4"}, "SLURM_NTASKS=4"),
+    ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2"),
 ]
 CONFIGS = [  # texts of ds_config.json, and what the line has to say
-    ("", "ds_config.json"), ("{", "ds_config.json"), ("[]", "ds_config.json"), ("null", "ds_config.json"),
-    ("7", "ds_config.json"), ('"text"', "ds_config.json"), ("true", "ds_config.json"), ("{'a': 1}", "ds_config.json"),
-    ("{} x", "ds_config.json"), ('{"a": 1,}', "ds_config.json"), (NOT_UTF8, "ds_config.json"),
-    ("\ufeff{}", "ds_config.json"), (None, "No such file.*ds_config.json"),
+    *[(text, "ds_config.json") for text in ("", "{", "{'a': 1}", "{} x", '{"a": 1,}', NOT_UTF8, "\ufeff{}")],
     ('{"train_batch_size": 8}', "--batch-size"), ('{"train_micro_batch_size_per_gpu": 8}', "--batch-size"),
-    *[(f'{{"gradient_accumulation_steps": {value}}}', "gradient_accumulation_steps.*whole number above 0")
-      for value in ("0", "-1", "1.5", '"2"', "true", "null", "[1]")],
     ('{"gradient_accumulation_steps": 7000}', "1437 training images"),
-    *[(f'{{"gradient_clipping": {value}}}', "gradient_clipping.*not a number") for value in ('"1"', "true", "null")],
-    ('{"bf16": true}', "ds_config.json"), ('{"bf16": []}', "ds_config.json"), ('{"fp16": 3}', "ds_config.json"),
     ('{"fp16": {"enabled": true}}', "fp16 needs a GPU"),
-    ('{"bf16": {"enabled": true}, "fp16": {"enabled": true}}', "bf16 and fp16"),
 ]
-CONFIGS_OF_ZERO = [
-    ('{"zero_optimization": {"stage": 3}}', "--stage"),
-    ('{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}', "--offload"),
-    ('{"zero_optimization": []}', "ds_config.json"), ('{"zero_optimization": 3}', "ds_config.json"),
-]
+CONFIGS_OF_ZERO = [('{"zero_optimization": {"stage": 3}}', "ds_config.json: take stage, .* out of it")]
 FOR_DEEPSPEED = [  # what DeepSpeed itself has to refuse, so one a run
     ('{"zero_optimization": {"nonsense": 1}}', "nonsense"),
     ('{"zero_optimization": {"reduce_bucket_size": "many"}}', "reduce_bucket_size"),
@@ -104,9 +76,9 @@ FOR_DEEPSPEED = [  # what DeepSpeed itself has to refuse, so one a run
 ON_TWO = [  # flags of two ranks
     ("--epochs 0", "--epochs"), ("--dataset cifar", "--dataset"), ("--epoch 3", "--epoch"),
     ("--batch-size 8 --global-batch-size 16", "not allowed with"), ("--lr nan", "--lr"),
-    ("--global-batch-size 7", "multiple of the 2 ranks"), ("--batch-size 719", "at most --batch-size 718"),
-    ("--dataset mnist --data-dir {}/file", "no whole mnist"), ("--results {}/file/below", "cannot write"),
-    ("--checkpoint {}/file", "exists.*--resume"), ("--resume --checkpoint {}/file", "cannot go on from"),
+    ("--global-batch-size 7", "multiple of the 2 ranks"), ("--batch-size 719", "fewer than the 1438"),
+    ("--dataset mnist --data-dir {}/file", "no whole mnist"), ("--results {}/missing/file", "cannot write"),
+    ("--checkpoint {}/file", "exists.*--resume"), ("--resume --checkpoint {}/file", "cannot continue from"),
 ]
 
 
@@ -236,7 +208,7 @@ def test_wrong_paths(chapter, tmp_path, files, survived):
 @fault("bad input", "variables of launchers")
 @chapters(*PROGRAMS_OF_CHAPTERS)
 def test_wrong_variables(chapter, tmp_path, files, survived):
-    rows = ALONE if chapter.startswith("01") else LEFT_OVER + OF_TORCHRUN * ("horovod" not in chapter)
+    rows = ALONE if chapter.startswith("01") else LEFT_OVER
     survived(all_refused(chapter, [([], said, variables, {}) for variables, said in rows], tmp_path, files))
 
 
@@ -285,7 +257,7 @@ def test_one_of_two_ranks_speaks(chapter, files, survived):
 def test_one_of_two_ranks_speaks_under_a_launcher(chapter, launcher, files):
     main = Path(command(chapter, 1)[-1])
     if launcher == "torchrun" and chapter.startswith("02"):
-        flags, said = "", "Horovod sees 1"  # it starts no ranks of Horovod's
+        flags, said = "", "WORLD_SIZE=2, but this program sees 1"  # it starts no ranks of Horovod's
     else:
         flags, said = "--global-batch-size 7", "multiple of the 2 ranks"
     words = [BIN / "torchrun", "--nproc-per-node", 2, main] if launcher == "torchrun" else command(chapter, 2)
@@ -357,7 +329,7 @@ OTHERS = {  # programs that are no chapter's main.py: flags, and what the line h
         *[(f"{flag}={value}", flag) for flag in ("--batch-size", "--width", "--micro-batches") for value in NUMBERS],
         ("--batch-size 6", "--batch-size"), ("--batch-size 4000", "--batch-size"), ("--width 6", "--width"),
         ("--micro-batches 3", "--micro-batches"), ("--nonsense", "--nonsense"), ("--widt 8", "--widt"),
-        *[(f"--results {name}", "cannot write") for name in UNWRITABLE],
+        *[(f"--results {name}", "cannot write") for name in NO_FOLDER],
     ],
     "02_horovod/ring_allreduce.py": [
         ("", "one rank has nobody"), ("--sizes", "--sizes"), ("--nonsense", "--nonsense"), ("more", "more"),
@@ -378,7 +350,7 @@ OTHERS = {  # programs that are no chapter's main.py: flags, and what the line h
     "tools.measuring.slow_link": [
         ("--ways nonsense", "--ways"), ("--all-reduce 0", "--all-reduce"), ("--lr nan", "--lr"), ("--lr 0", "--lr"),
         *[(f"{flag}={value}", flag) for flag in ("--batch-size", "--steps", "--repeats") for value in NUMBERS],
-        *[(f"--results {name}", "cannot write") for name in UNWRITABLE]],
+        *[(f"--results {name}", "cannot write") for name in NO_FOLDER]],
     "tools.measuring.demo": [(name, "cannot write into") for name in ("{}/file", "/proc/nope", "{}/missing/folder")] + [
                              ("--nonsense", "--nonsense")],
     "tools.pages.docs": [("--only nonsense", "--only nonsense"), ("--onl 03_ddp", "--onl"), ("more", "more")],
@@ -405,9 +377,9 @@ def test_wrong_flags_of_other_programs(program, tmp_path, files, survived):
 @pytest.mark.parametrize(("program", "flags"), [
     ("submit/agree.py", "--steps many"), ("submit/agree.py", f"--record /proc/nope {SCRIPT}"),
     ("submit/doctor.py", "--timeout nan"), ("reading_data/read_data.py", "--way sideways"),
-    ("reading_data/read_data.py", "--way files --folder {}/file"), ("03_ddp/three_ways.py", "--results /proc/nope"),
+    ("reading_data/read_data.py", "--way files --folder {}/file"), ("03_ddp/three_ways.py", "--results {}/none/file"),
     ("02_horovod/ring_allreduce.py", "--sizes 6"), ("02_horovod/ring_allreduce.py", "--sizes 4000000000000"),
-    ("02_horovod/ring_allreduce.py", "--results /proc/nope")])
+    ("02_horovod/ring_allreduce.py", "--results {}/none/file")])
 def test_one_rank_of_other_programs_speaks(program, flags, files):
     words = [BIN / "mpiexec", "-n", 2, sys.executable, ROOT / program, *filled(flags, files)]
     done = execute(words, cwd=files, timeout=60)

@@ -1,7 +1,6 @@
 """A checkpoint is the old one or the new one, whole, whatever happens while it is written; what is not is refused."""
 
 import os
-import pickle
 import re
 import shutil
 import subprocess
@@ -21,9 +20,10 @@ RANKS = {"01_single_node": 1, "01_single_node/main_tf.py": 1, "02_horovod/tensor
 NETWORK = {"05_zero": ["--width", 32, "--layers", 2], "05_zero/fsdp.py": ["--width", 32, "--layers", 2]}
 
 
-def flags(chapter, steps, checkpoint, *more):
+def flags(chapter, epochs, checkpoint, *more):
+    """An epoch is three steps, and is saved at its end."""
     fp64 = [] if chapter in ("04_deepspeed", "05_zero") else ["--precision", "fp64"]
-    return [*NETWORK.get(chapter, []), *fp64, "--batch-size", 32, "--epochs", 1, "--max-steps", steps,
+    return [*NETWORK.get(chapter, []), *fp64, "--global-batch-size", 478, "--epochs", epochs,
             "--checkpoint", checkpoint, *more]
 
 
@@ -51,23 +51,23 @@ def values(chapter, checkpoint):
 
 
 @pytest.mark.parametrize(("chapter", "times"), [
-    case(chapter, 50 if chapter == "03_ddp" else 6, marks=[fault("checkpoints", "killed while it is written")])
+    case(chapter, 20 if chapter == "03_ddp" else 6, marks=[fault("checkpoints", "killed while it is written")])
     for chapter in FILES + FOLDERS])
 def test_a_kill_while_it_is_written_leaves_the_old_or_the_new_one(chapter, times, tmp_path, survived):
     checkpoint = tmp_path / "checkpoint"
-    assert train(chapter, 2, checkpoint).code == 0
+    assert train(chapter, 1, checkpoint).code == 0
     old = whole(checkpoint)
     largest = max(map(len, old.values()))
-    words = command(chapter, 1, *flags(chapter, 4, checkpoint, "--resume", "auto"))[1:]
+    words = command(chapter, 1, *flags(chapter, 2, checkpoint, "--resume", "auto"))[1:]
     for when in [largest * number // times for number in range(times)] + ["before"]:
         done = fork([PROGRAMS / "limited.py", when, *words], RANKS.get(chapter, 2), environment() | NO_NETWORK, 100)
         assert done.code != 0, (when, done.out)
         assert whole(checkpoint) == old, when
     done = fork([PROGRAMS / "limited.py", "after", *words], RANKS.get(chapter, 2), environment() | NO_NETWORK, 100)
     assert done.code != 0 and whole(checkpoint) != old
-    done = train(chapter, 6, checkpoint, "--resume", "auto")
-    assert done.code == 0 and "steps: 4 of 6 done" in done.out, done.err
-    assert train(chapter, 6, tmp_path / "uninterrupted").code == 0
+    done = train(chapter, 3, checkpoint, "--resume", "auto")
+    assert done.code == 0 and "steps: 6 of 9 done" in done.out, done.err
+    assert train(chapter, 3, tmp_path / "uninterrupted").code == 0
     close("parameters, fp64", abs(values(chapter, checkpoint) - values(chapter, tmp_path / "uninterrupted")).max(),
           FP64)
     survived(times + 2)
@@ -77,10 +77,10 @@ def test_a_kill_while_it_is_written_leaves_the_old_or_the_new_one(chapter, times
                                      for chapter in ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")])
 def test_one_rank_writes_it(chapter, tmp_path):
     """Rank 1 would die if it put anything in place."""
-    words = command(chapter, 1, *flags(chapter, 2, tmp_path / "checkpoint"))[1:]
+    words = command(chapter, 1, *flags(chapter, 1, tmp_path / "checkpoint"))[1:]
     done = fork([PROGRAMS / "dying.py", 1, "checkpoint", "SIGKILL", *words], 2, environment() | NO_NETWORK, 100)
     assert done.code == 0 and (tmp_path / "checkpoint").is_file(), done.err
-    other = command(chapter, 1, *flags(chapter, 2, tmp_path / "other"))[1:]
+    other = command(chapter, 1, *flags(chapter, 1, tmp_path / "other"))[1:]
     assert fork([PROGRAMS / "dying.py", 0, "checkpoint", "SIGKILL", *other], 2, environment() | NO_NETWORK, 100).code
 
 
@@ -104,7 +104,7 @@ own_mounts = pytest.mark.skipif(not namespaces(), reason="this kernel allows no 
 def test_a_full_disk_leaves_the_old_one(chapter, tmp_path):
     """A file system with room for one checkpoint and the half of another."""
     checkpoint = tmp_path / "checkpoint"
-    assert train(chapter, 2, checkpoint).code == 0
+    assert train(chapter, 1, checkpoint).code == 0
     old = whole(checkpoint)
     saved = tmp_path / "saved"
     shutil.move(checkpoint, saved)
@@ -112,7 +112,7 @@ def test_a_full_disk_leaves_the_old_one(chapter, tmp_path):
     room = 4096 * (8 + pages * 3 // 2)  # 8: latest, and folders
     disk.mkdir()
     mount = f"mount -t tmpfs -o size={room} none {disk} && cp -r {saved} {disk}/checkpoint && cd {disk}"
-    train_on = command(chapter, RANKS.get(chapter, 2), *flags(chapter, 4, disk / "checkpoint", "--resume"))
+    train_on = command(chapter, RANKS.get(chapter, 2), *flags(chapter, 2, disk / "checkpoint", "--resume"))
     look = ["sh", "-c", f'"$@"; code=$?; cp -r {disk}/checkpoint {tmp_path}/after; exit $code', "sh", *train_on]
     done = execute(within(mount, look), timeout=100)
     assert done.code not in (0, 2) and "images/s" in done.out, done
@@ -127,29 +127,17 @@ def test_a_full_disk_leaves_the_old_one(chapter, tmp_path):
 def test_a_folder_that_cannot_be_written_to_is_one_line_before_training(chapter, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
-    assert train(chapter, 2, folder / "checkpoint").code == 0
+    assert train(chapter, 1, folder / "checkpoint").code == 0
     old = whole(folder / "checkpoint")
     mount = f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder}"
     done = execute(within(mount, command(chapter, RANKS.get(chapter, 2), *flags(
-        chapter, 4, folder / "checkpoint", "--resume"))), timeout=100)
+        chapter, 2, folder / "checkpoint", "--resume"))), timeout=100)
     assert done.code == 2 and re.fullmatch(r"\w+\.py: cannot write .*\n", done.err), done.err
     assert whole(folder / "checkpoint") == old and "images" not in done.out
 
 
-@pytest.mark.parametrize("chapter", [case(chapter, marks=[fault("checkpoints", "a folder of somebody else's")])
-                                     for chapter in FOLDERS])
-def test_a_folder_with_other_files_where_it_would_write_is_refused(chapter, tmp_path):
-    """What stands in a and b is removed before they are written to."""
-    mine = tmp_path / "checkpoint" / "b" / "thesis.tex"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("the work of years")
-    done = train(chapter, 2, tmp_path / "checkpoint", "--resume", "auto")
-    assert done.code == 2 and re.fullmatch(r"\w+\.py: .*/b is no part of a checkpoint: .*\n", done.err), done.err
-    assert mine.read_text() == "the work of years" and "images/s" not in done.out
-
-
-def refused(chapter, checkpoint, said, *more, steps=4):
-    done = train(chapter, steps, checkpoint, "--resume", *more)
+def refused(chapter, checkpoint, said, *more):
+    done = train(chapter, 2, checkpoint, "--resume", *more)
     assert done.code == 2 and re.fullmatch(rf"\w+\.py: .*{said}.*\n", done.err), done.err
 
 
@@ -157,12 +145,12 @@ def refused(chapter, checkpoint, said, *more, steps=4):
 @pytest.mark.fault("checkpoints", "of another model, precision, batch or seed")
 def test_a_checkpoint_of_another_training_is_refused_by_name(chapter, tmp_path, survived):
     checkpoint = tmp_path / "checkpoint"
-    assert train(chapter, 2, checkpoint).code == 0
+    assert train(chapter, 1, checkpoint).code == 0
     before = whole(checkpoint)
     other = ["--layers", 3] if chapter in NETWORK else ["--model", "resnet18"]
     precision = ["--precision", "bf16" if chapter in ("04_deepspeed", "05_zero") else "fp32"]
     tries = [("model|layers", other), ("precision", precision), ("seed", ["--seed", 1]),
-             ("global_batch_size", ["--batch-size", 16])]
+             ("global_batch_size", ["--global-batch-size", 100])]
     for said, more in tries:
         refused(chapter, checkpoint, f"checkpoint.*({said})", *more)
     assert whole(checkpoint) == before
@@ -170,25 +158,22 @@ def test_a_checkpoint_of_another_training_is_refused_by_name(chapter, tmp_path, 
 
 
 def change(path, how):
-    """Cut a file off, empty it, or turn one bit of its longest stretch of data."""
-    content = bytearray(path.read_bytes())
-    if how == "altered":
-        content[len(content) // 2] ^= 1
-    path.write_bytes(b"" if how == "empty" else content[:len(content) // 2] if how == "cut off" else content)
+    """Cut a file off, or empty it."""
+    os.truncate(path, 0 if how == "empty" else path.stat().st_size // 2)
 
 
 @pytest.mark.parametrize(("chapter", "how"), [
-    case(chapter, how, marks=[fault("checkpoints", how), ]) for chapter in FILES + FOLDERS
-    for how in ("cut off", "altered", "empty")])
+    case(chapter, how, marks=[fault("checkpoints", how)]) for chapter in FILES + FOLDERS
+    for how in ("cut off", "empty")])
 def test_what_is_not_whole_is_refused(chapter, how, tmp_path):
     checkpoint = tmp_path / "checkpoint"
-    assert train(chapter, 2, checkpoint).code == 0
+    assert train(chapter, 1, checkpoint).code == 0
     if checkpoint.is_dir():
         place = checkpoint / (checkpoint / "latest").read_text()
         change(max(place.rglob("*.*"), key=lambda path: path.stat().st_size), how)
     else:
         change(checkpoint, how)
-    refused(chapter, checkpoint, "cannot go on from .*checkpoint")
+    refused(chapter, checkpoint, "cannot continue from .*checkpoint")
 
 
 class Payload:
@@ -203,19 +188,7 @@ class Payload:
 
 def with_payload(chapter, checkpoint, payload):
     """Put the payload where this chapter's checkpoint has a pickle."""
-    if chapter == "05_zero/fsdp.py metadata":
-        place = checkpoint / (checkpoint / "latest").read_text()
-        (place / ".metadata").write_bytes(pickle.dumps(payload))
-    elif chapter == "05_zero/fsdp.py":  # a value that is no tensor lies as torch.save writes it, at an offset
-        place = checkpoint / (checkpoint / "latest").read_text()
-        metadata = pickle.loads((place / ".metadata").read_bytes())
-        index, where = next((index, where) for index, where in metadata.storage_data.items() if index.fqn == "step")
-        torch.save(payload, place / "evil.distcp")
-        where.relative_path, where.offset = "evil.distcp", 0
-        where.length = (place / "evil.distcp").stat().st_size
-        metadata.storage_data[index] = where
-        (place / ".metadata").write_bytes(pickle.dumps(metadata))
-    elif "_tf" in chapter or "tensorflow" in chapter:
+    if "_tf" in chapter or "tensorflow" in chapter:
         with np.load(checkpoint) as arrays:
             saved = dict(arrays)
         np.savez(checkpoint.with_suffix(".npz"), **saved | {"step": np.array(payload, dtype=object)})
@@ -225,17 +198,15 @@ def with_payload(chapter, checkpoint, payload):
 
 
 @pytest.mark.parametrize("chapter", [case(chapter, marks=[fault("checkpoints", "with a program in it")])
-                                     for chapter in (*FILES, "05_zero/fsdp.py")] + [
-    pytest.param("05_zero/fsdp.py metadata", marks=[fault("checkpoints", "with a program in it")])])
+                                     for chapter in FILES])
 def test_a_program_in_a_checkpoint_does_not_run(chapter, tmp_path):
     checkpoint, trace = tmp_path / "checkpoint", tmp_path / "it ran"
-    program = chapter.split()[0]
-    assert train(program, 2, checkpoint).code == 0
+    assert train(chapter, 1, checkpoint).code == 0
     with_payload(chapter, checkpoint, Payload(trace))
-    refused(program, checkpoint, "cannot go on from .*checkpoint")
+    refused(chapter, checkpoint, "cannot continue from .*checkpoint")
     assert not trace.exists()
 
 
 def test_what_a_checkpoint_of_deepspeed_may_do_is_said_on_its_pages():
     for name in "04_deepspeed", "05_zero":
-        assert re.search(r"--resume.*pickle|pickle.*--resume", (ROOT / name / "README.md").read_text(), re.S)
+        assert re.search("[Ll]oad only checkpoints that you wrote", (ROOT / name / "README.md").read_text(), re.S)

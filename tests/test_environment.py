@@ -70,7 +70,8 @@ def refused(*words, **options):
 def test_nothing_to_do_is_said_by_silence_in_less_than_three_seconds_whoever_calls(tmp_path):
     for path in os.environ["PATH"], f"{BIN}:{os.environ['PATH']}", poor_path(tmp_path / "bin"):
         started = time.monotonic()
-        done = execute(["make", "--silent", "setup", f"VENV={sys.prefix}"], cwd=ROOT, env={"PATH": str(path)})
+        words = ["make", "--silent", "--no-print-directory", "setup", f"VENV={sys.prefix}"]
+        done = execute(words, cwd=ROOT, env={"PATH": str(path)})
         assert (done.code, done.out, done.err) == (0, "", "") and time.monotonic() - started < 3
 
 
@@ -208,7 +209,7 @@ def shared():
 
 def test_another_user_with_an_old_python_and_no_compiler_takes_a_shared_environment(shared):
     venv = make_venv(shared.place / "venv", shared.python)
-    words = ["make", "--silent", "setup", f"VENV={venv}"]
+    words = ["make", "--silent", "--no-print-directory", "setup", f"VENV={venv}"]
     done = as_nobody(words, shared.checkout, shared.place / "bin")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
 
     @functools.cache
     def find(base, epochs, *flags, twin=""):
-        folder = shared / re.sub(r"\W+", "-", " ".join((base, *flags, twin)))
+        folder = shared / re.sub(r"\W+", "-", " ".join((base, str(epochs), *flags, twin)))
         with FileLock(f"{folder}.lock"):
             if not (folder / f"parameters.{epochs}").exists():
                 train(base, 1, folder, "--epochs", epochs, *flags, env={"TWIN": twin})
@@ -60,10 +60,9 @@ def reference(trained):
 
 @pytest.fixture(scope="session")
 def smooth(trained):
-    """A function of a base: parameters after an epoch of its smooth twin in fp32, and the bound for what equals it."""
-    def find(base):
-        one, = trained(base, 1, twin="smooth")
-        other, = trained(base, 1, twin=f"reversed,{GLOBAL_BATCH}")
+    """A function of a base and epochs: its smooth twin's parameters in fp32, and the bound for what equals them."""
+    def find(base, epochs=1):
+        one, other = (trained(base, epochs, twin=twin)[-1] for twin in ("smooth", f"reversed,{GLOBAL_BATCH}"))
         return SimpleNamespace(parameters=one, bound=ROOM * distance(one, other))
 
     return find
@@ -114,18 +113,18 @@ TORCH = [("one rank's gradients left out", "loss.backward()", "(loss * (rank != 
 @pytest.mark.parametrize(("chapter", "line", "changed", "same"), [
     *changes(DDP,
              ("gradients not averaged", "logits = ddp(", "logits = model(", False),
-             ("all ranks get the same images", "(train, ranks, rank,", "(train, ranks, 0,", False),
+             ("all ranks get the same images", "(train, world_size, rank,", "(train, world_size, 0,", False),
              *TORCH, marks=[numbers]),
     *changes(HVD,
              ("gradients not averaged", "hvd.DistributedOptimizer(optimizer, model.named_parameters())", "optimizer",
               False),
-             ("all ranks get the same images", "(train, ranks, rank,", "(train, ranks, 0,", False), *TORCH),
+             ("all ranks get the same images", "(train, world_size, rank,", "(train, world_size, 0,", False), *TORCH),
     *changes(HVD_TF,
              ("gradients not averaged", "hvd.DistributedGradientTape(tape)", "tape", False),
              ("gradients twice as large", "apply(gradients,", "apply([2 * gradient for gradient in gradients],", False),
              ("one rank's gradients left out", "loss = tf.reduce_mean(",
               "loss = float(rank == 0) * tf.reduce_mean(", False),
-             ("all ranks get the same images", "[rank::ranks]", "[::ranks]", False),
+             ("all ranks get the same images", "[rank::world_size]", "[::world_size]", False),
              ("an image seen twice", "batch = order[place:place + size]",
               "batch = order[place:place + size]\n            batch[0] = batch[int(step == rank == 0)]", False),
              ("ranks start from other parameters", "set_random_seed(args.seed)", "set_random_seed(args.seed + rank)",
@@ -140,13 +139,13 @@ def test_the_check_notices_what_makes_a_difference(chapter, line, changed, same,
 
 @chapters(*BASES, HVD, HVD_TF, DDP)
 def test_resume_reaches_the_parameters_of_an_uninterrupted_run(chapter, reference, tmp_path):
-    """Stopped after 40 steps, in the middle of the second epoch; resumed on another number of ranks, then finished."""
+    """Stopped in the middle of the second epoch; continued after the first on another number of ranks, and finished."""
     flags, base = ("--precision", "fp64"), PARALLEL.get(chapter, chapter)
     before, after = (1, 1) if chapter in BASES else (2, 3)
     train(chapter, before, tmp_path, *flags, "--max-steps", "40")
     train(chapter, after, tmp_path, *flags, "--epochs", "3", "--resume")
     close("parameters, fp64", largest(reference(base)[2:3], [parameters(tmp_path / "checkpoint")]), FP64)
-    assert len(lines(tmp_path / "rates.0")) == 3 * (1437 // 48)  # no step is done twice and none is left out
+    assert len(lines(tmp_path / "rates.0")) == 40 + 2 * (1437 // 48)  # the second epoch begins at its beginning
 
 
 @chapters(HVD, HVD_TF, DDP)
@@ -187,7 +186,7 @@ def test_evaluation_counts_each_image_once_for_every_number_of_ranks(tmp_path):
 @chapters(*PARALLEL)
 def test_a_resnet_is_evaluated_with_one_rank_s_statistics(chapter, tmp_path):
     """BatchNorm's running statistics differ by rank: all evaluate with those that rank 0 saves."""
-    flags = "--model", "resnet18", "--max-steps", "6", "--global-batch-size", "32"
+    flags = "--model", "resnet18", "--epochs", "1", "--global-batch-size", "240"
     done = observe(chapter, 2, tmp_path, *flags, "--checkpoint", tmp_path / "checkpoint")
     assert done.code == 0, done.err
     on_one = observe(chapter, 1, tmp_path / "one", *flags, "--checkpoint", tmp_path / "checkpoint", "--resume")

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import sys
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from conftest import (
     THREADS,
     case,
     chapters,
-    copy_of,
     execute,
     lines,
     load_module,
@@ -110,11 +108,10 @@ def test_launcher_of_horovod(chapter, name, one_rank, tmp_path):
 
 @chapters("02_horovod/pytorch")
 @pytest.mark.parametrize(("words", "env", "said"), [
-    ([], ALLOCATION, "SLURM_NTASKS=4, .*srun -n 1"),
-    ([], step(0, 2), "SLURM_STEP_NUM_TASKS=2, .*--mpi=pmi2"),
-    ([BIN / "torchrun", "--nproc-per-node", 2, "--no-python"], {}, "WORLD_SIZE=2, .*mpiexec"),
-    ([*OPENMPI_MPIEXEC, "-n", 2], {}, "Open MPI's, Horovod's MPI is MPICH"),
-], ids=["batch script's own process", "srun without MPI", "torchrun", "Open MPI starts MPICH"])
+    ([], ALLOCATION, "SLURM_NTASKS=4, but this program sees 1"),
+    ([], step(0, 2), "SLURM_STEP_NUM_TASKS=2, but this program sees 1"),
+    ([BIN / "torchrun", "--nproc-per-node", 2, "--no-python"], {}, "WORLD_SIZE=2, but this program sees 1"),
+], ids=["batch script's own process", "srun without MPI", "torchrun"])
 def test_horovod_refuses_ranks_that_it_does_not_see(chapter, words, env, said):
     done = execute([*words, sys.executable, ROOT / chapter / "main.py"], env=env)
     assert done.code in (1, 2)  # torchrun says 1 whatever its ranks said
@@ -132,14 +129,14 @@ def test_python_alone_is_one_rank(chapter, env, one_rank, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "env", "said"), [
-    ([], ALLOCATION, "SLURM_NTASKS=4, .*srun -n 1.*mpiexec"),
+    ([], ALLOCATION, "SLURM_NTASKS=4, but this program sees 1"),
     ([], {"WORLD_SIZE": "4", "RANK": "0"}, "WORLD_SIZE=4"),
-    ([BIN / "mpiexec", "-n", 2], {"WORLD_SIZE": "1", "RANK": "0"}, "WORLD_SIZE=1, but 2"),
-    ([BIN / "mpiexec", "-n", 2], FIVE, "WORLD_SIZE=8, but 2"),
-    ([*OPENMPI_MPIEXEC, "-n", 2], {}, "not of mpi4py's MPI"),
+    ([BIN / "mpiexec", "-n", 2], {"WORLD_SIZE": "1", "RANK": "0"}, "WORLD_SIZE=1, but this program sees 2"),
+    ([BIN / "mpiexec", "-n", 2], FIVE, "WORLD_SIZE=8, but this program sees 2"),
+    ([*OPENMPI_MPIEXEC, "-n", 2], {}, "this mpiexec is of Open MPI, mpi4py is not"),
     ([BIN / "mpiexec", "-n", 2, BIN / "torchrun", "--nproc-per-node", 2, "--no-python"], {},
-     "PMI_SIZE=2, but each torchrun counts 1"),
-    ([BIN / "mpiexec", "-n", 2], OPENMPI_ENV, "mpi4py, which has to belong to the MPI of this mpiexec"),
+     "PMI_SIZE=2, but this program sees 1"),
+    ([BIN / "mpiexec", "-n", 2], OPENMPI_ENV, "mpi4py is not|mpi4py does not load"),
 ], ids=["batch script's own process", "half of torchrun's variables", "a stale world size",
         "all of torchrun's variables, stale", "Open MPI starts MPICH", "mpiexec starts torchrun twice",
         "MPICH starts Open MPI"])
@@ -153,17 +150,18 @@ def test_contradictions_are_refused(words, env, said):
     assert "images" not in done.out
 
 
+LONE = r"main(_tf)?\.py: \w+=2, but this program sees 1 of these ranks"
+
+
 def test_chapter_1_refuses_several_ranks():
     for words in [BIN / "mpiexec", "-n", 2], [*OPENMPI_MPIEXEC, "-n", 2]:
         done = execute([*words, sys.executable, ROOT / "01_single_node" / "main.py"])
         assert done.code == 2 and "images" not in done.out
-        assert len(re.findall("main.py: 2 ranks would", done.err)) == 1 and "Traceback" not in done.err
+        assert len(re.findall(LONE, done.err)) == 1 and "Traceback" not in done.err
     assert run("01_single_node", 1, env=step(0, 2)).code == 2
     for name in "main.py", "main_tf.py":
         done = run(f"01_single_node/{name}", 1, env={"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
-        assert done.code == 2 and f"{name}: 2 ranks would" in done.err
-    batch_script = run("01_single_node", 1, "--max-steps", 1, env=ALLOCATION)
-    assert batch_script.code == 0  # one process, whatever was allocated
+        assert done.code == 2 and re.match(LONE, done.err), done.err
 
 
 ALL = "01_single_node", "01_single_node/main_tf.py", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", \
@@ -183,22 +181,7 @@ def test_a_rank_that_no_launcher_started_is_told_so(chapter):
 def test_under_a_launcher_of_ranks_one_speaks_for_all(words):
     done = execute([BIN / words[0], *words[1:], ROOT / "01_single_node" / "main.py"],
                    env={"DS_ACCELERATOR": "cpu", "PATH": f"{BIN}:{os.environ['PATH']}"})
-    assert done.code != 0 and len(re.findall("main.py: 2 ranks would", done.err)) == 1, done.err
-
-
-@chapters("03_ddp", "04_deepspeed", "05_zero", "05_zero/fsdp.py")
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_started_by_hand_that_meets_nobody_says_so(chapter, rank, tmp_path):
-    """With a limit of two seconds instead of half an hour."""
-    folder, name = chapter.partition("/")[0], Path(chapter).name if chapter.endswith(".py") else "main.py"
-    hasty = "[device.type])", "[device.type], timeout=__import__('datetime').timedelta(seconds=2))"
-    main = copy_of(folder, tmp_path, hasty, name=name)
-    port = free_port()
-    done = run(str(main), 1, timeout=100, env=FIVE | {
-        "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(port)})
-    said = re.findall(rf"^{name}: (.*)", done.err, re.M)
-    assert done.code == 2 and len(said) == 1 and f"127.0.0.1:{port}" in said[0], done.err
-    assert "Traceback" not in done.err
+    assert done.code != 0 and len(re.findall(LONE, done.err)) == 1, done.err
 
 
 @pytest.mark.parametrize(("flags", "code", "lines"), [(["--max-steps", 2], 0, 0), (["--lr", -1], 2, 1)])
@@ -231,26 +214,6 @@ def test_two_jobs_and_two_steps_get_different_ports(clean_environment):
     assert len(ports) == 3
 
 
-def test_a_taken_port_is_one_line(clean_environment):
-    with socket.create_server(("", 0)) as server:
-        done = execute([sys.executable, DDP], env=step(0, 2) | {"MASTER_PORT": str(server.getsockname()[1])})
-    assert done.code == 2 and len(re.findall("main.py: .*MASTER_PORT", done.err)) == 1, done.err
-    assert "Traceback" not in done.err
-
-
-@chapters("03_ddp", "05_zero")
-def test_a_port_that_another_program_takes_meanwhile_ends_all_ranks(chapter, tmp_path):
-    """It is no store of PyTorch's, and never answers: rank 1 would wait for it, and MPI's end for rank 1."""
-    with socket.create_server(("", 0)) as server:
-        taken = str(server.getsockname()[1])
-        copy_of(chapter, tmp_path / "copy", ("bcast((host, free_port(host)))", f"bcast((host, {taken}))"),
-                name="ranks.py")
-        done = execute([BIN / "mpiexec", "-n", 2, sys.executable, tmp_path / "copy" / "main.py", "--device", "cpu"],
-                       timeout=100)
-    assert done.code == 2 and len(re.findall(f"main.py: no meeting at .*:{taken}", done.err)) == 1, done.err
-    assert "Traceback" not in done.err
-
-
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_ranks_meet_though_mpi_sends_only_while_it_is_called(ranks):
     """Between nodes, over libfabric: bcast returns before what rank 0 told has left, and rank 0 calls MPI no more."""
@@ -268,19 +231,18 @@ def test_local_rank_picks_the_gpu_and_a_single_one_is_index_0(chapter, gpus, cho
     assert [lines(tmp_path / f"gpus.{rank}") for rank in range(2)] == [[index] for index in chosen]
 
 
-@pytest.mark.parametrize(("chapter", "ranks", "gpus", "said"), [
-    case("02_horovod/pytorch", 2, "1,same", "have the same GPU"), case("03_ddp", 2, "1,same", "have the same GPU"),
-    case("02_horovod/tensorflow", 3, "2,same", "3 ranks, 2 GPUs: start one a GPU")])
-def test_several_ranks_on_one_gpu_are_refused(chapter, ranks, gpus, said, tmp_path):
-    done = observe(chapter, ranks, tmp_path, env={"FAKE_GPUS": gpus})
-    assert done.code == 2 and done.err.count("main.py: ") == 1 and said in done.err, done.err
+@chapters("02_horovod/tensorflow")
+def test_more_ranks_than_gpus_are_refused(chapter, tmp_path):
+    done = observe(chapter, 3, tmp_path, env={"FAKE_GPUS": "2,same"})
+    assert done.code == 2 and done.err == "main.py: 3 ranks, 2 GPUs: start one a GPU\n", done.err
 
 
 @chapters("02_horovod/pytorch", "03_ddp")
 def test_output_comes_from_rank_0_alone_and_without_a_bar_through_a_pipe(chapter):
     done = run(chapter, 3, "--epochs", 2, launcher=True)
     assert done.code == 0 and not done.err, done.err
-    assert [line.split()[0] for line in done.out.splitlines()] == ["digits:", "ranks:", "epoch", "epoch", "test"]
+    words = [line.split()[0] for line in done.out.splitlines()]  # where it is slow, a line tells of steps
+    assert [word for word in words if word != "step"] == ["digits:", "ranks:", "epoch", "epoch", "test"]
 
 
 def test_two_runs_at_once_do_not_collide(tmp_path):
@@ -302,7 +264,7 @@ def test_a_folder_travels(chapter, ranks, tmp_path):
     ranks_of_chapter_1 = ranks > 1 and chapter.startswith("01")
     done = execute([*mpiexec, sys.executable, name, "--max-steps", 2, "--results", "r"], cwd=place)
     if ranks_of_chapter_1:
-        assert done.code == 2 and f"{name}: 2 ranks would" in done.err, done.err
+        assert done.code == 2 and re.match(LONE, done.err), done.err
         return
     assert done.code == 0, done.err
     assert [json.loads(line)["chapter"] for line in open(place / "r")] == [chapter]

@@ -1,14 +1,10 @@
 """Forty people, one machine: many jobs, sweeps and set-ups at the same time, from the same folder."""
 
-import re
-import subprocess
 import sys
 
 import sweep
-from conftest import BIN, NO_NETWORK, ROOT, chapters, environment, lines, run, side_by_side, skip_without
+from conftest import BIN, ROOT, lines, side_by_side, skip_without
 from faults import fault
-from launch import command
-from test_mistakes import alive, linux, wait
 from tolerances import FP64, close
 
 JOBS = ["03_ddp"] * 3 + ["02_horovod/pytorch"] * 3 + ["04_deepspeed", "05_zero"]
@@ -29,28 +25,6 @@ def test_eight_jobs_of_two_ranks_from_one_folder_into_one_file(tmp_path, survive
     close("loss, fp64, relative", max(losses) / min(losses) - 1, FP64)
     assert all(record["ranks"] == 2 and record["steps"] == 30 for record in records)
     survived(len(JOBS))
-
-
-@linux
-@fault("many at once", "2 jobs with one checkpoint")
-@chapters("01_single_node", "05_zero")
-def test_a_second_job_with_the_same_checkpoint_is_refused(chapter, tmp_path):
-    """As long as the first one runs."""
-    ranks = 1 if chapter.startswith("01") else 2
-    words = "--epochs", 500, "--checkpoint", tmp_path / "checkpoint", "--resume", "auto"
-    first = subprocess.Popen([str(word) for word in command(chapter, ranks, *words)], env=environment() | NO_NETWORK,
-                             stdout=subprocess.DEVNULL)
-    try:
-        wait((tmp_path / "checkpoint").exists, 100, "a checkpoint")
-        second = run(chapter, ranks, *words)
-        assert second.code == 2 and re.fullmatch(r"main\.py: another job writes .*checkpoint: .*\n", second.err)
-        assert first.poll() is None
-    finally:
-        first.terminate()
-        first.wait(30)
-    wait(lambda: not alive(str(tmp_path)), 30, "the first job's end")
-    third = run(chapter, ranks, *words, "--max-steps", 1)
-    assert third.code == 0, third.err
 
 
 @fault("many at once", "2 sweeps into one file")

@@ -42,17 +42,14 @@ ARGUMENTS = [  # flags that parse_args() refuses, the same function everywhere; 
 ]
 MISTAKES = [  # flags, with {} for a folder
     ("--epochs none", "--epochs.*none"),
-    ("--batch-size 1438", "1437 training images.*--dataset synthetic"),
+    ("--batch-size 1438", "1437 training images, fewer than the .*--dataset synthetic"),
     ("--dataset mnist --data-dir {}", "mnist.*network.*--dataset digits"),
     ("--dataset svhn --data-dir {}", "svhn.*network.*--dataset digits"),
     ("--dataset mnist --data-dir {}/broken", "mnist.*--data-dir"),
     ("--checkpoint {}/missing/file", "cannot write .*missing/file"),
-    ("--checkpoint {}", "cannot write"),
     ("--results {}/missing/file", "cannot write .*missing/file"),
-    ("--results /proc/nope", "cannot write /proc/nope"),  # where root may write, as far as one can ask
-    ("--checkpoint /proc/nope", "cannot write /proc/nope"),
     ("--resume", "--checkpoint"), ("--resume auto", "--checkpoint"), ("--resume never", "--resume.*never"),
-    ("--resume --checkpoint {}/none", "none does not exist.*--resume"),
+    ("--resume --checkpoint {}/none", "there is no checkpoint .*none: leave out --resume"),
     ("--checkpoint {}/checkpoint", "exists.*--resume"),
     ("--resume --checkpoint {}/half", "half"),
     ("--resume --checkpoint {}/foreign", "foreign"),
@@ -75,7 +72,7 @@ def tree(folder):
 
 def make_files(base, folder):
     """A good checkpoint (of one rank), half of it, a file of something else, and a broken MNIST."""
-    record(base, 1, "--max-steps", 2, "--checkpoint", folder / "checkpoint", folder=folder)
+    record(base, 1, "--epochs", 1, "--checkpoint", folder / "checkpoint", folder=folder)
     good = (folder / "checkpoint").read_bytes()
     (folder / "half").write_bytes(good[:len(good) // 2])
     torch.save({"weights": torch.zeros(3)}, folder / "foreign")
@@ -129,24 +126,9 @@ def test_every_mistake_is_one_line_and_leaves_the_files_alone(chapter, folders, 
     survived(len(rows))
 
 
-@pytest.mark.parametrize(("chapter", "flag"), [case(*one) for one in (
-    ("02_horovod/pytorch", "--results"), ("02_horovod/tensorflow", "--results"), ("03_ddp", "--results"),
-    ("03_ddp", "--checkpoint"), ("04_deepspeed", "--checkpoint"), ("05_zero", "--results"),
-    ("05_zero/fsdp.py", "--checkpoint"))])
-def test_what_can_be_named_but_not_opened_is_refused_before_the_training(chapter, flag):
-    done = run(chapter, 2, flag, "/proc/nope", timeout=60)
-    refused(done, "cannot write /proc/nope")
-    assert not done.out
-
-
 @chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed")
 def test_global_batch_has_to_divide(chapter):
     refused(run(chapter, 3, "--global-batch-size", 64, launcher=True), "multiple of the 3 ranks")
-
-
-def test_the_largest_batch_that_fits_is_named_and_fits(tmp_path):
-    refused(run("03_ddp", 3, "--batch-size", 480), "at most --batch-size 479 fits")
-    assert record("03_ddp", 3, "--batch-size", 479, "--epochs", 1, folder=tmp_path)["global_batch_size"] == 1437
 
 
 def test_bf16_of_a_resnet_is_refused_where_its_gradients_are_random(tmp_path):
@@ -155,12 +137,6 @@ def test_bf16_of_a_resnet_is_refused_where_its_gradients_are_random(tmp_path):
     refused(run("03_ddp", 2, *flags), "16 pixels or fewer")
     refused(run("03_ddp", 2, *flags, "--dataset", "synthetic", "--image-size", 16), "16 pixels or fewer")
     assert run("03_ddp", 2, *flags, "--dataset", "synthetic", "--image-size", 17).code == 0
-
-
-def test_bf16_is_refused_on_a_gpu_that_cannot(tmp_path):
-    """There is none here: torch is made to believe in one."""
-    refused(observe("01_single_node", 1, tmp_path, "--precision", "bf16",
-                    env={"FAKE_GPUS": "1,same"}), "no bf16 on this GPU")
 
 
 def alive(word):

@@ -92,16 +92,6 @@ def test_a_record_that_finds_no_room_is_printed(chapter):
     assert json.loads(said)["chapter"] == chapter
 
 
-@fault("places", "an unfinished line in the results")
-def test_an_unfinished_line_is_closed_first(tmp_path):
-    """An editor has left the file without its last newline, or a full disk half a record."""
-    results = tmp_path / "results.jsonl"
-    results.write_text('{"half": ')
-    assert run("01_single_node", 1, *SOME, "--results", results).code == 0
-    half, whole = results.read_text().splitlines()
-    assert half == '{"half": ' and json.loads(whole)["chapter"] == "01_single_node"
-
-
 @own_mounts
 @fault("places", "a full /dev/shm")
 def test_a_full_dev_shm(tmp_path):

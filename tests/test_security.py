@@ -1,4 +1,4 @@
-"""Who listens while a job runs, what is in records, how notebooks are served, what is executed and unpacked."""
+"""What is in records, how notebooks are served, what is executed and unpacked."""
 
 import ast
 import functools
@@ -6,9 +6,7 @@ import http.client
 import ipaddress
 import json
 import re
-import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,111 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 import screens
-from conftest import BIN, NO_NETWORK, ROOT, case, environment, execute, load_module, run
+from conftest import BIN, NO_NETWORK, ROOT, case, execute, run
 from faults import fault
-from forked import free_port
 from IPython.core.inputtransformer2 import TransformerManager
-from launch import command
 from test_mistakes import linux
-
-# Who listens
-
-LISTENERS = {  # what listens on more than loopback while a job of one node runs, (who, "all addresses" or "its own")
-    ("mpiexec", "all addresses"): "MPICH's hydra waits for its proxies of other nodes, and has no option against it",
-    ("hydra_pmi_proxy", "all addresses"): "has inherited mpiexec's listening socket",
-    ("rank of mpiexec", "its own"): "MPICH's UCX waits for ranks of other nodes; not so with UCX_NET_DEVICES=lo",
-    ("torchrun", "all addresses"): "its store, at which agents of other nodes would meet",
-    ("horovodrun", "all addresses"): "its server of keys and values, which ranks of other nodes would ask",
-}
-LAUNCHERS = ("mpiexec", "hydra_pmi_proxy", "torchrun", "horovodrun", "deepspeed")
-
-
-def name(process):
-    """The launcher's name, or `rank`; None for what has nothing to do with it."""
-    words = process.cmdline()
-    names = [re.sub(r"\.launcher\..*", "", Path(word).name) for word in words]
-    if found := [name for name in names if name in LAUNCHERS]:
-        return found[0]
-    return "rank" if any(word.endswith(("main.py", "fsdp.py")) for word in words) else None
-
-
-def where(ip):
-    address = ipaddress.ip_address(ip.partition("%")[0])
-    return "loopback" if address.is_loopback else "all addresses" if address.is_unspecified else "its own"
-
-
-def listeners(job):
-    """Of a job's processes those that listen now: {(name, where)}, and the names of all."""
-    found, names, ports = set(), [], {}
-    for process in [job, *job.children(recursive=True)]:
-        try:
-            who = name(process)
-            ports[process.pid] = who, [one.laddr for one in process.net_connections("inet") if one.status == "LISTEN"]
-        except psutil.Error:  # it has ended
-            continue
-        names.append(who)
-    launchers = {address for who, addresses in ports.values() if who in LAUNCHERS for address in addresses}
-    for who, addresses in ports.values():
-        found |= {(who, where(address.ip)) for address in addresses if who != "rank" or address not in launchers}
-    return found, names
-
-
-def while_it_trains(words, folder, env):
-    """What listens from a job's start to some steps of its training, and which processes it had."""
-    found, names = set(), set()
-    log = folder / "log"
-    with open(log, "w") as file:
-        started = psutil.Popen([str(word) for word in words], env=environment() | NO_NETWORK | env, stdout=file,
-                               stderr=file, stdin=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 100
-        while "epoch 3/" not in log.read_text() and started.is_running() and time.monotonic() < end:
-            now, processes = listeners(started)
-            found |= now
-            names |= set(processes)
-            time.sleep(0.02)
-        assert "epoch 3/" in log.read_text(), log.read_text()
-    finally:
-        family = [started, *started.children(recursive=True)]
-        started.terminate()
-        _, left = psutil.wait_procs(family, 10)
-        for process in left:
-            process.kill()
-    return found, names
-
-
-@linux
-@fault("security", "who listens while a job runs")
-@pytest.mark.parametrize(("chapter", "launcher", "env"), [
-    case("03_ddp", "", {}), case("03_ddp", "mpiexec", {}), case("03_ddp", "torchrun", {}),
-    case("02_horovod/pytorch", "mpiexec", {}), case("02_horovod/pytorch", "mpiexec", {"UCX_NET_DEVICES": "lo"}),
-    case("02_horovod/pytorch", "horovodrun", {}), case("02_horovod/tensorflow", "mpiexec", {}),
-    case("04_deepspeed", "mpiexec", {}), case("04_deepspeed", "deepspeed", {}),
-    case("05_zero/fsdp.py", "torchrun", {}), case("05_zero/fsdp.py", "mpiexec", {})])
-def test_nothing_listens_but_on_loopback(chapter, launcher, env, tmp_path):
-    """Who belongs to a launcher or a library, and cannot be told, stands in LISTENERS."""
-    main = command(chapter, 1)[-1]
-    start = {"": [sys.executable], "mpiexec": [BIN / "mpiexec", "-n", 2, sys.executable],
-             "torchrun": [BIN / "torchrun", "--nproc-per-node", 2],
-             "deepspeed": [BIN / "deepspeed", "--num_gpus", 2, "--master_port", free_port()],
-             "horovodrun": [BIN / "horovodrun", "--gloo", "-np", 2, sys.executable]}[launcher]
-    found, names = while_it_trains([*start, main, "--epochs", 1000, "--device", "cpu"], tmp_path, env)
-    assert "rank" in names and (not launcher or launcher in names)
-    by_mpi = launcher == "mpiexec" and "UCX_NET_DEVICES" not in env
-    far = {("rank of mpiexec" if by_mpi and (who, place) == ("rank", "its own") else who, place)
-           for who, place in found if place != "loopback"}
-    assert far <= set(LISTENERS), far - set(LISTENERS)
-
-
-@fault("security", "who listens while a job runs")
-def test_a_free_port_is_looked_for_on_loopback_alone(monkeypatch, clean_environment):
-    asked = []
-    ranks = load_module(ROOT / "03_ddp" / "ranks.py")
-    original = ranks.socket.create_server
-    monkeypatch.setattr(ranks.socket, "create_server", lambda place, **more: asked.append(place) or original(place))
-    ranks.find_ranks()
-    assert asked and {host for host, _ in asked} == {"127.0.0.1"}
-
 
 # What is in records
 
@@ -162,6 +59,11 @@ def test_no_secret_is_in_what_a_tool_writes(tool, tmp_path):
 
 
 # Notebooks
+
+def where(ip):
+    address = ipaddress.ip_address(ip.partition("%")[0])
+    return "loopback" if address.is_loopback else "all addresses" if address.is_unspecified else "its own"
+
 
 UNGUARDED = {  # what opens a Jupyter server to others
     "no token": r"""--\S*(?:token|password)=(?:''|""|\s|$)|(?:\.|["'])(?:token|password)["']?\s*[=:]\s*(?:''|"")""",
@@ -261,10 +163,12 @@ EXCEPTIONS = {
     "an archive": {},
     "a file of a known name": {},
     "all addresses": {
+        **dict.fromkeys((f"{folder}/ranks.py" for folder in (
+            "01_single_node", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed",
+            "05_zero")), PORT),
         "submit/doctor.py": PORT, "tests/forked.py": PORT,
         "submit/agree.py": "under horovodrun, whose ranks may be on several nodes",
-        "tests/test_doctor.py": "the port has to be taken on all addresses",
-        "tests/test_launchers.py": "the port has to be taken on all addresses"},
+        "tests/test_doctor.py": "the port has to be taken on all addresses"},
 }
 
 

@@ -230,12 +230,12 @@ def group():
 
 
 def test_the_loop_trains_as_main_py_does(group, tmp_path):
-    """The same parameters after 7 steps of digits, as its checkpoint has them."""
+    """The same parameters after an epoch of digits, as its checkpoint has them."""
     saved = tmp_path / "saved.pt"
-    launch.launch("03_ddp", 1, "--device", "cpu", "--batch-size", 16, "--max-steps", 7, "--seed", 3, "--precision",
+    launch.launch("03_ddp", 1, "--device", "cpu", "--batch-size", 16, "--seed", 3, "--precision",
                   "fp64", "--epochs", 1, "--checkpoint", saved)
     found = torch.nn.utils.parameters_to_vector(torch.load(saved)["model"].values())
-    ours = slow_link.trained(slow_link.WAYS["plain"], ARGS, 0, 1, 7)
+    ours = slow_link.trained(slow_link.WAYS["plain"], ARGS, 0, 1, 1437 // 16)
     close("parameters, fp64", (ours - found).norm().item(), FP64)
 
 

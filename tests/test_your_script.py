@@ -96,8 +96,8 @@ def test_a_broken_conversion_trains_otherwise(old, new, ordinary, tmp_path):
 def test_what_is_not_gathered_is_printed_otherwise(ordinary, tmp_path):
     """The loss of rank 0 alone; and every image tested on every rank; and the names that the wrapper gives."""
     found = quickly_trained(
-        AFTER, tmp_path, 2, ("sum(gather(loss_sum)) / ranks", "loss_sum"),
-        ("range(rank, len(test), ranks)", "range(len(test))"), ("model.state_dict()", "ddp.state_dict()"))
+        AFTER, tmp_path, 2, ("sum(gather(loss_sum)) / world_size", "loss_sum"),
+        ("range(rank, len(test), world_size)", "range(len(test))"), ("model.state_dict()", "ddp.state_dict()"))
     assert len(found.lines) == len(ordinary.lines)
     assert all(one != other for one, other in zip(found.lines, ordinary.lines))
     assert {name.removeprefix("module.") for name in found.weights} == set(ordinary.weights)

@@ -30,9 +30,10 @@ def code_of(program):
         return int(end.code or 0)
     except BaseException:
         traceback.print_exc()
+        return 1
+    finally:
         if (dist := sys.modules.get("torch.distributed")) and dist.is_initialized():
             dist.destroy_process_group()  # the next row makes its own
-        return 1
     return 0
 
 

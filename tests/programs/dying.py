@@ -2,9 +2,6 @@
 
 MOMENT: start-up (before the ranks meet), all-reduce (the others wait in it), checkpoint (written, but not yet in its
 place) or barrier (the last thing that all do). DEATH: a signal's name, exception or memory.
-
-The others' --timeout begins with the death, which a file in the folder MARK tells them: on a busy machine they could
-stand still for so long before.
 """
 
 import os
@@ -12,13 +9,11 @@ import resource
 import runpy
 import signal
 import sys
-import time
 from pathlib import Path
 
 dying, moment, death = int(sys.argv[1]), *sys.argv[2:4]
 del sys.argv[:4]
 sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-death_notice = Path(os.environ.get("MARK", "/nowhere"), "dies")
 
 import ranks  # noqa: E402  the chapter's
 import workshop  # noqa: E402
@@ -29,8 +24,6 @@ def die():
     if rank != dying:
         return
     print(f"dies: {os.getpid()}", file=sys.stderr, flush=True)
-    if "MARK" in os.environ:
-        death_notice.touch()
     if death == "exception":
         raise RuntimeError(f"only on rank {rank}")
     if death == "memory":  # as where a batch system allows no more than this process has
@@ -38,14 +31,6 @@ def die():
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
         bytearray(2**30)
     os.kill(os.getpid(), signal.Signals[death])
-
-
-def begins_with_the_death(function):
-    def changed(*args):
-        while not death_notice.exists():
-            time.sleep(0.1)
-        function(*args)
-    return changed
 
 
 def dies_before(function):
@@ -72,9 +57,8 @@ def dies_after(function):
     return changed
 
 
-ranks.end_after = begins_with_the_death(ranks.end_after)
 if moment == "start-up":
-    workshop.watched = dies_after(workshop.watched)
+    workshop.make_parser = dies_after(workshop.make_parser)
 elif moment == "all-reduce":
     workshop.Report.steps = dies_at_step_3(workshop.Report.steps)
 elif moment == "checkpoint":

@@ -88,7 +88,8 @@ def observe_torch():
         torch.cuda.set_device = torch.accelerator.set_device_index = lambda index: note("gpus", index)
         torch.cuda.current_device = lambda: 0
         torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid=rank() if identity == "own" else "the same")
-        dist.init_process_group = lambda backend, original=dist.init_process_group: original("gloo")
+        meet = dist.init_process_group
+        dist.init_process_group = lambda backend, **options: meet("gloo", **options)
 
 
 def observe_tensorflow():
@@ -146,6 +147,8 @@ def observe_tensorflow():
 os.replace = observe_replace
 (observe_tensorflow if "import tensorflow" in Path(main).read_text() else observe_torch)()
 if "svhn" in sys.argv:  # the test's own small files instead of the real ones, whose checksums torchvision knows
+    if "tensorflow" in sys.modules:
+        sys.modules["triton"] = None  # beside TensorFlow it crashes: see workshop.py
     from torchvision.datasets import SVHN
 
     SVHN.split_list = {split: [url, name, None] for split, (url, name, _) in SVHN.split_list.items()}
