@@ -353,7 +353,7 @@ def test_aurora_s_ranks_are_known_by_torchrun_s_variables(pmi, tmp_path):
     asked = f"import sys; sys.path[0] = '{ROOT / '03_ddp'}'; import os, ranks; " \
             "print(*ranks.find_ranks(), os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])"
     words = f'module() {{ :; }}; mpiexec() {{ PALS_RANKID=3 PALS_LOCAL_RANKID=2 {pmi} "${{@:8}}"; }}; ' \
-            f'. "{ROOT}/submit/sites/aurora.sh"; launch {sys.executable} -c "{asked}"'
+            f'. "{ROOT}/submit/sites/aurora.sh"; launch "{sys.executable}" -c "{asked}"'
     job = {"PBS_NODEFILE": "nodes", "PBS_JOBID": "12345.aurora-pbs"}
     done = execute(["bash", "-euc", words], env=job, cwd=tmp_path)
     assert done.code == 0 and done.out.split() == ["3", "24", "2", "x1.hsn.cm.aurora.alcf.anl.gov", "22345"], done.err
