@@ -71,7 +71,7 @@ def main():
             step = checkpoint["step"]
 
     # Training.
-    epoch_steps = len(train_batches)
+    epoch_steps = len(train) // args.global_batch_size
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())

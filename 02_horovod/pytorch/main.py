@@ -61,8 +61,7 @@ def main():
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = batches(train, sampler, args.batch_size, drop_last=True)
-    own = range(rank, len(test), world_size)  # no test image twice
-    test_batches = batches(test, own, args.batch_size)
+    test_batches = batches(test, range(rank, len(test), world_size), args.batch_size)
 
     # The model and its optimizer.
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
