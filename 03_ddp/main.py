@@ -33,7 +33,7 @@ def build_model(name: str, images: torch.Tensor) -> nn.Module:
 
 
 def batches(dataset, sampler, size, drop_last=False):
-    """A batch is dataset[its indices], fast with tensors; other data sets want batch_size=size."""
+    """A batch is one dataset[indices], fast with tensors; other data sets want batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
 
 

@@ -53,7 +53,7 @@ def shard(model, args):
 
 
 def batches(dataset, sampler, size, drop_last=False):
-    """A batch is dataset[its indices], fast with tensors; other data sets want batch_size=size."""
+    """A batch is one dataset[indices], fast with tensors; other data sets want batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
 
 

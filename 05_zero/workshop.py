@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 
 import numpy as np
 from tqdm import tqdm
 
-from ranks import gather
+from ranks import exit_together
 
 CLASSES = 10
 SYNTHETIC = 256  # different images, for BatchNorm divides by their variance
@@ -36,15 +37,10 @@ class Parser(argparse.ArgumentParser):
         sys.exit(message)  # one line, without the usage
 
 
-def whole(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
+def whole(text: str, least: int = 1) -> int:
+    if not text.isdecimal() or not least <= int(text) < 2**32:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number from {least} to {2**32 - 1}")
     return int(text)
 
 
@@ -61,7 +57,7 @@ def make_parser(doc: str, lr: float) -> Parser:
     add("--max-steps", type=whole, default=math.inf, help="stop after this many steps")
     add("--lr", type=float, default=lr, help=f"learning rate per 256 images of global batch ({lr})")
     add("--warmup-epochs", type=float, default=0, help="the learning rate rises over these (0)")
-    add("--seed", type=seed, default=0)
+    add("--seed", type=partial(whole, least=0), default=0)
     add("--device", choices=("auto", *BACKENDS), default="auto")
     add("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
     add("--image-size", type=whole, default=32, help="pixels a side of synthetic images (32)")
@@ -187,6 +183,8 @@ def load_tensors(args: argparse.Namespace, device: object) -> list:
     from torch.utils.data import TensorDataset
 
     class Repeated(TensorDataset):
+        """As many images as labels; after the last different one the first comes again."""
+
         def __init__(self, images, labels):
             self.tensors = images, labels
 
@@ -230,13 +228,16 @@ def resuming(args: argparse.Namespace, world_size: int = 1) -> Iterator[None]:
         reason = " ".join(str(problem).split())[:150] or type(problem).__name__
         message = (f"cannot continue from {args.checkpoint}, no whole checkpoint of this training: "
                    f"{reason}")
-    for said in filter(None, gather(message) if world_size > 1 else [message]):
-        sys.exit(said)
+    if world_size > 1:
+        exit_together(message)
+    elif message:
+        sys.exit(message)
 
 
 def refuse_other(training: dict, args: argparse.Namespace) -> None:
-    if training != training_of(args):
-        raise ValueError(f"its training had {training}")
+    for name, value in training_of(args).items():
+        if training.get(name) != value:
+            raise ValueError(f"its training had --{name.replace('_', '-')} {training.get(name)}")
 
 
 # What is printed and recorded
@@ -339,10 +340,12 @@ class Report:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without standard error: what TensorFlow writes there on import, no variable silences."""
+    """Discard standard error: TensorFlow writes there on import, whatever its variables say."""
     stderr = os.dup(2)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
     try:
         yield
     finally:
         os.dup2(stderr, 2)
+        os.close(stderr)

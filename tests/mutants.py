@@ -126,7 +126,7 @@ MUTANTS = [
            "args.checkpoint)", "test_checkpoints.py a_kill_while and 03_ddp"),
     Mutant("nobody ends a job that stands still", "03_ddp/main.py", "[device.type], timeout=timeout)",
            "[device.type])", "test_deaths.py 03_ddp and SIGSTOP"),
-    Mutant("each rank takes a port of its own", "03_ddp/ranks.py", "world.bcast((host, free_port()))",
+    Mutant("each rank takes a port of its own", "03_ddp/ranks.py", "MPI.COMM_WORLD.bcast((host, free_port()))",
            "host, free_port()", "test_launchers.py test_launcher and MPICH"),
     Mutant("copies drift", "05_zero/ranks.py", "One answer under", "An answer under", "test_repository.py to_the_byte"),
     Mutant("tools are used on a cluster", "submit/check_script.py", "import re\n",

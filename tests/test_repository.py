@@ -33,7 +33,7 @@ SIZES = {
     "05_zero/main.py": (155, "04_deepspeed/main.py", 55),
     "05_zero/fsdp.py": (165, "05_zero/main.py", 60),
 }
-COMPANIONS = {"01_single_node/ranks.py": 180, "01_single_node/workshop.py": 350}
+COMPANIONS = {"01_single_node/ranks.py": 182, "01_single_node/workshop.py": 352}
 WIDTH = 100
 PARAGRAPHS = 6
 CONVERSIONS = {"bool", "bytes", "dict", "float", "int", "len", "list", "next", "set", "str", "tuple", "type"}

@@ -52,24 +52,23 @@ def find_ranks() -> tuple[int, int, int]:
     if launcher == "torchrun":
         if "GROUP_WORLD_SIZE" in env:  # mpiexec -n 2 torchrun: two trainings, without --nnodes
             sizes = [size for _, size in LAUNCHERS.values() if env.get(size, "1") != "1"]
-            refuse_lone_ranks(int(env["GROUP_WORLD_SIZE"]), sizes)
+            compare(sizes, int(env["GROUP_WORLD_SIZE"]))
         return rank, world_size, int(env["LOCAL_RANK"])
+    refuse_lone_ranks(world_size)
     if launcher in MPIEXECS:
-        local_rank, host, port = meet_by_mpi(launcher)
-    elif launcher == "srun":  # without MPI: the first node, nid003 of nid[003-4,7], and a port
-        refuse_lone_ranks(world_size)
-        local_rank, host = env["SLURM_LOCALID"], env["SLURM_STEP_NODELIST"]
-        host = re.sub(r"\[(\d+).*|,.*", r"\1", host)
-        port = 20000 + (16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])) % 10000
-        port = env.get("MASTER_PORT", port)
+        local_rank, host, port = meet_by_mpi(launcher, world_size)
+    elif launcher == "srun":  # without MPI: every rank finds the same place in Slurm's variables
+        local_rank, nodes = env["SLURM_LOCALID"], env["SLURM_STEP_NODELIST"]
+        host = re.sub(r"\[(\d+).*|,.*", r"\1", nodes)  # nid003, the first of nid[003-4,7]
+        step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # steps at once: others
+        port = env.get("MASTER_PORT", 20000 + step % 10000)
     else:
-        refuse_lone_ranks(1)
         local_rank, host, port = 0, "127.0.0.1", free_port()
     env.update(zip(TORCHRUN, map(str, (rank, world_size, local_rank, host, port))))
     return rank, world_size, int(local_rank)
 
 
-def meet_by_mpi(launcher):
+def meet_by_mpi(launcher, world_size):
     """Return the local rank, rank 0's node and a port that is free there: rank 0 tells all."""
     try:
         import mpi4py
@@ -82,40 +81,41 @@ def meet_by_mpi(launcher):
     only_to_meet = not MPI.Is_initialized()  # else the program uses MPI itself
     if only_to_meet:
         MPI.Init()
-    world = MPI.COMM_WORLD
-    refuse_lone_ranks(world.size)
-    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    compare([LAUNCHERS[launcher][1]], MPI.COMM_WORLD.size)
+    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     local_rank = node.rank
-    host = "127.0.0.1" if node.size == world.size else socket.gethostname()
-    host, port = world.bcast((host, free_port()))
+    host = "127.0.0.1" if node.size == world_size else socket.gethostname()
+    host, port = MPI.COMM_WORLD.bcast((host, free_port()))
     if only_to_meet:
         MPI.Finalize()
     return local_rank, host, port
 
 
 def free_port():
-    """Below the range of which systems give ports to programs that ask for any."""
+    """A port of this node. Not one that the system may give to a rank that connects meanwhile."""
     while True:
         port = random.SystemRandom().randrange(20000, 30000)  # whatever the program's seed
         with suppress(OSError), socket.create_server(("", port)):
             return port
 
 
-def refuse_lone_ranks(seen: int, sizes: "list[str] | None" = None,
-                      one_process: bool = False) -> None:
-    """Exit where the environment counts other ranks than the `seen` of this program.
+def refuse_lone_ranks(world_size: int, one_process: bool = False) -> None:
+    """Exit where the environment counts other ranks than this program, which would train alone.
 
-    They would be as many trainings of one rank, unnoticed. find_ranks() calls it; call it yourself
-    after hvd.init(), and in a program that is to be one process, also in a batch script of many.
+    find_ranks() calls it; call it yourself after hvd.init(), and in a program that is to be one
+    process, also where a batch script has several tasks.
     """
     launcher, _, _ = launched()
-    if sizes is None:
-        sizes = ["WORLD_SIZE"] if one_process else ["WORLD_SIZE", "SLURM_NTASKS"]
-        if launcher:
-            sizes = ["WORLD_SIZE", LAUNCHERS.get(launcher, TORCHRUN)[1]]
-    for name in sizes:
-        if name in os.environ and int(os.environ[name]) != seen:
-            sys.exit(f"{name}={os.environ[name]}, but this program sees {seen} of these ranks: "
+    if launcher:
+        compare(["WORLD_SIZE", LAUNCHERS.get(launcher, TORCHRUN)[1]], world_size)
+    else:
+        compare(["WORLD_SIZE"] if one_process else ["WORLD_SIZE", "SLURM_NTASKS"], world_size)
+
+
+def compare(names, count):
+    for name in names:
+        if int(os.environ.get(name, count)) != count:
+            sys.exit(f"{name}={os.environ[name]}, but this program sees {count} of these ranks: "
                      f"start it as its README says, or unset {name}")
 
 
@@ -129,23 +129,26 @@ def gather(value: object) -> list:
     return values
 
 
+def exit_together(message: str | None) -> None:
+    """Exit with the line that one of the ranks has, on all of them; each calls it."""
+    for line in gather(message):
+        if line:
+            sys.exit(line)
+
+
 @contextmanager
 def rank_0_first(rank: int) -> Iterator[None]:
     """Rank 0 runs the block, then all others do; a sys.exit("a line") on one of them ends all."""
-    def exchange(message):
-        for said in filter(None, gather(message)):
-            sys.exit(said)
-
-    if rank > 0:
-        exchange(None)  # wait for rank 0
     message = None
+    if rank > 0:
+        exit_together(None)  # wait for rank 0
     try:
         yield
     except SystemExit as end:
         message = end.code
-    exchange(message)
+    exit_together(message)
     if rank == 0:
-        exchange(None)  # wait for the others
+        exit_together(None)  # wait for the others
 
 
 def run(main: Callable[[], None]) -> None:
@@ -155,8 +158,7 @@ def run(main: Callable[[], None]) -> None:
     is 2. Another exception ends this rank with a traceback, and its launcher ends the others.
     """
     launcher, rank, world_size = launched()
-    if world_size > 1:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from each rank
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from each rank
     code = 0
     try:
         main()
