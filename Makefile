@@ -5,7 +5,7 @@ PYTHON ?= python3
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup tested exercise demo check test test-all test-cpus faults mutants bench docs notebooks slides pins
+.PHONY: help setup tested exercise demo check test test-all test-cpus faults bench docs notebooks slides pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,11 +43,8 @@ test-all: tested ## every test
 test-cpus: tested ## the numeric core of the tests as on several CPUs: other instructions, one and two threads
 	@"$(VENV)/bin/python" -m tools.measuring.cpus
 
-faults: tested ## break it: killed ranks, full disks, wrong input; a table of what was tried and survived
-	@$(PYTEST) -m fault
-
-mutants: tested ## some forty mistakes, one after the other: the tests have to notice each
-	@"$(VENV)/bin/python" tests/mutants.py
+faults: tested ## break it: killed ranks, full disks, wrong input; names what was tried and survived
+	@$(PYTEST) -m fault -rA --no-header
 
 bench: setup ## measure what loading, metrics and synchronisation cost
 	@"$(VENV)/bin/python" -m tools.measuring.bench

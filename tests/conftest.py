@@ -13,12 +13,9 @@ from types import SimpleNamespace
 THREADS = os.environ.get("TEST_THREADS", "1")  # a rank; `make test-cpus` tries another number
 os.environ["OMP_NUM_THREADS"] = THREADS  # before anything here imports PyTorch
 
-import faults
 import forked
 import launch
 import pytest
-import speeds
-from faults import survived  # noqa: F401  a fixture
 from launch import ROOT, command, missing
 
 from tools.measuring.parameters import parameters  # noqa: F401  the tests import it from here
@@ -158,21 +155,6 @@ def copy_of(chapter, folder, *changes, name="main.py"):
         text = text.replace(old, new)
     (folder / name).write_text(text)
     return folder / name
-
-
-@pytest.hookimpl(tryfirst=True)  # before -m takes some away
-def pytest_collection_modifyitems(items):
-    speeds.mark(items)
-    faults.mark(items)
-
-
-def pytest_terminal_summary(terminalreporter):
-    stats = terminalreporter.stats
-    decided = [report for kind in ("passed", "failed", "error", "skipped") for report in stats.get(kind, [])]
-    table = list(faults.lines(faults.count(decided)))
-    if table:
-        terminalreporter.section("faults")
-        terminalreporter.write_line("\n".join(table))
 
 
 @pytest.fixture

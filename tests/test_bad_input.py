@@ -15,7 +15,6 @@ from pathlib import Path
 import forked
 import pytest
 from conftest import BIN, NO_NETWORK, PROGRAMS, ROOT, case, chapters, environment, execute, load_module, run
-from faults import fault
 from launch import command
 
 PROGRAMS_OF_CHAPTERS = ("01_single_node", "01_single_node/main_tf.py", "02_horovod/pytorch", "02_horovod/tensorflow",
@@ -191,25 +190,25 @@ def all_refused(chapter, rows, tmp_path, files):
     return len(rows)
 
 
-@fault("bad input", "flags of the chapters")
+@pytest.mark.fault
 @chapters(*PROGRAMS_OF_CHAPTERS)
-def test_wrong_values_of_every_flag(chapter, tmp_path, files, survived):
+def test_wrong_values_of_every_flag(chapter, tmp_path, files):
     small = ["--width", "8", "--layers", "1"] if chapter.startswith("05") else []  # one of the rows trains an epoch
     rows = wrong_flags(parser_of(Path(command(chapter, 1)[-1])))
-    survived(all_refused(chapter, [(small + flags, said, {}, {}) for flags, said in rows], tmp_path, files))
+    all_refused(chapter, [(small + flags, said, {}, {}) for flags, said in rows], tmp_path, files)
 
 
-@fault("bad input", "data and checkpoints named wrongly")
+@pytest.mark.fault
 @chapters(*PROGRAMS_OF_CHAPTERS)
-def test_wrong_paths(chapter, tmp_path, files, survived):
-    survived(all_refused(chapter, [(*row, {}, {}) for row in PATHS], tmp_path, files))
+def test_wrong_paths(chapter, tmp_path, files):
+    all_refused(chapter, [(*row, {}, {}) for row in PATHS], tmp_path, files)
 
 
-@fault("bad input", "variables of launchers")
+@pytest.mark.fault
 @chapters(*PROGRAMS_OF_CHAPTERS)
-def test_wrong_variables(chapter, tmp_path, files, survived):
+def test_wrong_variables(chapter, tmp_path, files):
     rows = ALONE if chapter.startswith("01") else LEFT_OVER
-    survived(all_refused(chapter, [([], said, variables, {}) for variables, said in rows], tmp_path, files))
+    all_refused(chapter, [([], said, variables, {}) for variables, said in rows], tmp_path, files)
 
 
 def copied(chapter, tmp_path):
@@ -221,16 +220,16 @@ def copied(chapter, tmp_path):
     return folder / "main.py", folder / "ds_config.json"
 
 
-@fault("bad input", "ds_config.json")
+@pytest.mark.fault
 @chapters("04_deepspeed", "05_zero")
-def test_wrong_configurations(chapter, tmp_path, files, survived):
+def test_wrong_configurations(chapter, tmp_path, files):
     main, config = copied(chapter, tmp_path)
     texts = CONFIGS + CONFIGS_OF_ZERO * (chapter == "05_zero")
-    survived(all_refused(str(main), [(["--max-steps", "1"], said, {}, {str(config): text}) for text, said in texts],
-                         tmp_path, files))
+    all_refused(str(main), [(["--max-steps", "1"], said, {}, {str(config): text}) for text, said in texts],
+                         tmp_path, files)
 
 
-@fault("bad input", "ds_config.json")
+@pytest.mark.fault
 @pytest.mark.parametrize(("chapter", "text", "said"), [
     case(chapter, *row) for chapter in ("04_deepspeed", "05_zero") for row in (
         FOR_DEEPSPEED + [('{"zero_optimization": {"stage": 7}}', "stage")] * (chapter == "04_deepspeed"))])
@@ -241,17 +240,16 @@ def test_a_configuration_that_deepspeed_refuses(chapter, text, said, tmp_path, f
     assert refused((done.code, done.out, done.err), said, "main.py: "), done
 
 
-@fault("bad input", "two ranks, of which one speaks")
+@pytest.mark.fault
 @chapters(*OF_SEVERAL_RANKS)
-def test_one_of_two_ranks_speaks(chapter, files, survived):
+def test_one_of_two_ranks_speaks(chapter, files):
     begins = f"{Path(command(chapter, 1)[-1]).name}: "
     for flags, said in ON_TWO:
         done = run(chapter, 2, *filled(flags, files), cwd=files, timeout=60)
         assert refused((done.code, done.out, done.err), said, begins), (flags, done)
-    survived(len(ON_TWO))
 
 
-@fault("bad input", "under mpiexec and torchrun")
+@pytest.mark.fault
 @pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
 @chapters(*OF_SEVERAL_RANKS)
 def test_one_of_two_ranks_speaks_under_a_launcher(chapter, launcher, files):
@@ -358,9 +356,9 @@ OTHERS = {  # programs that are no chapter's main.py: flags, and what the line h
 BEGINS = {"tools/environment/setup.py": "set-up failed: ", "exercises/grade.py": r"(grade|none|broken|n+)\.py:? "}
 
 
-@fault("bad input", "other programs")
+@pytest.mark.fault
 @pytest.mark.parametrize("program", OTHERS)
-def test_wrong_flags_of_other_programs(program, tmp_path, files, survived):
+def test_wrong_flags_of_other_programs(program, tmp_path, files):
     rows = OTHERS[program]
     is_file = program.endswith(".py")
     name = program.rpartition("/")[2] if is_file else f"{program.rpartition('.')[2]}.py"
@@ -370,10 +368,9 @@ def test_wrong_flags_of_other_programs(program, tmp_path, files, survived):
     taken = [(flags, answer) for (flags, said), answer in zip(rows, answers)
              if not refused(answer, said, BEGINS.get(program, f"{name}: "))]
     assert not taken, taken
-    survived(len(rows))
 
 
-@fault("bad input", "other programs on two ranks")
+@pytest.mark.fault
 @pytest.mark.parametrize(("program", "flags"), [
     ("submit/agree.py", "--steps many"), ("submit/agree.py", f"--record /proc/nope {SCRIPT}"),
     ("submit/doctor.py", "--timeout nan"), ("reading_data/read_data.py", "--way sideways"),
@@ -393,8 +390,8 @@ LAB = ["", "nonsense", "up", "up many", "up 0", "up -1", "up 1.5", "up 99999", "
        "kill", "kill nid1", "status", "down"]
 
 
-@fault("bad input", "submit/lab.sh")
-def test_wrong_words_for_the_lab(files, tmp_path, survived):
+@pytest.mark.fault
+def test_wrong_words_for_the_lab(files, tmp_path):
     """None is up here."""
     variables = {"TMPDIR": str(tmp_path), "LAB": f"bad{os.getpid()}"}
     for words in LAB:
@@ -402,4 +399,3 @@ def test_wrong_words_for_the_lab(files, tmp_path, survived):
         assert refused((done.code, done.out, done.err), "", "lab.sh: ") and not done.out, (words, done)
     nowhere = execute(["bash", ROOT / "submit" / "lab.sh", "status"], env={"LAB_FOLDER": "/nowhere"}, timeout=30)
     assert refused((nowhere.code, nowhere.out, nowhere.err), "no lab is up", "lab.sh: "), nowhere
-    survived(len(LAB) + 1)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import NO_NETWORK, PROGRAMS, ROOT, case, environment, execute, parameters, run
-from faults import fault
 from forked import run as fork
 from launch import command
 from tolerances import FP64, close
@@ -51,9 +50,9 @@ def values(chapter, checkpoint):
 
 
 @pytest.mark.parametrize(("chapter", "times"), [
-    case(chapter, 20 if chapter == "03_ddp" else 6, marks=[fault("checkpoints", "killed while it is written")])
+    case(chapter, 20 if chapter == "03_ddp" else 6, marks=[pytest.mark.fault])
     for chapter in FILES + FOLDERS])
-def test_a_kill_while_it_is_written_leaves_the_old_or_the_new_one(chapter, times, tmp_path, survived):
+def test_a_kill_while_it_is_written_leaves_the_old_or_the_new_one(chapter, times, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     assert train(chapter, 1, checkpoint).code == 0
     old = whole(checkpoint)
@@ -70,10 +69,9 @@ def test_a_kill_while_it_is_written_leaves_the_old_or_the_new_one(chapter, times
     assert train(chapter, 3, tmp_path / "uninterrupted").code == 0
     close("parameters, fp64", abs(values(chapter, checkpoint) - values(chapter, tmp_path / "uninterrupted")).max(),
           FP64)
-    survived(times + 2)
 
 
-@pytest.mark.parametrize("chapter", [case(chapter, marks=[fault("checkpoints", "written by rank 0 alone")])
+@pytest.mark.parametrize("chapter", [case(chapter, marks=[pytest.mark.fault])
                                      for chapter in ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")])
 def test_one_rank_writes_it(chapter, tmp_path):
     """Rank 1 would die if it put anything in place."""
@@ -99,7 +97,7 @@ own_mounts = pytest.mark.skipif(not namespaces(), reason="this kernel allows no 
 
 
 @own_mounts
-@pytest.mark.parametrize("chapter", [case(chapter, marks=[fault("checkpoints", "the disk is full")])
+@pytest.mark.parametrize("chapter", [case(chapter, marks=[pytest.mark.fault])
                                      for chapter in FILES + FOLDERS])
 def test_a_full_disk_leaves_the_old_one(chapter, tmp_path):
     """A file system with room for one checkpoint and the half of another."""
@@ -122,7 +120,7 @@ def test_a_full_disk_leaves_the_old_one(chapter, tmp_path):
 
 
 @own_mounts
-@pytest.mark.parametrize("chapter", [case(chapter, marks=[fault("checkpoints", "its folder is read-only")])
+@pytest.mark.parametrize("chapter", [case(chapter, marks=[pytest.mark.fault])
                                      for chapter in FILES + FOLDERS])
 def test_a_folder_that_cannot_be_written_to_is_one_line_before_training(chapter, tmp_path):
     folder = tmp_path / "folder"
@@ -142,8 +140,8 @@ def refused(chapter, checkpoint, said, *more):
 
 
 @pytest.mark.parametrize("chapter", [case(chapter) for chapter in FILES + FOLDERS])
-@pytest.mark.fault("checkpoints", "of another model, precision, batch or seed")
-def test_a_checkpoint_of_another_training_is_refused_by_name(chapter, tmp_path, survived):
+@pytest.mark.fault
+def test_a_checkpoint_of_another_training_is_refused_by_name(chapter, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     assert train(chapter, 1, checkpoint).code == 0
     before = whole(checkpoint)
@@ -154,7 +152,6 @@ def test_a_checkpoint_of_another_training_is_refused_by_name(chapter, tmp_path, 
     for said, more in tries:
         refused(chapter, checkpoint, f"checkpoint.*({said})", *more)
     assert whole(checkpoint) == before
-    survived(len(tries))
 
 
 def change(path, how):
@@ -163,7 +160,7 @@ def change(path, how):
 
 
 @pytest.mark.parametrize(("chapter", "how"), [
-    case(chapter, how, marks=[fault("checkpoints", how)]) for chapter in FILES + FOLDERS
+    case(chapter, how, marks=[pytest.mark.fault]) for chapter in FILES + FOLDERS
     for how in ("cut off", "empty")])
 def test_what_is_not_whole_is_refused(chapter, how, tmp_path):
     checkpoint = tmp_path / "checkpoint"
@@ -197,7 +194,7 @@ def with_payload(chapter, checkpoint, payload):
         torch.save(torch.load(checkpoint) | {"step": payload}, checkpoint)
 
 
-@pytest.mark.parametrize("chapter", [case(chapter, marks=[fault("checkpoints", "with a program in it")])
+@pytest.mark.parametrize("chapter", [case(chapter, marks=[pytest.mark.fault])
                                      for chapter in FILES])
 def test_a_program_in_a_checkpoint_does_not_run(chapter, tmp_path):
     checkpoint, trace = tmp_path / "checkpoint", tmp_path / "it ran"

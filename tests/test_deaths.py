@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from conftest import BIN, NO_NETWORK, PROGRAMS, ROOT, case, environment, execute
-from faults import fault
 from test_mistakes import wait
 
 CHAPTERS = "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero"
@@ -95,12 +94,11 @@ def deaths_of(place, chapter):
             launcher = ("mpiexec", second)[(place + number + turn) % 2]
             ranks = 4 if (place + number + turn) % 3 == 0 else 2
             dying = 0 if moment == "checkpoint" else ranks - 1  # rank 0 writes
-            row = {"exception": "an exception", "memory": "no memory left"}.get(death, death)
-            yield case(chapter, launcher, ranks, dying, moment, death, marks=[fault("ranks die", row)],
+            yield case(chapter, launcher, ranks, dying, moment, death, marks=[pytest.mark.fault],
                        id=f"{chapter} {launcher} {ranks} {moment} {death}")
 
 
-@fault("ranks die", "Ctrl-C")
+@pytest.mark.fault
 @pytest.mark.parametrize(("chapter", "launcher"), [case("02_horovod/pytorch", "mpiexec"), case("03_ddp", "mpiexec"),
                                                    case("03_ddp", "torchrun"), case("04_deepspeed", "mpiexec")])
 def test_ctrl_c_ends_the_job_without_a_traceback_of_the_ranks(chapter, launcher, tmp_path):

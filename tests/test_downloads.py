@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import forked
 import pytest
 from conftest import NO_NETWORK, ON, PROGRAMS, case, environment, execute
-from faults import fault
 from launch import command
 from test_data import write_mnist, write_svhn
 
@@ -118,7 +117,7 @@ OTHERS = "01_single_node", "02_horovod/tensorflow"
 
 
 @pytest.mark.parametrize(("chapter", "dataset", "manner"), [
-    case(*row, marks=[fault("data", f"a server {row[-1].replace('_', ' ')}")]) for row in (
+    case(*row, marks=[pytest.mark.fault]) for row in (
         *(("03_ddp", "mnist", manner) for manner in FAILURES), ("03_ddp", "svhn", FAILURES[0]),
         *((chapter, "mnist", FAILURES[0]) for chapter in OTHERS))])
 def test_what_a_server_does_is_one_line_and_a_good_one_mends_it(chapter, dataset, manner, source, tmp_path):
@@ -131,7 +130,7 @@ def test_what_a_server_does_is_one_line_and_a_good_one_mends_it(chapter, dataset
     assert done.code == 0 and "test accuracy" in done.out, done.err
 
 
-@fault("data", "a server serves: downloaded once, then never again")
+@pytest.mark.fault
 @pytest.mark.parametrize(("chapter", "dataset"), [
     case("03_ddp", "mnist"), case("03_ddp", "svhn"), case("02_horovod/pytorch", "mnist"),
     case("04_deepspeed", "mnist"), case("02_horovod/tensorflow", "svhn")])
@@ -143,14 +142,14 @@ def test_rank_0_alone_downloads_and_once(chapter, dataset, source, tmp_path):
     assert len(good.asked) == FILES[dataset] and set(good.asked.values()) == {2}  # where is it? and: give it to me
 
 
-@fault("data", "no network")
+@pytest.mark.fault
 @pytest.mark.parametrize("dataset", FILES)
 def test_no_network_is_one_line(dataset, source, tmp_path):
     origin = words(source, "http://data.invalid/", tmp_path / "origin.json")
     refused(train("03_ddp", dataset, tmp_path / "data", origin), dataset)
 
 
-@fault("data", "a file of mnist is cut off")
+@pytest.mark.fault
 def test_a_file_that_is_cut_off_is_one_line(tmp_path):
     images = write_mnist(tmp_path / "data") / "train-images-idx3-ubyte"
     os.truncate(images, 5000)
@@ -158,7 +157,7 @@ def test_a_file_that_is_cut_off_is_one_line(tmp_path):
     refused(done, "mnist")
 
 
-@fault("data", "a read-only folder with whole files")
+@pytest.mark.fault
 @pytest.mark.parametrize("dataset", FILES)
 def test_a_read_only_folder_is_read(dataset, source, tmp_path):
     folder, launch = tmp_path / "data", command("03_ddp", 2)

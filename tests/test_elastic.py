@@ -6,7 +6,6 @@ import subprocess
 
 import pytest
 from conftest import BIN, NO_NETWORK, ROOT, chapters, environment, parameters, run
-from faults import fault
 from test_deaths import marked
 from test_mistakes import alive, linux, wait
 from tolerances import FP64, close
@@ -27,9 +26,9 @@ def workers(folder):
 
 @linux
 @pytest.mark.timeout(1400)
-@fault("elastic", "torchrun --max-restarts, rank 1 killed")
+@pytest.mark.fault
 @chapters("03_ddp")
-def test_a_job_of_torchrun_whose_worker_dies_ten_times(chapter, tmp_path, survived):
+def test_a_job_of_torchrun_whose_worker_dies_ten_times(chapter, tmp_path):
     """torchrun keeps a store of its own over the restarts, at which half of them would hang."""
     checkpoint = tmp_path / "checkpoint"
     words = [BIN / "torchrun", "--nproc-per-node", 2, "--max-restarts", DEATHS, ROOT / chapter / "main.py", *FLAGS,
@@ -59,4 +58,3 @@ def test_a_job_of_torchrun_whose_worker_dies_ten_times(chapter, tmp_path, surviv
     whole = run("01_single_node", 1, *FLAGS, "--epochs", EPOCHS, "--checkpoint", tmp_path / "whole")
     assert whole.code == 0, whole.err
     close("parameters, fp64", abs(parameters(checkpoint) - parameters(tmp_path / "whole")).max(), FP64)
-    survived(DEATHS)

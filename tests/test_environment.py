@@ -17,7 +17,6 @@ import psutil
 import pytest
 import setup as set_up
 from conftest import BIN, ON, PROGRAMS, ROOT, chapters, execute
-from faults import fault
 from launch import missing
 
 SETUP = ROOT / "tools" / "environment" / "setup.py"
@@ -223,7 +222,7 @@ def test_another_user_with_an_old_python_and_no_compiler_takes_a_shared_environm
 
 # Two at once
 
-@fault("many at once", "2 set-ups of one environment")
+@pytest.mark.fault
 def test_two_set_ups_of_one_environment_make_it_once(tmp_path):
     words = [sys.executable, PROGRAMS / "short_set_up.py", SETUP.parent, tmp_path / "venv", tmp_path / "go"]
     started = []

@@ -23,7 +23,6 @@ from conftest import (
     run,
     side_by_side,
 )
-from faults import fault
 from forked import free_port
 from tolerances import FP64, close
 
@@ -251,7 +250,7 @@ def test_two_runs_at_once_do_not_collide(tmp_path):
     assert len(lines(tmp_path / "results.jsonl")) == 2
 
 
-@fault("places", "names with blanks and umlauts")
+@pytest.mark.fault
 @chapters(*ON, "05_zero", "05_zero/fsdp.py")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_folder_travels(chapter, ranks, tmp_path):

@@ -26,7 +26,6 @@ from conftest import (
     record,
     run,
 )
-from faults import fault
 from launch import command
 from test_data import write_mnist
 from tolerances import FP64, close
@@ -102,7 +101,7 @@ def base_of(chapter):
     return "01_single_node/main_tf.py" if re.search("tensorflow|_tf", chapter) else "01_single_node"
 
 
-@fault("bad input", "flags and files that the chapters' issues list")
+@pytest.mark.fault
 @pytest.mark.parametrize(("chapter", "flags", "said"), [
     case(chapter, *mistake, id=f"{chapter} {mistake[0]}") for chapter in ON
     for mistake in (SOME[1:2] if chapter.startswith("01") else SOME[::2] if "tensorflow" in chapter else SOME)])
@@ -113,9 +112,9 @@ def test_mistake(chapter, flags, said, folders):
     assert tree(files) == before
 
 
-@fault("bad input", "flags and files that the chapters' issues list")
+@pytest.mark.fault
 @chapters("01_single_node", "01_single_node/main_tf.py")
-def test_every_mistake_is_one_line_and_leaves_the_files_alone(chapter, folders, survived):
+def test_every_mistake_is_one_line_and_leaves_the_files_alone(chapter, folders):
     files = folders(base_of(chapter))
     before = tree(files)
     rows = [(flags.format(*[files] * flags.count("{}")), said) for flags, said in ARGUMENTS + MISTAKES]
@@ -123,7 +122,6 @@ def test_every_mistake_is_one_line_and_leaves_the_files_alone(chapter, folders, 
     for (flags, said), answer in zip(rows, answers):
         assert isinstance(answer, str) and "\n" not in answer and re.search(said, answer), (flags, answer)
     assert tree(files) == before
-    survived(len(rows))
 
 
 @chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed")
@@ -164,7 +162,7 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks f
 
 
 @linux
-@fault("elastic", "a killed job is started again by hand")
+@pytest.mark.fault
 @chapters("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp")
 def test_a_rank_that_dies_ends_the_job_and_resume_reaches_the_same(chapter, tmp_path):
     checkpoint = tmp_path / "checkpoint"

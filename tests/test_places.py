@@ -8,7 +8,6 @@ import sys
 
 import pytest
 from conftest import BIN, ROOT, chapters, execute, lines, run
-from faults import fault
 from test_checkpoints import own_mounts, within
 from test_launchers import ALL
 
@@ -29,7 +28,7 @@ def train(chapter, folder, *before, python=(), env=None, cwd=None):
     return found
 
 
-@fault("places", "no home")
+@pytest.mark.fault
 def test_no_home(tmp_path):
     train("03_ddp", tmp_path, "env", "-u", "HOME", "-u", "USER", "-u", "LOGNAME")
     shutil.rmtree(tmp_path)
@@ -37,31 +36,31 @@ def test_no_home(tmp_path):
     train("03_ddp", tmp_path, env=HOMELESS)
 
 
-@fault("places", "another working directory")
+@pytest.mark.fault
 def test_another_working_directory(tmp_path):
     train("03_ddp", tmp_path, cwd="/")
 
 
-@fault("places", "python -O")
+@pytest.mark.fault
 def test_without_assertions(tmp_path):
     train("03_ddp", tmp_path, python=["-O"])
 
 
-@fault("places", "a locale of C, and names with blanks and umlauts")
+@pytest.mark.fault
 def test_a_locale_of_c(tmp_path):
     folder = tmp_path / "Übung der Gäste"
     folder.mkdir()
     train("03_ddp", folder, env=PLAIN)
 
 
-@fault("places", "one core")
+@pytest.mark.fault
 @pytest.mark.skipif(not shutil.which("taskset"), reason="no taskset here")
 def test_one_core(tmp_path):
     core = min(os.sched_getaffinity(0))
     train("03_ddp", tmp_path, "taskset", "-c", core)
 
 
-@fault("places", "a pipe that is closed")
+@pytest.mark.fault
 def test_a_reader_that_has_gone_ends_the_job(tmp_path):
     """`mpiexec -n 2 python main.py | head -1` ends, soon."""
     words = f"{BIN}/mpiexec -n 2 {sys.executable} {ROOT}/03_ddp/main.py --epochs 50 | head -1"
@@ -70,7 +69,7 @@ def test_a_reader_that_has_gone_ends_the_job(tmp_path):
 
 
 @own_mounts
-@fault("places", "a read-only checkout, no home, python -O, a locale of C")
+@pytest.mark.fault
 @chapters(*ALL)
 def test_a_read_only_checkout(chapter, tmp_path):
     """All that could write beside itself: bytecode, caches, what is compiled."""
@@ -82,7 +81,7 @@ def test_a_read_only_checkout(chapter, tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full, which is a full disk")
-@fault("places", "no room for the record")
+@pytest.mark.fault
 @chapters("01_single_node", "02_horovod/tensorflow", "03_ddp", "05_zero/fsdp.py")
 def test_a_record_that_finds_no_room_is_printed(chapter):
     done = run(chapter, 1 if chapter.startswith("01") else 2, *SOME, "--results", "/dev/full")
@@ -93,7 +92,7 @@ def test_a_record_that_finds_no_room_is_printed(chapter):
 
 
 @own_mounts
-@fault("places", "a full /dev/shm")
+@pytest.mark.fault
 def test_a_full_dev_shm(tmp_path):
     """MPICH's ranks want it and die, soon and with a word on why; gloo does without."""
     mount = within("mount -t tmpfs -o size=64k none /dev/shm && head -c 64k /dev/zero > /dev/shm/all", [])

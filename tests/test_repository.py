@@ -6,13 +6,10 @@ import subprocess
 import sys
 import tomllib
 from itertools import combinations
-from pathlib import Path
 
 import pytest
-import speeds
 from conftest import ROOT, chapters, execute, main_files, pages
 from launch import command
-from mutants import MUTANTS
 
 from tools.measuring import outputs
 from tools.pages import docs
@@ -306,27 +303,8 @@ def test_every_anchor_of_the_pages_is_a_heading():
 def test_every_command_of_make_is_in_its_help():
     done = execute(["make", "help"], cwd=ROOT)
     assert re.findall(r"^make (\S+)", done.out, re.M) == [
-        "help", "setup", "exercise", "demo", "check", "test", "test-all", "test-cpus", "faults", "mutants", "bench",
+        "help", "setup", "exercise", "demo", "check", "test", "test-all", "test-cpus", "faults", "bench",
         "docs", "notebooks", "slides", "pins"]
-
-
-def test_every_pattern_of_the_tests_speeds_is_of_a_test():
-    if {Path(name.partition("::")[0]).name for name in speeds.collected} < {
-            path.name for path in ROOT.glob("tests/test_*.py")}:
-        pytest.skip("in a run of all test files")
-    for pattern in (*speeds.SLOW, *speeds.CHECK, *speeds.NOT_CHECK):
-        assert any(re.search(pattern, name) for name in speeds.collected), pattern
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.mistake)
-def test_a_mutant_has_its_place_and_its_test(mutant):
-    """What `make mutants` would stumble over, after minutes."""
-    assert (ROOT / mutant.file).read_text().count(mutant.old) == 1
-    file, _, words = mutant.tests.partition(" ")
-    quick = [name for name in speeds.collected if f"{file}::" in name and not speeds.any_of(speeds.SLOW, name)]
-    if any(f"{file}::" in name for name in speeds.collected):  # else pytest was asked for other files
-        named = [choice.split(" and ") for choice in words.split(" or ")]
-        assert any(all(word in name for word in choice) for name in quick for choice in named), mutant.tests
 
 
 def test_all_that_is_installed_is_pinned_in_one_place():

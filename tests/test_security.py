@@ -15,7 +15,6 @@ import psutil
 import pytest
 import screens
 from conftest import BIN, NO_NETWORK, ROOT, case, execute, run
-from faults import fault
 from IPython.core.inputtransformer2 import TransformerManager
 from test_mistakes import linux
 
@@ -36,7 +35,7 @@ COMMANDS = {
 }
 
 
-@fault("security", "secrets in the environment")
+@pytest.mark.fault
 @pytest.mark.parametrize("chapter", [case(name) for name in (
     "01_single_node", "02_horovod/pytorch", "03_ddp", "04_deepspeed", "05_zero", "05_zero/fsdp.py")])
 def test_no_secret_is_in_a_chapter_s_record_or_output(chapter, tmp_path):
@@ -46,7 +45,7 @@ def test_no_secret_is_in_a_chapter_s_record_or_output(chapter, tmp_path):
     assert done.code == 0 and "test_accuracy" in said and "hush" not in said, said
 
 
-@fault("security", "secrets in the environment")
+@pytest.mark.fault
 @pytest.mark.parametrize("tool", COMMANDS)
 def test_no_secret_is_in_what_a_tool_writes(tool, tmp_path):
     words, code, expected = COMMANDS[tool]
@@ -86,7 +85,7 @@ def tracked():
     return found
 
 
-@fault("security", "a server without a token")
+@pytest.mark.fault
 @pytest.mark.parametrize("kind", UNGUARDED)
 def test_nothing_tracked_opens_what_should_be_guarded(kind):
     examples = {"no token": "jupyter lab --ServerApp.token=''", "all addresses": "jupyter lab --ip=0.0.0.0",
@@ -98,7 +97,7 @@ def test_nothing_tracked_opens_what_should_be_guarded(kind):
 
 
 @linux
-@fault("security", "a server without a token")
+@pytest.mark.fault
 def test_jupyterlab_wants_a_token_and_listens_on_loopback(tmp_path):
     """As `python -m tests.screens` starts it for the instructor, with Jupyter's own settings for who may come in."""
     def status(address):
@@ -193,7 +192,7 @@ def programs():
     return found
 
 
-@fault("security", "input that is executed")
+@pytest.mark.fault
 @pytest.mark.parametrize("kind", CALLS)
 def test_what_is_executed_loaded_or_unpacked_is_known(kind):
     """A new one needs a reason in EXCEPTIONS, and one that has gone leaves the table."""
@@ -203,8 +202,8 @@ def test_what_is_executed_loaded_or_unpacked_is_known(kind):
     assert len(programs()) > 100 and found == set(EXCEPTIONS[kind])
 
 
-@fault("security", "input that is executed")
-def test_words_of_a_user_reach_no_shell(tmp_path, survived):
+@pytest.mark.fault
+def test_words_of_a_user_reach_no_shell(tmp_path):
     """Flags and paths that a shell would read as commands."""
     made = tmp_path / "made"
     words = f"$(touch {made})`touch {made}`", f"x; touch {made} && touch {made} | touch {made}\n touch {made}"
@@ -216,4 +215,3 @@ def test_words_of_a_user_reach_no_shell(tmp_path, survived):
             python = [] if tool[0] == "lab.sh" else [sys.executable]
             done = execute([*python, SUBMIT / tool[0], *tool[1:], word], timeout=60, cwd=tmp_path)
             assert done.code and not made.is_file(), (tool, word)
-    survived(len(tools) * len(words))

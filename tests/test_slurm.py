@@ -13,7 +13,6 @@ import check_script as header
 import psutil
 import pytest
 from conftest import BIN, PROGRAMS, ROOT, case, chapters, execute, lines, pages, parameters
-from faults import fault
 from forked import free_port
 from lab import LAB, Lab
 from test_mistakes import wait
@@ -247,7 +246,7 @@ def test_a_rank_that_is_killed_ends_the_job(cluster, tmp_path):
         cluster.run("scancel", job)  # others want the nodes
 
 
-@fault("elastic", "Slurm, a node is lost")
+@pytest.mark.fault
 @real_slurm
 def test_a_job_that_loses_a_node_is_started_again_and_goes_on(cluster, tmp_path):
     """On three nodes: the job has two, one of them dies, the third takes its place."""
