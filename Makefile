@@ -5,7 +5,7 @@ PYTHON ?= python3
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup tested exercise demo check test test-all test-cpus faults bench docs notebooks slides pins
+.PHONY: help setup tested exercise demo check test test-core test-all test-cpus faults bench docs notebooks slides pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,9 +32,12 @@ check: tested ## after editing a page or a tool: what needs no ranks
 	@! command -v shellcheck >/dev/null || git ls-files -z '*.sh' '*.pbs' '*.slurm' .ci/run | xargs -0 shellcheck
 	@$(PYTEST) -m check
 
-test: tested ## prove it, with real ranks, as well as in some minutes (WORKERS=2: tests at once)
+test: tested ## prove it, with real ranks (WORKERS=2: tests at once)
 	@"$(VENV)/bin/ruff" check .
 	@$(PYTEST) -m "not slow" --durations 10
+
+test-core: tested ## the proof's core, for one more system: each program trains and resumes, mistakes, exercises
+	@$(PYTEST) -m core
 
 test-all: tested ## every test
 	@"$(VENV)/bin/ruff" check .

@@ -2,7 +2,8 @@
 # The front door as a stranger finds it, before a release: a bare Debian, a new user, the README's first command.
 #     bash tests/bare_debian.sh bookworm [COMMAND ...]      (or trixie, sid; as root; debootstrap has to be installed)
 # What `make demo` says is missing is installed; then it has to reach its picture. COMMAND, such as "make test", comes
-# after. The system is made anew in /tmp/bare/SUITE, and stays there. Seconds of each part are printed.
+# after. The system is made anew in /tmp/bare/SUITE, and stays there. Seconds of each part are printed; one that fails
+# is named again at the end, and the exit code is 1.
 set -euo pipefail
 suite=$1
 system=/tmp/bare/$suite
@@ -13,10 +14,12 @@ if [ -z "${INSIDE:-}" ]; then  # mounts of its own, which end with it
     INSIDE=yes exec unshare --mount "$0" "$suite" "$@"
 fi
 
+failed=()
 part() {  # what follows, with its seconds
     local started=$SECONDS name=$1 code=0
     shift
     "$@" || code=$?
+    [ "$code" = 0 ] || failed+=("$name")
     printf '== %-9s %-40s %4d s, exit %d\n' "$suite" "$name" $((SECONDS - started)) "$code"
 }
 install() { chroot "$system" env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends "$@" >/dev/null; }
@@ -47,3 +50,4 @@ student "ls -l results/demo.png"
 for command; do
     part "$command" student "$command"
 done
+[ ${#failed[@]} = 0 ] || { echo "$suite: failed: ${failed[*]}" >&2; exit 1; }
