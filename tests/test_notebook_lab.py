@@ -49,6 +49,7 @@ def test_the_kernel_may_be_interrupted(tmp_path):
 
 
 @real_lab
+@pytest.mark.slow
 def test_the_page_s_five_commands_print_what_stands_there():
     """But for the lab's name and all that is measured: losses, accuracies, images/s."""
     commands, printed = (ROOT / "submit" / "LAB.md").read_text().split("```")[1:4:2]

@@ -100,7 +100,7 @@ def test_it_runs_on_a_poor_machine_and_cells_may_be_skipped(path, poor_machine):
                              resources={"metadata": {"path": str(path.parent)}}).execute()
     compare(backwards(path), again)
     if path.stem == "scaling":
-        assert "No lab here: this kernel allows no" in str([said(cell) for cell in code(again)])
+        assert "No lab here: " in str([said(cell) for cell in code(again)])
 
 
 @pytest.mark.check
