@@ -1,10 +1,9 @@
-"""Open notebooks in JupyterLab in a browser, as an instructor does, and measure what the audience sees.
+"""Open notebooks in JupyterLab in a browser, as an instructor does, and take a picture of each screen.
 
-    python -m tests.screens 05_zero/memory.ipynb                           # as it is stored
-    python -m tests.screens --run --shots results 05_zero/memory.ipynb     # Run All Cells first; screenshots
+    python -m tests.screens --shots results 05_zero/memory.ipynb           # as it is stored
+    python -m tests.screens --run --shots results 05_zero/memory.ipynb     # Run All Cells first
 
-A screen is what the notebook shows of itself at 1280 x 800 pixels in the simple interface. What is measured ends at the
-last heading: below it is what is folded, for reading. Chromium has to be there.
+A screen is what the notebook shows of itself at 1280 x 800 pixels in the simple interface. Chromium has to be there.
 """
 
 import argparse
@@ -21,37 +20,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tools.pages.style import TEXT
-
 ROOT = Path(__file__).resolve().parent.parent
-MOST, GAP = 9, 1.5  # screens: of a notebook, and without a figure
-LEAST = 18  # pixels: the height of text in a figure
-SETTINGS = {"notebook-extension/tracker": {"windowingMode": "none"},  # all cells are there to be measured
+SETTINGS = {"notebook-extension/tracker": {"windowingMode": "none"},  # all cells are there
             "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
 LEFT_OUT = shutil.ignore_patterns(".*", "data", "results", "tests")
 
-STATE = """() => {
-    const cells = [...window.jupyterapp.shell.currentWidget.content.model.cells].filter(cell => cell.type === 'code');
-    const outputs = cells.flatMap(cell => cell.outputs.toJSON());
-    return {waiting: cells.filter(cell => !cell.executionCount || cell.executionState === 'running').length,
-            errors: outputs.filter(output => output.output_type === 'error').map(output => output.evalue)}; }"""
-
-# Places in CSS pixels from the notebook's top. A figure is what the drawing functions made, or an image of a text cell.
-PLACES = """() => {
-    const book = document.querySelector('.jp-NotebookPanel .jp-Notebook');
-    const zero = book.querySelector('.jp-Cell').getBoundingClientRect().top;
-    const place = (element) => {
-        const box = element.getBoundingClientRect();
-        return {top: box.top - zero, bottom: box.bottom - zero, width: box.width}; };
-    const shown = (selector) => [...book.querySelectorAll(selector)].filter(element => element.offsetHeight);
-    const outer = document.querySelector('.jp-NotebookPanel .jp-WindowedPanel-outer') || book;
-    const end = place(shown('.jp-MarkdownOutput h2').at(-1)).bottom;  // Run All has unfolded what is below
-    return {screen: outer.clientHeight, end: end,
-            headings: shown('.jp-RenderedHTMLCommon :is(h1, h2, h3, h4)').map(element =>
-                ({...place(element), text: element.textContent.replace('¶', '')})),
-            figures: shown('.jp-OutputArea-output img, .jp-MarkdownOutput img').map(element =>
-                ({...place(element), natural: +element.getAttribute('width') || element.naturalWidth}))
-                .filter(figure => figure.top < end)}; }"""
+RUN = """async () => {
+    await window.jupyterapp.commands.execute('editmenu:clear-all');
+    return window.jupyterapp.commands.execute('notebook:run-all-cells'); }"""
+OUTER = "document.querySelector('.jp-WindowedPanel-outer')"
 
 
 def listens(port):
@@ -92,24 +69,6 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         server.wait(20)
 
 
-@contextmanager
-def chromium() -> Iterator:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        try:
-            yield browser
-        finally:
-            browser.close()
-
-
-def zoom(page, factor: float) -> None:
-    """As the browser's zoom does: fewer, larger pixels for the page to lie in."""
-    page.set_viewport_size({"width": round(1280 / factor), "height": round(800 / factor)})
-    page.wait_for_timeout(500)
-
-
 def opened(browser, address: str):
     """The page of a notebook on a screen of 1280 x 800 pixels."""
     page = browser.new_page(viewport={"width": 1280, "height": 800})
@@ -125,54 +84,24 @@ def opened(browser, address: str):
     return page
 
 
-def run_all(page, seconds: int = 400) -> list[str]:
-    """Clear the outputs, Run All Cells; the errors."""
-    page.evaluate("() => window.jupyterapp.commands.execute('editmenu:clear-all')")
-    page.evaluate("() => { window.jupyterapp.commands.execute('runmenu:run-all'); }")
-    page.wait_for_function(f"() => {{ const now = ({STATE})(); return now.errors.length || !now.waiting; }}",
-                           timeout=1000 * seconds)
-    page.wait_for_timeout(1000)
-    return page.evaluate(STATE)["errors"]
-
-
-def measured(page, factor: float = 1) -> dict:
-    """Of the open notebook: screens, the longest way to a figure and between two, text's height in pixels, and what is
-    too tall for one screen with its heading. factor: the zoom."""
-    places = page.evaluate(PLACES)
-    screen, figures = places["screen"], places["figures"]
-    ends = [0, *(figure["bottom"] for figure in figures)]
-    gaps = [(figure["top"] - end) / screen for end, figure in zip(ends, figures)]
-    tall = []
-    for figure in figures:
-        heading = max((heading for heading in places["headings"] if heading["top"] < figure["top"]),
-                      key=lambda heading: heading["top"])
-        tall.append((round((figure["bottom"] - heading["top"]) / screen, 2), heading["text"]))
-    text = [TEXT / 72 * 96 * figure["width"] / figure["natural"] * factor for figure in figures]
-    return {"screens": round(places["end"] / screen, 2), "figures": len(figures), "first": round(gaps[0], 2),
-            "gap": round(max(gaps), 2), "text": round(min(text), 1), "with heading": tall,
-            "gaps": [round(gap, 2) for gap in gaps]}
-
-
 def main() -> None:
+    from playwright.sync_api import sync_playwright
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebooks", nargs="+", type=Path)
     parser.add_argument("--run", action="store_true", help="Run All Cells first")
-    parser.add_argument("--shots", type=Path, help="save a picture of each screen into this folder")
-    parser.add_argument("--zoom", type=float, default=1)
+    parser.add_argument("--shots", type=Path, required=True, help="save a picture of each screen into this folder")
     args = parser.parse_args()
-    with TemporaryDirectory() as folder, jupyterlab(Path(folder)) as address, chromium() as browser:
+    args.shots.mkdir(exist_ok=True)
+    with TemporaryDirectory() as folder, jupyterlab(Path(folder)) as address, sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for path in args.notebooks:
             page = opened(browser, address.format(path.resolve().relative_to(ROOT)))
             if args.run:
-                print("errors:", run_all(page))
-            zoom(page, args.zoom)
-            found = measured(page, args.zoom)
-            print(path, *(f"  {name}: {value}" for name, value in found.items()), sep="\n")
-            for number in range(int(found["screens"]) + 1 if args.shots else 0):
-                page.evaluate("""number => { const outer = document.querySelector('.jp-WindowedPanel-outer');
-                    outer.scrollTop = number * outer.clientHeight; }""", number)
+                print(path, "runs:", page.evaluate(RUN))
+            for number in range(page.evaluate(f"Math.ceil({OUTER}.scrollHeight / {OUTER}.clientHeight)")):
+                page.evaluate(f"{OUTER}.scrollTop = {number} * {OUTER}.clientHeight")
                 page.wait_for_timeout(200)
-                args.shots.mkdir(exist_ok=True)
                 page.screenshot(path=args.shots / f"{path.stem}_{number + 1}.png")
             page.close()
 
