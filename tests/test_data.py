@@ -19,7 +19,7 @@ def passes(path, steps):
 
 
 @pytest.mark.parametrize(("chapter", "ranks", "batch"), [
-    case("03_ddp", 3, 50), case("02_horovod/tensorflow", 3, 50)])
+    case("03_ddp", 3, 50), case("02_horovod/tensorflow", 3, 50, marks=[pytest.mark.slow])])
 def test_each_epoch_deals_out_all_images_but_a_tail(chapter, ranks, batch, tmp_path):
     epochs, global_batch = 3, ranks * batch
     done = observe(chapter, ranks, tmp_path, "--batch-size", batch, "--epochs", epochs)
