@@ -40,8 +40,9 @@ def test_no_page_opens_a_jupyter_server_to_others(opened):
 @pytest.mark.fault
 @pytest.mark.parametrize(("words", "word"), [
     ([*SWEEP, "--results", "results", "--", "--max-steps", 1, "--dataset", "mnist", "--data-dir"],  # its runs get it
-     "$(touch made)`touch made`; touch made && touch made | touch made\n touch made"),
-    (["bash", SUBMIT / "lab.sh", "up"], "UID[$(touch made)]")], ids=["sweep.py", "lab.sh"])  # as bash's [[ 1 -lt $word ]]
+     "$(touch {0})`touch {0}`; touch {0} && touch {0} | touch {0}\n touch {0}"),
+    (["bash", SUBMIT / "lab.sh", "up"], "UID[$(touch {0})]")], ids=["sweep.py", "lab.sh"])  # bash would compute it
 def test_words_of_a_user_reach_no_shell(words, word, tmp_path):
-    done = execute([*words, word], timeout=60, cwd=tmp_path)
-    assert done.code and not (tmp_path / "made").exists(), done
+    made = tmp_path / "made"
+    done = execute([*words, word.format(made)], timeout=60, cwd=tmp_path)
+    assert done.code and not made.exists(), done
