@@ -62,7 +62,7 @@ def folder(tmp_path):
     case("03_ddp", "mpiexec", "SIGKILL", marks=[slow]),
     case("03_ddp", "mpiexec", "SIGSTOP"),
     case("03_ddp", "torchrun", "exception", marks=[slow]),
-    case("03_ddp", "torchrun", "SIGKILL", marks=[slow]),
+    case("03_ddp", "torchrun", "SIGKILL"),
     case("03_ddp", "torchrun", "SIGSTOP", marks=[slow]),
     case("02_horovod/pytorch", "horovodrun", "SIGKILL", marks=[slow]),
     case("02_horovod/pytorch", "horovodrun", "SIGSTOP", marks=[slow]),
