@@ -1,21 +1,20 @@
 """Chapter 4: what the configuration file decides, DeepSpeed's launcher, its checkpoints, and no compiler."""
 
 import json
-import os
 import re
 
 import pytest
 from conftest import BIN, OBSERVED, ROOT, copy_of, execute, numbers, observe, parameters, record, run
+from forked import free_port
 from test_equality import (
     GLOBAL_BATCH,
     ONE,
     SMOOTH,
-    TWICE,
     smooth,  # noqa: F401  a fixture
     train,
     trained,  # noqa: F401  the fixture that it uses
 )
-from tolerances import apart, close, distance
+from tolerances import close, distance
 
 FOUR = "04_deepspeed"
 
@@ -42,28 +41,16 @@ def test_accumulated_micro_batches_are_one_step(smooth, tmp_path):  # noqa: F811
     assert json.loads((tmp_path / "results").read_text())["steps"] == 1437 // 48
 
 
-def test_the_default_of_gradient_clipping_makes_another_training(tmp_path):
-    """So the file says 0.0: DeepSpeed's own default is 1.0. At a high rate gradients soon are longer than that."""
-    configs = {"off": {"gradient_clipping": 0.0}, "default": {}, "1.0": {"gradient_clipping": 1.0}}
-    found = {}
-    for name, config in configs.items():
-        (tmp_path / name).mkdir()
-        found[name], = train(configured(tmp_path / name, config), 1, tmp_path / name / "seen", "--epochs", 1,
-                             "--lr", 2, env=SMOOTH)
-    assert (found["default"] == found["1.0"]).all() and (found["default"] != found["off"]).any()
-
-
 @pytest.mark.parametrize(("text", "flags", "said"), [
     ('{"gradient_clipping": 0.0', "", "ds_config.json.*line 1 column"),
     ({"train_batch_size": 64}, "", "ds_config.json.*--batch-size"),
-    ({"zero_optimization": {"stage": 4}}, "", "ds_config.json.*stage"),
     ({"fp16": {"enabled": True}}, "", "fp16 needs a GPU"),
     ({}, "--precision fp64", "fp64.*fp32"),
 ], ids=str)
 def test_a_configuration_that_cannot_be(text, flags, said, tmp_path):
     main = configured(tmp_path, text)
     done = run(str(main), 1, *flags.split())
-    assert done.code == 2 and len(done.err.splitlines()) == 1 and re.match(f"main.py: .*{said}", done.err), done.err
+    assert done.code == 2 and re.fullmatch(f"main.py: .*{said}.*\n", done.err), done.err
 
 
 def test_resume_reaches_the_parameters_of_an_uninterrupted_run(smooth, tmp_path):  # noqa: F811
@@ -74,30 +61,15 @@ def test_resume_reaches_the_parameters_of_an_uninterrupted_run(smooth, tmp_path)
     expect_same(smooth(ONE, 2), parameters(tmp_path / "checkpoint"))
 
 
-@numbers
-@pytest.mark.parametrize(("line", "changed"), [
-    ("(train, world_size, rank,", "(train, world_size, 0,"),
-    ("engine.backward(loss)", "engine.backward(2 * loss)"),
-    ("engine.backward(loss)", "engine.backward(loss * (rank != 1))"),
-    TWICE],
-    ids=["all ranks get the same images", "gradients twice as large", "one rank's gradients left out",
-                                      "an image seen twice"])
-def test_a_broken_copy_is_noticed(line, changed, smooth, tmp_path):  # noqa: F811
-    main = copy_of(FOUR, tmp_path / "copy", (line, changed))
-    found, = train(main, 2, tmp_path / "seen", "--epochs", 1, env=SMOOTH)
-    apart("parameters, fp32", distance(found, smooth(ONE).parameters), smooth(ONE).bound)
-
-
-@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
-def test_launchers(launcher, smooth, tmp_path):  # noqa: F811
-    starts = {"deepspeed": [BIN / "deepspeed", "--num_gpus", 2, "--master_port", 29000 + os.getpid() % 900],
-              "torchrun": [BIN / "torchrun", "--nproc-per-node", 2]}
-    done = execute([*starts[launcher], OBSERVED, tmp_path, ROOT / FOUR / "main.py", "--global-batch-size", GLOBAL_BATCH,
-                    "--epochs", 1, "--checkpoint", tmp_path / "c"], env=SMOOTH)
+def test_its_launcher_trains_the_same(smooth, tmp_path):  # noqa: F811
+    done = execute([BIN / "deepspeed", "--num_gpus", 2, "--master_port", free_port(), OBSERVED, tmp_path,
+                    ROOT / FOUR / "main.py", "--global-batch-size", GLOBAL_BATCH, "--epochs", 1, "--checkpoint",
+                    tmp_path / "c"], env=SMOOTH)
     assert done.code == 0 and "ranks: 2," in done.out, done.err
     expect_same(smooth(ONE), parameters(tmp_path / "c"))
 
 
+@pytest.mark.slow
 def test_no_compiler_is_needed(tmp_path):
     """On a PATH without g++, and with an empty cache of compiled operators."""
     found = record(FOUR, 2, "--max-steps", 2, folder=tmp_path, launcher=True, env={
