@@ -124,6 +124,7 @@ def test_each_training_has_its_verdict(file, name, tmp_path):
     wrong = re.findall("^WRONG: (.*)", done.out, re.M)
     if expected == NOTHING:
         assert done.code == 0 and not wrong and f"verdict: {NOTHING}\n" in done.out, done.out + done.err
+        assert re.search("gradients the optimizer takes +(the|their) mean", done.out), done.out  # they were seen
     else:
         assert done.code == 1 and f"verdict: wrong: {expected}\n" in done.out, done.out + done.err
         assert len(wrong) == 1 and wrong[0].startswith(f"{expected}: {verdicts.FINDINGS[expected].symptom}")
