@@ -1,7 +1,6 @@
 """The three all-reduces of chapter 2: their sums, every byte and step that they count, and what a mistake gets."""
 
 import json
-import os
 import re
 import sys
 
@@ -23,7 +22,6 @@ def test_what_is_counted_is_what_is_sent_and_what_the_formulas_say(tmp_path):
                    "--repeats", 1, "--results", results)
     assert done.code == 0, done.err
     assert "all sums: equal" in done.out
-    assert ("more ranks than cores" in done.out) == (ranks > os.cpu_count())
     records = {(record["algorithm"], record["bytes"] // 4): record for record in lines(results)}
     assert len(records) == 5 * len(NUMBERS)
     expected = [[0] * ranks for _ in range(ranks)]  # of each rank: what it sends to each
@@ -53,6 +51,7 @@ def test_a_wrong_sum_is_noticed_and_ends_all_ranks():
     assert done.code != 0 and "has not gloo's sum" in done.err
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(("ranks", "flags", "says"), [
     (1, "", "mpiexec -n 2"), (2, "--sizes 4002", "--sizes 4002.*multiple of 4")], ids=["one rank", "a bad size"])
 def test_a_mistake_gets_one_line_and_code_2(ranks, flags, says):
