@@ -27,10 +27,6 @@ def sent():
 
 
 class Watched(three_ways.Sent):
-    def __enter__(self):
-        looks.append(sent())
-        return super().__enter__()
-
     def __exit__(self, *problem):
         super().__exit__(*problem)
         looks.append(sent())
@@ -39,7 +35,7 @@ class Watched(three_ways.Sent):
 def train(way, args, train=three_ways.train):
     looks.clear()
     result = train(way, args)
-    wire[way.__name__] = looks[-1] - looks[2]  # the first two: before and after the way is set up
+    wire[way.__name__] = looks[-1] - looks[0]  # the first: when the way is set up
     return result
 
 
