@@ -40,15 +40,15 @@ def test_nothing_is_wrong():
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(("key", "said", "words", "env"), [
-    pytest.param("contradiction", "SLURM_NTASKS=4, but", APART, ALLOCATION, id="the batch script's own process"),
-    pytest.param("mpi", "OMPI_COMM_WORLD_SIZE=2", [*OPENMPI_MPIEXEC, "-n", 2], {}, id="Open MPI starts MPICH"),
-    pytest.param("import", "psutil", [], {}, id="a package is not there")])
-def test_what_keeps_a_rank_from_starting(key, said, words, env):
-    python = PYTHON if words else [sys.executable, "-S", DOCTOR]
-    (code, printed), = side_by_side(([*words, *python], env), timeout=60)
-    assert_named(key, printed, code)
-    assert said in printed
+def test_what_keeps_a_rank_from_starting():
+    """The batch script's own process; Open MPI's mpiexec and MPICH; a package that is not there."""
+    jobs = [("contradiction", "SLURM_NTASKS=4, but", [*APART, *PYTHON], ALLOCATION),
+            ("mpi", "OMPI_COMM_WORLD_SIZE=2", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
+            ("import", "psutil", [sys.executable, "-S", DOCTOR], {})]
+    done = side_by_side(*[(words, env) for *_, words, env in jobs])
+    for (key, said, *_), (code, printed) in zip(jobs, done):
+        assert_named(key, printed, code)
+        assert said in printed
 
 
 @pytest.mark.fault
