@@ -84,15 +84,6 @@ def test_a_mistake_is_one_line(words, said, tmp_path):
     assert done.code == 2 and said in done.err and "Traceback" not in done.err
 
 
-@pytest.mark.slow
-def test_a_run_that_fails_is_recorded_and_named(tmp_path):
-    words = ["batch", "--chapters", "01_single_node", "--batch-sizes", 2000, 64, "--repeats", 1]
-    done = execute([*SWEEP, *words, "--results", tmp_path / "results.jsonl", "--", *QUICK])
-    assert done.code == 1 and "1 of 2 runs failed" in done.err
-    assert "digits has 1437 training images" in done.err and "Traceback" not in done.err
-    assert [record.get("failed", "")[:8] for record in lines(tmp_path / "results.jsonl")] == ["main.py:", ""]
-
-
 @pytest.mark.check
 def test_what_is_remarkable_is_flagged():
     def runs(ranks, *speeds):
