@@ -50,9 +50,9 @@ class Cluster:
         return re.search(r"\d+", self.run("sbatch", "--output=job-%j.txt", "--cpus-per-task=1", *words[:-1], script,
                                           *words[-1], chapter=chapter, env={"SITE": "slurm_cpu"}))[0]
 
-    def qsub(self, *words, flags, chapter="03_ddp", script="submit.pbs"):
+    def qsub(self, *words, flags, chapter="03_ddp", script="submit.pbs", **env):
         return self.run("qsub", "-V", "-o", "job-%j.txt", *words, script, chapter=chapter,
-                        env=self.polaris | {"FLAGS": " ".join(map(str, flags))}).strip()
+                        env=self.polaris | {"FLAGS": " ".join(map(str, flags))} | env).strip()
 
     def end(self, job, chapter="03_ddp", timeout=240):
         """How a job ended, as COMPLETED 0:0, and what it printed; a job that hangs fails the test."""
@@ -111,16 +111,20 @@ def test_srun_without_mpi(cluster, tmp_path):
 @pytest.mark.slow
 def test_the_doctor_and_a_sweep_as_jobs(cluster, tmp_path):
     """Two nodes, to the doctor a rank each; of the sweep's runs one rank takes one of them, two ranks take both."""
-    words = ("weak", "--ranks", 1, 2, "--repeats", 1, "--results", tmp_path / "results", "--", *ONE_STEP)
-    jobs = [cluster.sbatch("-N", 2, "--ntasks-per-node=1", (), chapter="submit", script="doctor.slurm"),
-            cluster.qsub("-l", "select=2:system=polaris", flags=(), chapter="submit", script="doctor.pbs"),
-            cluster.sbatch("-N", 2, "--ntasks-per-node=1", words, chapter="submit", script="sweep.slurm")]
+    words = [("weak", "--ranks", *ranks, "--repeats", 1, "--results", tmp_path / name, "--", *ONE_STEP)
+             for name, ranks in (("slurm", (1, 2)), ("pbs", (2,)))]
+    slurm, pbs = ("-N", 2, "--ntasks-per-node=1"), ("-l", "select=2:system=polaris")
+    jobs = [cluster.sbatch(*slurm, (), chapter="submit", script="doctor.slurm"),
+            cluster.qsub(*pbs, flags=(), chapter="submit", script="doctor.pbs"),
+            cluster.sbatch(*slurm, words[0], chapter="submit", script="sweep.slurm"),
+            cluster.qsub(*pbs, flags=words[1], chapter="submit", script="sweep.pbs", PALS_PPN="4")]
     ended = [cluster.end(job, "submit") for job in jobs]
-    assert [state for state, _ in ended] == ["COMPLETED 0:0"] * 3, ended
+    assert [state for state, _ in ended] == ["COMPLETED 0:0"] * 4, ended
     for _, printed in ended[:2]:
         assert "node nid2: local ranks 0, gloo takes eth0 (10.77.0.2)" in printed, printed
         assert "ranks: 2, nodes: 2\n" in printed and "nothing wrong was found" in printed
-    assert [(record["ranks"], record["nodes"]) for record in lines(tmp_path / "results")] == [(1, 1), (2, 2)]
+    assert [(record["ranks"], record["nodes"]) for record in lines(tmp_path / "slurm")] == [(1, 1), (2, 2)]
+    assert [(record["ranks"], record["nodes"]) for record in lines(tmp_path / "pbs")] == [(2, 1)]
 
 
 @pytest.mark.fault
