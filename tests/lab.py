@@ -1,4 +1,4 @@
-"""A lab of submit/lab.sh for tests: `with Lab("name") as lab: lab("up", 2)`; it is taken down whatever happens."""
+"""A lab of submit/lab.sh for tests; whoever makes one takes it down."""
 
 import os
 import shutil
@@ -37,30 +37,24 @@ class Lab:
         self.folder = Path(tempfile.gettempdir(), f"lab-{os.getuid()}-{name}")
         self.env = environment() | {"LAB": name, "TMPDIR": tempfile.gettempdir(), "PATH": f"{BIN}:{os.environ['PATH']}"}
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.down()
-
-    def down(self):
-        if self.folder.exists():
-            self("down")
-
     def start(self, *words, env=None, **options):
         return subprocess.Popen([str(word) for word in (ROOT / "submit" / "lab.sh", *words)],
                                 env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL, **options)
 
     def __call__(self, *words, code=0, timeout=200, **options):
-        """Its code, standard output and standard error. code=None: it may end as it likes."""
+        """Its standard output and standard error."""
         started = self.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
         try:
             out, err = started.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             started.kill()
             raise
-        assert code in (None, started.returncode), (started.returncode, out, err)
-        return SimpleNamespace(code=started.returncode, out=out, err=err)
+        assert code == started.returncode, (started.returncode, out, err)
+        return SimpleNamespace(out=out, err=err)
+
+    def down(self):
+        if self.folder.exists():
+            self("down")
 
     def processes(self, *words):
         """All that have this lab's name in their environment or command, or those of this command within it."""
