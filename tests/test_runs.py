@@ -46,11 +46,3 @@ def test_what_other_code_or_another_machine_has_done_is_not_gone_on_with(tmp_pat
         (tmp_path / "r.part").write_text(json.dumps(line | {"here": line["here"] | {name: "another"}}))
         assert runs.Runs(tmp_path / "r.part").once({"a": 1}, lambda number=number: number) == number
         assert "begun again" in capsys.readouterr().err
-
-
-@pytest.mark.check
-def test_a_study_whose_check_fails_publishes_nothing_and_keeps_its_runs(tmp_path):
-    (tmp_path / "r.jsonl").write_text("before\n")
-    with pytest.raises(ZeroDivisionError):
-        runs.study(tmp_path / "r.jsonl", [{"a": 1}], lambda a: {"a": a}, lambda records: 1 / 0)
-    assert (tmp_path / "r.jsonl").read_text() == "before\n" and len(lines(tmp_path / "r.jsonl.part")) == 1
