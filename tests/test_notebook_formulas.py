@@ -47,6 +47,8 @@ def test_a_timetable_is_possible_and_its_bubble_is_the_formula(schedule):
             assert table.get((before, kind, number), -1) < slot  # what is needed has been received
             assert kind == "forward" or table[stage, "forward", number] < slot
         assert parallelism.idle(table, stages) == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+        kept = [micro_batches if schedule == "GPipe" else min(micro_batches, stages - stage) for stage in range(stages)]
+        assert [parallelism.in_flight(events) for events in orders] == kept
 
 
 @pytest.mark.check
