@@ -47,12 +47,6 @@ def chapters(*names):
     return pytest.mark.parametrize("chapter", [case(name) for name in names or ON])
 
 
-def chapters_with(rows, fewer):
-    """Cases of (chapter, flags, what is expected): what follows chapter 1 and differs in communication gets fewer."""
-    return [case(name, *row, id=f"{name} {row[0]}") for name in ON
-            for row in (rows if name.startswith("01") else fewer)]
-
-
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would leave it ignored to all
 
 

@@ -116,7 +116,8 @@ def watched(script, *flags, timeout=30):
 
 
 @pytest.mark.parametrize(("file", "name"), [
-    pytest.param(file, name, marks=skip_without("02_horovod") if file == "by_horovod" else ())
+    pytest.param(file, name, marks=[*[skip_without("02_horovod")] * (file == "by_horovod"),
+                                    *[pytest.mark.core] * (file in ("by_horovod", "by_fsdp"))])
     for file, cases in CASES.items() for name in cases])
 def test_each_training_has_its_verdict(file, name, tmp_path):
     changes, expected = CASES[file][name]

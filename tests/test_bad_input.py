@@ -89,6 +89,7 @@ def test_one_of_two_ranks_speaks(flags, said, files):
     refused(run("03_ddp", 2, *filled(flags, files), cwd=files, timeout=60), said)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod/pytorch", marks=[pytest.mark.slow])])
 def test_one_of_two_ranks_speaks_under_mpiexec(chapter, files):
     done = run(chapter, 2, "--global-batch-size", 7, launcher=True, cwd=files, timeout=90)

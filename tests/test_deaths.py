@@ -59,10 +59,10 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(("chapter", "launcher", "death"), [
-    case("03_ddp", "mpiexec", "SIGKILL", marks=[slow]),
+    case("03_ddp", "mpiexec", "SIGKILL", marks=[slow, pytest.mark.core]),
     case("03_ddp", "mpiexec", "SIGSTOP"),
     case("03_ddp", "torchrun", "exception", marks=[slow]),
-    case("03_ddp", "torchrun", "SIGKILL"),
+    case("03_ddp", "torchrun", "SIGKILL", marks=[pytest.mark.core]),
     case("03_ddp", "torchrun", "SIGSTOP", marks=[slow]),
     case("02_horovod/pytorch", "horovodrun", "SIGKILL", marks=[slow]),
     case("02_horovod/pytorch", "horovodrun", "SIGSTOP", marks=[slow]),

@@ -53,6 +53,7 @@ def test_a_configuration_that_cannot_be(text, flags, said, tmp_path):
     assert done.code == 2 and re.fullmatch(f"main.py: .*{said}.*\n", done.err), done.err
 
 
+@pytest.mark.core
 def test_resume_reaches_the_parameters_of_an_uninterrupted_run(smooth, tmp_path):  # noqa: F811
     """Without ZeRO a checkpoint continues with any number of ranks: an epoch on 2, the next on 3."""
     train(FOUR, 2, tmp_path, "--epochs", 1, env=SMOOTH)

@@ -21,6 +21,7 @@ class Handler(SimpleHTTPRequestHandler):
         outputfile.write(source.read()[:-100] if self.server.cuts_off else source.read())
 
 
+@pytest.mark.core
 @pytest.mark.fault
 @pytest.mark.parametrize(("chapter", "dataset", "files"), [
     case("03_ddp", "svhn", 2), case("02_horovod/tensorflow", "mnist", 4, marks=[pytest.mark.slow])])

@@ -133,6 +133,7 @@ def test_the_check_notices_what_makes_a_difference(chapter, line, changed, same,
     (close if same else apart)("parameters, fp64", difference, FP64)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("chapter", [
     case(ONE), case(ONE_TF, marks=[slow]), case(HVD), case(HVD_TF, marks=[slow]), case(DDP)])
 def test_resume_reaches_the_parameters_of_an_uninterrupted_run(chapter, reference, tmp_path):

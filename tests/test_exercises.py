@@ -19,7 +19,8 @@ RIGHT, NOT_YET, NOT_RUN = 0, 1, 2
 def cases(values, slow):
     """Cases of a number, or of a number and a name; what is in `slow` is left to `make test-all`."""
     return [pytest.param(*value, marks=[*[skip_without("02_horovod")] * (value[0] == 4),
-                                        *[pytest.mark.slow] * (value[0] in slow)]) for value in values]
+                                        *[pytest.mark.slow] * (value[0] in slow),
+                                        *[pytest.mark.core] * (value[0] == 1)]) for value in values]
 
 
 EACH = [(number,) for number in FOLDERS]

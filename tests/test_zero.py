@@ -133,6 +133,7 @@ def test_with_deepspeed_s_own_setting_stage_1_passes_half_as_much_again_as_the_p
     assert passed(done.out) == pytest.approx(3 * found["parameters"], rel=COUNT)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("chapter", "flags", "ranks"), [
     pytest.param(FIVE, ["--stage", 1], 2, marks=slow),  # stage 2 is laid out as stage 1 is
     (FIVE, ["--stage", 3], 2), (FSDP, ["--precision", "fp64"], 1)])

@@ -38,9 +38,6 @@ COUNT = 0.01
 THREE_DIGITS = 1e-3
 ONE_DECIMAL = 0.05
 
-# Against a share that a paper prints in whole percents.
-PERCENT = 0.005
-
 # What cost_model.ipynb claims of the cost model, which is plain arithmetic on published figures: the median and the
 # largest error of the rows over a network, the largest within a node.
 NETWORK_MEDIAN = 0.05
@@ -61,10 +58,6 @@ LAB = 0.2
 
 # Simpson's rule and other plain Python arithmetic, against the exact value.
 ARITHMETIC = 1e-5
-
-# The mean of 256 images beside that of 256 others, in units of their standard deviation.
-SAMPLE = 0.05
-
 
 # The rate of a lab's link: an all-reduce of 25 MB against the bytes at the nominal rate. Frames of 9000 bytes have 1 %
 # of headers; the rest is for a machine on which others compute, too.
