@@ -24,7 +24,8 @@ each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.ste
 def quick(stem):
     """A case for each notebook; all but this one take long."""
     return pytest.mark.parametrize("path", [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.core] if path.stem == stem else [pytest.mark.slow]) for path in PATHS])
+        pytest.param(path, id=path.stem, marks=pytest.mark.core if path.stem == stem else pytest.mark.slow)
+        for path in PATHS])
 
 
 def load(path):
