@@ -103,7 +103,6 @@ def main() -> None:
                 page.evaluate(f"{OUTER}.scrollTop = {number} * {OUTER}.clientHeight")
                 page.wait_for_timeout(200)
                 page.screenshot(path=args.shots / f"{path.stem}_{number + 1}.png")
-            page.close()
 
 
 if __name__ == "__main__":
