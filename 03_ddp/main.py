@@ -42,7 +42,7 @@ def main():
     args = workshop.parse_args(__doc__)
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
     device = workshop.choose_device(args, world_size)  # the CPU, or a kind of GPU
-    if device.type != "cpu":  # it may see its own GPU alone, as 0
+    if device.type != "cpu":  # a rank may see one GPU only, as number 0
         torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
     timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
@@ -127,7 +127,7 @@ def main():
             right += (model(standardised(images)).argmax(1) == labels).sum()
     dist.all_reduce(right, dist.ReduceOp.SUM)
     report.end(right.item(), len(test))
-    dist.barrier()  # rank 0 hosts the connections: it leaves last
+    dist.barrier()  # rank 0 hosts the connections: it waits for all
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def launched() -> "tuple[str | None, int, int]":
     launcher = next((name for name, (_, size) in LAUNCHERS.items() if size in env), None)
     rank, world_size = (int(env[name]) for name in LAUNCHERS[launcher]) if launcher else (0, 1)
     all_five = set(TORCHRUN) <= env.keys()  # a RANK alone is left from another job
-    innermost = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "srun")
-    if all_five and innermost and int(env["WORLD_SIZE"]) >= world_size:
+    by_torchrun = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "srun")
+    if all_five and by_torchrun and int(env["WORLD_SIZE"]) >= world_size:  # a smaller one is stale
         return "torchrun", int(env["RANK"]), int(env["WORLD_SIZE"])
     return launcher, rank, world_size
 
@@ -45,14 +45,14 @@ def find_ranks() -> tuple[int, int, int]:
 
     Exits with one line where the environment contradicts itself.
     """
-    if "torch" in sys.modules:  # before there is a process group, which it would keep for ever
+    if "torch" in sys.modules:  # imported later, it would keep the process group beyond its end
         import torch.distributed.nn  # noqa: F401
     env = os.environ
     launcher, rank, world_size = launched()
     if launcher == "torchrun":
         if "GROUP_WORLD_SIZE" in env:  # mpiexec -n 2 torchrun: two trainings, without --nnodes
             sizes = [size for _, size in LAUNCHERS.values() if env.get(size, "1") != "1"]
-            compare(sizes, int(env["GROUP_WORLD_SIZE"]))
+            refuse_other_sizes(sizes, int(env["GROUP_WORLD_SIZE"]))
         return rank, world_size, int(env["LOCAL_RANK"])
     refuse_lone_ranks(world_size)
     if launcher in MPIEXECS:
@@ -60,7 +60,7 @@ def find_ranks() -> tuple[int, int, int]:
     elif launcher == "srun":  # without MPI: every rank finds the same place in Slurm's variables
         local_rank, nodes = env["SLURM_LOCALID"], env["SLURM_STEP_NODELIST"]
         host = re.sub(r"\[(\d+).*|,.*", r"\1", nodes)  # nid003, the first of nid[003-4,7]
-        step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # steps at once: others
+        step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # a port a job step
         port = env.get("MASTER_PORT", 20000 + step % 10000)
     else:
         local_rank, host, port = 0, "127.0.0.1", free_port()
@@ -72,7 +72,7 @@ def meet_by_mpi(launcher, world_size):
     """Return the local rank, rank 0's node and a port that is free there: rank 0 tells all."""
     try:
         import mpi4py
-        mpi4py.rc.initialize = False  # else another MPI's ranks would abort here
+        mpi4py.rc.initialize = False  # else a mismatched one aborts before the check below
         from mpi4py import MPI
     except (ImportError, RuntimeError) as problem:
         sys.exit(f"mpi4py does not load; it has to be of the MPI of this mpiexec: {problem}")
@@ -81,8 +81,8 @@ def meet_by_mpi(launcher, world_size):
     only_to_meet = not MPI.Is_initialized()  # else the program uses MPI itself
     if only_to_meet:
         MPI.Init()
-    compare([LAUNCHERS[launcher][1]], MPI.COMM_WORLD.size)
-    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    refuse_other_sizes([LAUNCHERS[launcher][1]], MPI.COMM_WORLD.size)
+    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks of my node
     local_rank = node.rank
     host = "127.0.0.1" if node.size == world_size else socket.gethostname()
     host, port = MPI.COMM_WORLD.bcast((host, free_port()))
@@ -102,17 +102,19 @@ def free_port():
 def refuse_lone_ranks(world_size: int, one_process: bool = False) -> None:
     """Exit where the environment counts other ranks than this program, which would train alone.
 
-    find_ranks() calls it; call it yourself after hvd.init(), and in a program that is to be one
-    process, also where a batch script has several tasks.
+    find_ranks() calls it; call it yourself after hvd.init(). one_process: the program is meant to
+    be one, so a batch script may have more tasks.
     """
     launcher, _, _ = launched()
-    if launcher:
-        compare(["WORLD_SIZE", LAUNCHERS.get(launcher, TORCHRUN)[1]], world_size)
-    else:
-        compare(["WORLD_SIZE"] if one_process else ["WORLD_SIZE", "SLURM_NTASKS"], world_size)
+    names = ["WORLD_SIZE"]
+    if launcher in LAUNCHERS:
+        names.append(LAUNCHERS[launcher][1])
+    elif not launcher and not one_process:
+        names.append("SLURM_NTASKS")
+    refuse_other_sizes(names, world_size)
 
 
-def compare(names, count):
+def refuse_other_sizes(names, count):
     for name in names:
         if int(os.environ.get(name, count)) != count:
             sys.exit(f"{name}={os.environ[name]}, but this program sees {count} of these ranks: "
@@ -130,7 +132,7 @@ def gather(value: object) -> list:
 
 
 def exit_together(message: str | None) -> None:
-    """Exit with the line that one of the ranks has, on all of them; each calls it."""
+    """All ranks call it: if one of them has a message, all exit with it."""
     for line in gather(message):
         if line:
             sys.exit(line)
@@ -154,8 +156,9 @@ def rank_0_first(rank: int) -> Iterator[None]:
 def run(main: Callable[[], None]) -> None:
     """Call main(), and end this process as one of many.
 
-    sys.exit("a line") in main() is a mistake of the user's: rank 0 prints the line, the exit code
-    is 2. Another exception ends this rank with a traceback, and its launcher ends the others.
+    sys.exit("a line") on all ranks is a mistake of the user's: rank 0 prints it, the exit code is
+    2; what one rank alone finds belongs into rank_0_first() or exit_together(). Another exception
+    ends this rank with a traceback, and its launcher ends the others.
     """
     launcher, rank, world_size = launched()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from each rank
@@ -174,7 +177,7 @@ def run(main: Callable[[], None]) -> None:
         time.sleep(1)  # if another rank's end is the cause, mpiexec ends this one first
         print(f"rank {rank} of {world_size}:\n{traceback.format_exc()}", file=sys.stderr)
         time.sleep(1)  # mpiexec passes on what was printed
-        os.kill(os.getpid(), signal.SIGTERM)  # mpiexec may overlook an exit code, no signal
+        os.kill(os.getpid(), signal.SIGTERM)  # mpiexec may miss an exit code, but no signal's
     dist = sys.modules.get("torch.distributed")
     if dist and dist.is_initialized():
         dist.destroy_process_group()  # gloo's threads may abort if they outlive Python

@@ -62,7 +62,7 @@ def main():
     args = parse_args(__doc__, stages=(1, 3), stage=3)
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
     device = workshop.choose_device(args, world_size)  # the CPU, or a kind of GPU
-    if device.type != "cpu":  # it may see its own GPU alone, as 0
+    if device.type != "cpu":  # a rank may see one GPU only, as number 0
         torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
     timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
@@ -154,7 +154,7 @@ def main():
     memory = report_bytes(account, expected)
     report.end(right.item(), len(test), model="perceptron", stage=args.stage, offload=args.offload,
                memory=memory, memory_formula=expected, gradient_bytes=sum(sizes) * dtype.itemsize)
-    dist.barrier()  # rank 0 hosts the connections: it leaves last
+    dist.barrier()  # rank 0 hosts the connections: it waits for all
 
 
 if __name__ == "__main__":

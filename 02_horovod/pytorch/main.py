@@ -43,7 +43,7 @@ def main():
     rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
     refuse_lone_ranks(world_size)
     device = workshop.choose_device(args, world_size)  # the CPU, or a kind of GPU
-    if device.type != "cpu":  # it may see its own GPU alone, as 0
+    if device.type != "cpu":  # a rank may see one GPU only, as number 0
         torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
