@@ -41,6 +41,13 @@ def test_accumulated_micro_batches_are_one_step(smooth, tmp_path):  # noqa: F811
     assert json.loads((tmp_path / "results").read_text())["steps"] == 1437 // 48
 
 
+@pytest.mark.check
+@pytest.mark.parametrize("chapter", [FOUR, "05_zero"])
+def test_no_gradient_is_clipped(chapter):
+    """DeepSpeed's own default, 1.0, makes another training, and nothing says so."""
+    assert json.loads((ROOT / chapter / "ds_config.json").read_text())["gradient_clipping"] == 0
+
+
 @pytest.mark.parametrize(("text", "flags", "said"), [
     ('{"gradient_clipping": 0.0', "", "ds_config.json.*line 1 column"),
     ({"train_batch_size": 64}, "", "ds_config.json.*--batch-size"),
