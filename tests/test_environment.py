@@ -131,7 +131,7 @@ def test_what_debian_lacks_is_one_line_before_anything_is_made(tmp_path, monkeyp
 @pytest.mark.check
 def test_a_site_that_is_not_there_and_an_environment_of_somebody_else_are_refused(ready, monkeypatch):
     done = execute(["make", "setup", "SITE=atlantis"], cwd=ROOT)
-    assert done.code != 0 and "SITE=atlantis" in done.err
+    assert done.code != 0 and "SITE=atlantis: there is no submit/sites/atlantis.sh" in done.err
     assert "another place with VENV=" in refused("--venv", ready, env={"SITE_MPICC": "cc"})
     monkeypatch.setattr(set_up, "may_write", lambda venv: False)
     monkeypatch.setattr(sys, "argv", ["setup.py", "--venv", str(ready)])
