@@ -17,7 +17,7 @@ BARE = {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": "/proc/nowhere", "LC_ALL": "C
 @pytest.mark.fault
 def test_a_reader_that_has_gone_ends_the_job():
     """`mpiexec -n 2 python main.py | head -1` ends, soon."""
-    words = f"{BIN}/mpiexec -n 2 {sys.executable} {ROOT}/03_ddp/main.py --epochs 50 | head -1"
+    words = f"{BIN}/mpiexec -n 2 {sys.executable} '{ROOT}/03_ddp/main.py' --epochs 50 | head -1"
     done = execute(["sh", "-c", words], timeout=100)
     assert done.out.startswith("digits: ") and len(done.out.splitlines()) == 1
 
@@ -32,7 +32,7 @@ def test_a_read_only_checkout(chapter, tmp_path):
     folder.mkdir()
     main = ROOT / chapter if chapter.endswith(".py") else ROOT / chapter / "main.py"
     mpiexec = [] if chapter.startswith("01") else [BIN / "mpiexec", "-n", 2]
-    words = within(f"mount --bind {ROOT} {ROOT} && mount -o remount,ro,bind {ROOT}", [
+    words = within(f"mount --bind '{ROOT}' '{ROOT}' && mount -o remount,ro,bind '{ROOT}'", [
         *mpiexec, sys.executable, "-O", main, *SOME, "--results", folder / "r", "--checkpoint", folder / "c"])
     done = execute(words, timeout=200, env=BARE, cwd="/")
     assert done.code == 0 and "test accuracy" in done.out, done.err
