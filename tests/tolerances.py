@@ -1,4 +1,4 @@
-"""Every tolerance of the tests, each with the reason why it holds on any CPU. test_repository.py looks for others.
+"""Every tolerance of the tests, each with the reason why it holds on any CPU.
 
 CPUs sum in different orders (AVX2, AVX-512, AMX, the number of threads), so no bound here is what one of them showed:
 it follows from the arithmetic, or the same run measures it.
