@@ -163,10 +163,18 @@ def clean_environment():
     os.environ.update(before)
 
 
+# What git knows: what an attendee adds is not ours to check.
+TRACKED = {ROOT / name for name in execute(["git", "-C", ROOT, "ls-files"]).out.splitlines() if (ROOT / name).exists()}
+
+
+def tracked(paths):
+    return [path for path in paths if path in TRACKED]
+
+
 def pages():
     """What people read, as (path, text): the pages, and of the notebooks the cells and what they print."""
-    yield from ((path, path.read_text()) for path in docs.readmes())
-    for path in notebooks.notebooks():
+    yield from ((path, path.read_text()) for path in tracked(docs.readmes()))
+    for path in tracked(notebooks.notebooks()):
         cells = json.loads(path.read_text())["cells"]
         printed = [output.get("text") or output.get("data", {}).get("text/markdown", [])
                    for cell in cells for output in cell.get("outputs", [])]
@@ -175,4 +183,5 @@ def pages():
 
 def main_files():
     """Every lesson file there is, whatever chapters exist."""
-    return sorted(path for pattern in ("0*/main*.py", "0*/*/main.py", "0*/fsdp.py") for path in ROOT.glob(pattern))
+    patterns = "0*/main*.py", "0*/*/main.py", "0*/fsdp.py"
+    return sorted(tracked(path for pattern in patterns for path in ROOT.glob(pattern)))

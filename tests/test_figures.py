@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT
+from conftest import ROOT, tracked
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from matplotlib.text import Text
@@ -23,7 +23,7 @@ PICTURES = sorted((ROOT / "assets" / "figures").glob("*.png"))
 @pytest.mark.check
 def test_every_picture_is_drawn_by_code_shown_and_readable_on_a_dark_page():
     """With an alternative text; opaque, or black text would be lost where the page shines through."""
-    shown = [(path.parent / address, text) for path in docs.readmes()
+    shown = [(path.parent / address, text) for path in tracked(docs.readmes())
              for text, address in re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", path.read_text())]
     assert {path.name for path in PICTURES} == figures.FIGURES.keys()
     assert {path.resolve() for path, _ in shown} == set(PICTURES)

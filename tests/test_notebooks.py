@@ -10,14 +10,14 @@ import tokenize
 
 import nbformat
 import pytest
-from conftest import ROOT
+from conftest import ROOT, tracked
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tools.measuring.cpus import SETTINGS
 from tools.pages import notebooks, slides
 
-PATHS = notebooks.notebooks()
+PATHS = tracked(notebooks.notebooks())
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
 
@@ -175,7 +175,8 @@ def test_another_python_is_told_which_to_take():
 
 
 @pytest.mark.check
-def test_plan_b_has_two_slides_of_each_notebook(tmp_path):
+def test_plan_b_has_two_slides_of_each_notebook(tmp_path, monkeypatch):
+    monkeypatch.setattr(slides, "notebooks", lambda: PATHS)
     slides.main(tmp_path / "slides.html")
     text = (tmp_path / "slides.html").read_text()
     assert text.count("<section>") == 2 * len(PATHS) == text.count('src="data:image/png;base64,')

@@ -1,12 +1,11 @@
 """The repository itself: the diff is the lesson, nothing is stale, pins in one place, no path of anybody's machine."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, chapters, execute, main_files, pages
+from conftest import ROOT, TRACKED, chapters, execute, main_files, pages, tracked
 from launch import command
 
 from tools.measuring import outputs
@@ -29,12 +28,9 @@ SIZES = {
 WIDTH = 100
 
 
-# What git knows: what an attendee adds is not ours to check.
-NAMES = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True).stdout.splitlines()
-TRACKED = {ROOT / name for name in NAMES if (ROOT / name).exists()}
-CHAPTERS = [ROOT / name for name in NAMES if re.match(r"\d\d_.*\.py$", name)]
-READMES = [path for path in docs.readmes() if path in TRACKED]
-TEXTS = [(path, text) for path, text in pages() if path in TRACKED]
+CHAPTERS = sorted(tracked(ROOT.glob("[0-9][0-9]_*/**/*.py")))
+READMES = tracked(docs.readmes())
+TEXTS = list(pages())
 
 
 @pytest.mark.check
@@ -51,7 +47,7 @@ def test_what_every_chapter_has_is_the_same_to_the_byte():
 @pytest.mark.check
 def test_the_lessons_have_the_design_s_sizes():
     """Also in width, and main() in paragraphs, each with its comment."""
-    lessons = [path for path in main_files() if path in TRACKED]
+    lessons = main_files()
     assert {str(path.relative_to(ROOT)) for path in lessons} <= SIZES.keys()
     for name, (most, base, added) in SIZES.items():
         assert len((ROOT / name).read_text().splitlines()) <= most, name
@@ -110,7 +106,8 @@ def test_links_and_anchors_of_the_pages_lead_somewhere():
 @pytest.mark.check
 def test_every_file_module_and_make_command_that_a_page_names_is_there():
     """From the top folder or the page's own."""
-    folders = "|".join({name.partition("/")[0] for name in NAMES if "/" in name and name[0] != "."})
+    places = [str(path.relative_to(ROOT)) for path in TRACKED]
+    folders = "|".join({name.partition("/")[0] for name in places if "/" in name and name[0] != "."})
     endings = "py|sh|pbs|slurm|md|ipynb|jsonl?|csv|txt|png"
     named = re.compile(rf"(?<![\w/.-])(?:\.\./)?(?:{folders})/[\w./+-]*\.(?:{endings})\b")
     commands = re.findall(r"^make (\S+)", execute(["make", "help"], cwd=ROOT).out, re.M)

@@ -53,9 +53,6 @@ SCALE_LARGEST = 0.125
 # at most, so the mean of all by 0.003 of it; three times that.
 SIMULATED = 0.01
 
-# The lab's all-reduces on four nodes, predicted from those on two: fixed before anything was measured there.
-LAB = 0.2
-
 # Simpson's rule and other plain Python arithmetic, against the exact value.
 ARITHMETIC = 1e-5
 
