@@ -17,8 +17,8 @@ BARE = {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": "/proc/nowhere", "LC_ALL": "C
 @pytest.mark.fault
 def test_a_reader_that_has_gone_ends_the_job():
     """`mpiexec -n 2 python main.py | head -1` ends, soon."""
-    words = f"{BIN}/mpiexec -n 2 {sys.executable} '{ROOT}/03_ddp/main.py' --epochs 50 | head -1"
-    done = execute(["sh", "-c", words], timeout=100)
+    words = [BIN / "mpiexec", "-n", 2, sys.executable, ROOT / "03_ddp" / "main.py", "--epochs", 50]
+    done = execute(["sh", "-c", '"$@" | head -1', "sh", *words], timeout=100)
     assert done.out.startswith("digits: ") and len(done.out.splitlines()) == 1
 
 
