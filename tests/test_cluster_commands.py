@@ -22,8 +22,9 @@ def commands():
                 words = [SMALLER.get(word, word) for word in flags.split()]
                 if not any(word.isupper() for word in words):
                     found[os.path.relpath(page.parent / below, ROOT), " ".join(words)] = None
-    return [case(folder, flags, marks=[pytest.mark.slow] if "tensorflow" in folder else [])
-            for folder, flags in found]
+    half = [(folder, f"{flags} --precision bf16") for folder, flags in found if "resnet" in flags]
+    return [case(folder, flags, marks=[pytest.mark.slow] if "tensorflow" in folder or "bf16" in flags else [])
+            for folder, flags in [*found, *half]]
 
 
 @pytest.mark.parametrize(("chapter", "flags"), commands())

@@ -1,5 +1,6 @@
 """The repository itself: the diff is the lesson, nothing is stale, pins in one place, no path of anybody's machine."""
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -59,6 +60,20 @@ def test_the_lessons_have_the_design_s_sizes():
         assert len(re.findall(r"(?:^|\n\n)    # \w", body)) == 6, path
     for path in CHAPTERS:
         assert [line for line in path.read_text().splitlines() if len(line) > WIDTH] == [], path
+
+
+@pytest.mark.check
+def test_a_function_that_a_lesson_keeps_is_the_same():
+    """But for main(), which is the lesson, and the network of chapter 5, a perceptron."""
+    def functions(name):
+        nodes = ast.parse((ROOT / name).read_text()).body
+        return {node.name: ast.unparse(node) for node in nodes if isinstance(node, ast.FunctionDef)}
+
+    kept = [(name, function) for name, (_, base, _) in SIZES.items() if base
+            for function in functions(name).keys() & functions(base).keys() - {"main"}]
+    changed = [(name, function) for name, function in kept
+               if functions(name)[function] != functions(SIZES[name][1])[function]]
+    assert len(kept) > 8 and changed == [("05_zero/main.py", "build_model")]
 
 
 @pytest.mark.check

@@ -3,13 +3,14 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 
 import check_script as header
 import pytest
-from conftest import BIN, ROOT, case, execute, lines, parameters
+from conftest import BIN, ROOT, case, copy_of, execute, lines, parameters
 from lab import LAB, Lab
 from tolerances import FP64, close
 
@@ -37,12 +38,12 @@ class Cluster:
         (folder / ".bash_profile").write_text("module() { :; }; conda() { :; }\n")  # for bash -l
         self.polaris = {"SITE": "polaris", "VENV": str(folder), "PALS_PPN": "1", "HOME": str(folder)}
 
-    def run(self, *words, chapter="03_ddp", env=None, code=0):
+    def run(self, *words, chapter="03_ddp", env=None, codes=(0,)):
         """A command's output, in a chapter's folder on the login node."""
         done = subprocess.run([str(word) for word in (ROOT / "submit" / "lab.sh", "on", "login", *words)],
                               cwd=self.folder / chapter, env=self.env | (env or {}), text=True,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200)
-        assert done.returncode == code, done.stdout
+        assert done.returncode in codes, done.stdout
         return done.stdout
 
     def sbatch(self, *words, chapter="03_ddp", script="submit.slurm"):
@@ -133,6 +134,24 @@ def test_a_mistake_fails_the_job_with_one_line(cluster):
     state, printed = cluster.end(cluster.sbatch("-N", 2, "--ntasks-per-node=1", ("--lr", "-1")))
     assert state.startswith("FAILED") and len(re.findall(r"^main\.py: ", printed, re.M)) == 1, printed
     assert "Traceback" not in printed
+
+
+@real_slurm
+@pytest.mark.fault
+@pytest.mark.parametrize("death", ["SIGKILL", case("SIGSTOP", marks=[pytest.mark.slow])])
+def test_a_rank_that_dies_ends_the_step(death, cluster, tmp_path):
+    """As the sites' files start it. The other node's rank waits in an all-reduce."""
+    step = "            yield batch\n"
+    dies = f"os.kill(os.getpid(), {signal.Signals[death]:d})"
+    place = copy_of("03_ddp", tmp_path / "copy", (step, f"""{step}
+            if self.rank == 1 and number == 3:
+                {dies}
+"""), name="workshop.py")
+    flags = "--device", "cpu", "--timeout", 5
+    started = time.monotonic()
+    cluster.run("srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "-N", 2, "-n", 2, BIN / "python",
+                place.with_name("main.py"), *flags, codes=(137, 143))  # srun's, of the rank that ended first
+    assert time.monotonic() - started < 90
 
 
 @pytest.mark.check
