@@ -54,8 +54,8 @@ faults: tested ## break it: killed ranks, full disks, wrong input; names what wa
 bench: setup ## measure what loading, metrics and synchronisation cost
 	@"$(VENV)/bin/python" -m tools.measuring.bench
 
-docs: setup ## write diffs and tables into the pages again, and draw their figures (ONLY=03_ddp: of these pages)
-	@"$(VENV)/bin/python" -m tools.pages.docs $(if $(ONLY),--only "$(ONLY)")
+docs: setup ## write diffs and tables into the pages again, and draw their figures
+	@"$(VENV)/bin/python" -m tools.pages.docs
 
 notebooks: setup ## run the notebooks from top to bottom and store what they show
 	@"$(VENV)/bin/python" -m tools.pages.notebooks

@@ -162,7 +162,7 @@ def draw() -> style.Picture:
     return figure
 
 
-TEXTS = {"assumed": at_scale.assumed, "table": at_scale.table, "published": published, "failures": failures}
+TABLES = {"assumed": at_scale.assumed, "table": at_scale.table, "published": published, "failures": failures}
 
 if __name__ == "__main__":
     print(published(), failures(), sep="\n\n")
