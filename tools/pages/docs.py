@@ -41,14 +41,11 @@ PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|changes|scale|slow|bench): (.+?) -->\n"
                    r"(?:```\w*\n.*?^```\n)?", re.M | re.S)
 LISTS = re.compile(r"<!-- (faults|findings) -->\n(?:\|.*\n)*")
+LATER = ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero")
 COPIES = {  # file: the folders that have its copy, so that a chapter's folder runs wherever it is copied
-    "01_single_node/ranks.py": ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed",
-                                "05_zero"),
-    "01_single_node/workshop.py": ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp",
-                                   "04_deepspeed", "05_zero"),
-    "01_single_node/resnet.py": ("02_horovod/tensorflow",),
-    "04_deepspeed/ds_config.py": ("05_zero",),
-    "04_deepspeed/checkpoints.py": ("05_zero",)}
+    "01_single_node/ranks.py": LATER, "01_single_node/workshop.py": LATER,
+    "01_single_node/resnet.py": ["02_horovod/tensorflow"],
+    "04_deepspeed/ds_config.py": ["05_zero"], "04_deepspeed/checkpoints.py": ["05_zero"]}
 TABLES = {"demo": demo, "zero": zero, "rounding": rounding, "read_data": reading, "public_scripts": public_scripts,
           "notebook_seconds": notebook_seconds, "batch": sweep, "weak": sweep, "strong": sweep}
 

@@ -272,33 +272,38 @@ def horovod_layers():
 
 # --- a training step of two ranks ---
 
-LANE, GAP, END = 0.55, 0.38, 8.85  # inches: the height of a time line's lane, between two, and where the lanes end
+LANE, GAP, BEGIN, END = 0.55, 0.38, 1.3, 8.85  # inches: a lane's height, that between two, where lanes begin and end
 
 
-def time_line(title, begin, phases, sending, sent, height=4):
+def time_line(title, computes, phases, sends, sent, height=4):
     """Two ranks' phases, and between them the all-reduces, which join them. The lengths are made up.
 
-    phases: of each rank names and ends, the last two of waiting and of the optimizer. sending: after how many phases
-    before these something is sent. sent: name, begin and end of each all-reduce. Returns figure, axis, and the heights
-    of the brackets and of the all-reduces.
+    computes: what stands over rank 0 until it waits, and from where on. phases: of each rank names and ends, the last
+    two of waiting and of the optimizer. sends: at the ends of how many phases before these something is sent. sent:
+    name, begin and end of each all-reduce. Returns figure, axis, and the foot of the all-reduces.
     """
     figure, axis = canvas(height, title, "schematic, not measured")
-    top, middle, bottom = (height - 1.65 - (LANE + GAP) * number for number in range(3))
+    top, middle, bottom = feet = [height - 1.65 - (LANE + GAP) * number for number in range(3)]
     colors = STEP | {"waits": ABSENT}
-    box(axis, begin, middle, END - begin, LANE, PAPER)
+    label, start = computes
+    *_, waits, optimizer, _ = phases[0][1]
+    bracket(axis, start, waits, top + LANE + 0.2, label)
+    bracket(axis, waits, optimizer, top + LANE + 0.2, "exposed", weight="bold")
+    box(axis, BEGIN, middle, END - BEGIN, LANE, PAPER)
     for name, start, end in sent:
         box(axis, start, middle, end - start, LANE, COMMUNICATION, name)
     edges = ((top, top, middle + LANE), (bottom, bottom + LANE, middle))  # a lane's foot; an arrow's ends
     for (foot, near, far), (labels, ends) in zip(edges, phases):
-        for label, start, end in zip(labels, (begin, *ends), ends):
+        for label, start, end in zip(labels, (BEGIN, *ends), ends):
             box(axis, start, foot, end - start, LANE, colors.get(label, STEP["backward"]), label)
-        for ready in ends[-2 - sending:-2]:
+        for ready in ends[-2 - sends:-2]:
             arrow(axis, (ready, near), (ready, far))
-        arrow(axis, (ends[-2], far), (ends[-2], near))
-    names(axis, (top, bottom), LANE, ("rank 0", "rank 1"), weight="bold")
+        arrow(axis, (optimizer, far), (optimizer, near))
+    names(axis, feet[::2], LANE, ("rank 0", "rank 1"), weight="bold")
+    names(axis, [middle], LANE, ["all-reduce"])
     write(axis, END, bottom - 0.23, "time", ha="right")
-    arrow(axis, (begin, bottom - 0.23), (END - 0.52, bottom - 0.23))
-    return figure, axis, top + LANE + 0.2, middle
+    arrow(axis, (BEGIN, bottom - 0.23), (END - 0.52, bottom - 0.23))
+    return figure, axis, middle
 
 
 def ddp_step():
@@ -307,11 +312,9 @@ def ddp_step():
     An all-reduce starts when backward has the gradients of its bucket, and runs beside the rest of backward.
     """
     phases = (("forward", "bucket 1", "bucket 2", "bucket 3", "waits", "optimizer"), (2.3, 3.4, 5.05, 6.55, 7.75, END))
-    figure, axis, over, middle = time_line("One training step with DDP", 1.3, (phases, phases), 3,
-                                           (("1", 3.4, 4), ("2", 5.05, 6.3), ("3", 6.55, 7.75)))
-    bracket(axis, 2.3, 6.55, over, "backward, from the last layer")
-    bracket(axis, 6.55, 7.75, over, "exposed", weight="bold")
-    names(axis, [middle], LANE, ["all-reduce"])
+    sent = (("1", 3.4, 4), ("2", 5.05, 6.3), ("3", 6.55, 7.75))
+    figure, _, _ = time_line("One training step with DDP", ("backward, from the last layer", 2.3), (phases, phases), 3,
+                             sent)
     return figure
 
 
@@ -323,24 +326,21 @@ def horovod_step():
     """
     labels = ("forward", "4", "3", "2", "1", "waits", "optimizer")
     phases = ((labels, (2.4, 3.4, 4.1, 4.65, 6, 7.55, END)), (labels, (2.4, 3.65, 4.45, 4.85, 6.5, 7.55, END)))
-    figure, axis, over, middle = time_line("One training step with Horovod", 1.3, phases, 4,
-                                           (("4", 3.7, 4.2), ("3 + 2", 4.9, 5.85), ("1", 6.7, 7.55)), 4.45)
-    bracket(axis, 2.4, 6, over, "backward, layer 4 to 1")
-    bracket(axis, 6, 7.55, over, "exposed", weight="bold")
-    names(axis, [middle], LANE, ["all-reduce"])
-    cycles = [1.3 + 0.6 * cycle for cycle in range(1, 13)]
+    sent = (("4", 3.7, 4.2), ("3 + 2", 4.9, 5.85), ("1", 6.7, 7.55))
+    figure, axis, middle = time_line("One training step with Horovod", ("backward, layer 4 to 1", 2.4), phases, 4, sent,
+                                     height=4.45)
+    cycles = [BEGIN + 0.6 * cycle for cycle in range(1, 13)]
     axis.vlines(cycles, middle, middle + LANE, color=COMMUNICATION, lw=1.5, ls=":")
-    write(axis, 1.3, 0.3, "dotted: a cycle begins; what is ready on both goes together", ha="left")
+    write(axis, BEGIN, 0.3, "dotted: a cycle begins; what is ready on both goes together", ha="left")
     return figure
 
 
 def deepspeed_step():
     """One step of DeepSpeed's engine, with two micro-batches."""
-    phases = (("forward", "backward", "forward", "backward", "waits", "optimizer"), (2.1, 3.62, 4.72, 6.24, 7.59, END))
-    figure, axis, over, _ = time_line("One step of DeepSpeed's engine, ZeRO off", 1, (phases, phases), 1,
-                                      (("all-reduce", 6.24, 7.59),))
-    bracket(axis, 1, 6.24, over, "2 micro-batches: gradients add up, nothing is sent")
-    bracket(axis, 6.24, 7.59, over, "exposed", weight="bold")
+    phases = (("forward", "backward", "forward", "backward", "waits", "optimizer"), (2.3, 3.8, 4.8, 6.3, 7.65, END))
+    figure, _, _ = time_line("One step of DeepSpeed's engine, ZeRO off",
+                             ("2 micro-batches: gradients add up, nothing is sent", BEGIN), (phases, phases), 1,
+                             [("once", 6.3, 7.65)])
     return figure
 
 
