@@ -91,11 +91,8 @@ def parallelism():
     bars = ((3.24,), (), (2.2, 3.24))  # the foot of each all-reduce, by panel
     across = 3 * pitch + width
 
-    write(axis, 0.9, 3.69, "rank", ha="right")
-    for number, foot in enumerate(feet):
-        write(axis, 0.9, foot + height / 2 + 0.02, f"layer {number + 1}", ha="right")
-    write(axis, 0.9, batch + 2 * cell + 0.02, "batch", ha="right")
-    write(axis, 0.9, 0.3, "sent", ha="right", va="center")
+    names(axis, (3.53, *feet[::-1], batch + 0.12, 0.17), height,
+          ("rank", "layer 4", "layer 3", "layer 2", "layer 1", "batch", "sent"))
     for start, end, title in ((left, left + across, "Data parallel"),
                               (left + apart, left + 2 * apart + across, "Model parallel")):
         write(axis, start, 4.38, title, ha="left", fontsize=TITLE, weight="bold")

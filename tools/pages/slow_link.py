@@ -17,7 +17,6 @@ from tools.measuring.lab_model import PREDICTIONS, Predictions, cluster_of, cost
 from tools.measuring.slow_link import WAYS
 from tools.pages import at_scale, style
 
-COMMIT = "ec7659b"  # of tools/measuring/lab_model.py as it predicts; a test compares
 AIM = 0.15
 NAMES = {("02_horovod/pytorch", None): "Horovod", ("03_ddp", None): "DDP", ("04_deepspeed", None): "DeepSpeed",
          ("05_zero", 1): "ZeRO 1", ("05_zero", 3): "ZeRO 3"}
@@ -163,6 +162,8 @@ def draw() -> style.Picture:
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDS
+    if not (folder / "lab.jsonl").exists():
+        sys.exit(f"{folder} has no lab.jsonl: python -m tools.measuring.lab --folder {folder}")
     for name in TABLES:
         print(f"--- {name} ---\n{text(name, folder)}\n")
 
