@@ -7,7 +7,7 @@ PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 # What git knows: an attendee's own script is not checked
 RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check
 .DEFAULT_GOAL := help
-.PHONY: help setup tested exercise demo check test test-core test-all test-cpus faults bench docs notebooks slides pins
+.PHONY: help setup tested exercise demo check test test-core test-all test-cpus faults bench docs notebooks pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,14 +54,11 @@ faults: tested ## break it: killed ranks, full disks, wrong input; names what wa
 bench: setup ## measure what loading, metrics and synchronisation cost
 	@"$(VENV)/bin/python" -m tools.measuring.bench
 
-docs: setup ## write diffs and tables into the pages again, and draw their figures (ONLY=03_ddp: of these pages)
-	@"$(VENV)/bin/python" -m tools.pages.docs $(if $(ONLY),--only "$(ONLY)")
+docs: setup ## write diffs and tables into the pages again, and draw their figures
+	@"$(VENV)/bin/python" -m tools.pages.docs
 
 notebooks: setup ## run the notebooks from top to bottom and store what they show
 	@"$(VENV)/bin/python" -m tools.pages.notebooks
-
-slides: setup ## two figures of each notebook in one file that opens offline: results/slides.html
-	@"$(VENV)/bin/python" -m tools.pages.slides
 
 pins: ## after moving a version in pyproject.toml: write requirements.txt again; installs nothing
 	@$(or $(wildcard $(VENV)/bin/uv),uv) pip compile --quiet --system-certs --universal --python-version 3.11 \

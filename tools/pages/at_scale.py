@@ -3,7 +3,6 @@
     python -m tools.pages.at_scale          # the tables of published runs and of failures
 """
 
-import bisect
 import sys
 from collections.abc import Iterable
 
@@ -57,14 +56,13 @@ def mlperf(constants: Constants = CENTRAL) -> pd.DataFrame:
 
 def published() -> str:
     """The table of mlperf()."""
-    lines = ["   GPUs  images of a GPU   images/s published    predicted   a flat ring of all GPUs"]
-    for gpus, row in mlperf().iterrows():
-        if len(lines) <= len(FITTED):
-            errors = f"{'fitted':>13}{'fitted':>26}"
-        else:
-            errors = f"{row.predicted / row.published - 1:+13.1%}{row['flat ring'] / row.published - 1:+26.1%}"
-        lines.append(f"{gpus:7,}{row['images a GPU']:17.0f}{row.published:21,.0f}{errors}")
-    return "\n".join(lines)
+    table = mlperf().rename_axis("GPUs").reset_index()
+    for name in "predicted", "flat ring":
+        error = (table[name] / table["published"] - 1).map("{:+.1%}".format)
+        table[name] = error.where(table.index >= len(FITTED), "fitted")
+    formats = {"GPUs": "{:,}".format, "images a GPU": "{:.0f}".format, "published": "{:,.0f}".format}
+    names = {"published": "images/s published", "flat ring": "a flat ring of all GPUs"}
+    return table.to_string(index=False, formatters=formats, header=[names.get(name, name) for name in table])
 
 
 def goodput(gpus: int, hours: float, checkpoint: float) -> float:
@@ -76,14 +74,14 @@ def goodput(gpus: int, hours: float, checkpoint: float) -> float:
 
 def failures() -> str:
     """Goodput by GPUs and their failures (rows), and by checkpoints (columns)."""
-    waits = GIVEN["a checkpoint that all wait for"], GIVEN["one that is written meanwhile"]
-    lines = [f"   GPUs  a failure every {'':32}" + "".join(f"{f'checkpoint {wait} s':>20}" for wait in waits)]
-    llama = GIVEN["time between failures of a GPU"]
+    llama, rows = GIVEN["time between failures of a GPU"], []
     for gpus, hours, source in ((1024, RSC, "2410.21680"), (10000, RSC, "2410.21680"), (10000, llama, "Llama 3"),
                                 (16384, llama, "Llama 3: above 90 % published")):
-        lines.append(f"{gpus:7,}{hours / gpus:8.2f} h, as in {source:31}"
-                     + "".join(f"{goodput(gpus, hours, wait):20.1%}" for wait in waits))
-    return "\n".join(lines)
+        row = {"GPUs": f"{gpus:,}", "a failure every": f"{hours / gpus:.2f} h", "as in": source}
+        for wait in GIVEN["a checkpoint that all wait for"], GIVEN["one that is written meanwhile"]:
+            row[f"checkpoint {wait} s"] = f"{goodput(gpus, hours, wait):.1%}"
+        rows.append(row)
+    return pd.DataFrame(rows).to_string(index=False)
 
 
 # --- beside the lab of submit/lab.sh ---
@@ -106,22 +104,12 @@ def lab(rows: Iterable[dict], burst: int = 0) -> tuple[Link, dict[tuple[int, int
 
 # --- the figure ---
 
-def outlasting() -> int:
-    """From how many GPUs on all all-reduces of a step together take longer than its backward."""
-    def outlasts(nodes: int) -> bool:
-        row = at_scale.predict(8 * nodes, MODEL_7B, H100)
-        late = row["step"] * (row["useful"] + row["stragglers"]) / row["goodput"]
-        return row["all_reduce"] > CENTRAL.backward * late
-
-    return 8 * bisect.bisect_left(range(1251), True, lo=1, key=outlasts)
-
-
 def draw_shares(axis: Axes) -> None:
     """Where the GPUs' time goes, from 8 to 10,000 of them."""
-    counts = sorted({8 * round(count / 8) for count in np.geomspace(8, 10000, 100)})
-    rows = pd.DataFrame([at_scale.predict(gpus, MODEL_7B, H100) for gpus in counts])
+    rows = pd.DataFrame([at_scale.predict(gpus, MODEL_7B, H100) for gpus in range(8, 10001, 8)])
     axis.stackplot(rows.gpus, *(rows[name] for name in style.TIME), colors=style.TIME.values())
-    first = outlasting()
+    late = rows.step * (rows.useful + rows.stragglers) / rows.goodput
+    first = rows.gpus[rows.all_reduce > CENTRAL.backward * late].min()
     words = f"from some {round(first, -2):,} on\nthe all-reduce outlasts\nbackward"
     axis.annotate(words, (first, 0.82), (16, 0.33), arrowprops={"arrowstyle": "-", "color": style.MEASURED})
     axis.set(title="Where the time of the GPUs goes", xlabel="GPUs", xscale="log", xlim=(8, 10000), ylim=(0, 1))
@@ -162,7 +150,7 @@ def draw() -> style.Picture:
     return figure
 
 
-TEXTS = {"assumed": at_scale.assumed, "table": at_scale.table, "published": published, "failures": failures}
+TABLES = {"assumed": at_scale.assumed, "table": at_scale.table, "published": published, "failures": failures}
 
 if __name__ == "__main__":
     print(published(), failures(), sep="\n\n")

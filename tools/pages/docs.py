@@ -3,19 +3,18 @@
 A comment says what belongs into the fence behind it, which this program writes:
 
     <!-- lesson: PATH | WORDS | WORDS -->      the lines of a file that matter, each by words that stand in it alone
+    <!-- lesson: PATH -->         a file as it is
     <!-- hunk: WORDS | WORDS -->       hunks of the README's diff, each by words that stand in it and in no other
     <!-- output: CHAPTER RANKS FLAG... -->      what the chapter's main.py printed on so many ranks, as recorded
     <!-- sample: PROGRAM RANKS FLAG... -->      the same for what no test compares, because it names the machine
     <!-- table: NAME -->               the table of assets/records/NAME.jsonl, by the program that wrote it
     <!-- table: zero PRECISION -->     of those with this precision
     <!-- command: NAME -->             the command of submit/sweep.py that makes assets/records/NAME.jsonl
-    <!-- file: PATH -->                a file as it is
     <!-- faults -->                    (no fence) the table of the faults that submit/doctor.py names
     <!-- findings -->                  (no fence) the table of what submit/agree.py finds
     <!-- changes: OLD NEW | OLD NEW -->     how many lines were added and removed between files
     <!-- scale: NAME -->              a table of tools/pages/at_scale.py
     <!-- slow: NAME -->               a table of tools/pages/slow_link.py
-    <!-- said: NAME -->               (no fence) a paragraph of tools/pages/slow_link.py
     <!-- bench: N -->                  section N of `make bench`, from assets/records/bench*.txt
 
 A chapter's README names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
@@ -39,22 +38,16 @@ from tools.measuring import demo, notebook_seconds, public_scripts, reading, rou
 from tools.pages import at_scale, figures, slow_link
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
-FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|file|bench|scale|slow|changes): (.+?) -->\n"
+FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|changes|scale|slow|bench): (.+?) -->\n"
                    r"(?:```\w*\n.*?^```\n)?", re.M | re.S)
 LISTS = re.compile(r"<!-- (faults|findings) -->\n(?:\|.*\n)*")
-SAID = re.compile(r"<!-- said: (\w+) -->\n(?:.+\n)*")
+LATER = ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero")
 COPIES = {  # file: the folders that have its copy, so that a chapter's folder runs wherever it is copied
-    "01_single_node/ranks.py": ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed",
-                                "05_zero"),
-    "01_single_node/workshop.py": ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp",
-                                   "04_deepspeed", "05_zero"),
-    "01_single_node/resnet.py": ("02_horovod/tensorflow",),
-    "04_deepspeed/ds_config.py": ("05_zero",),
-    "04_deepspeed/checkpoints.py": ("05_zero",)}
+    "01_single_node/ranks.py": LATER, "01_single_node/workshop.py": LATER,
+    "01_single_node/resnet.py": ["02_horovod/tensorflow"],
+    "04_deepspeed/ds_config.py": ["05_zero"], "04_deepspeed/checkpoints.py": ["05_zero"]}
 TABLES = {"demo": demo, "zero": zero, "rounding": rounding, "read_data": reading, "public_scripts": public_scripts,
-          "notebook_seconds": notebook_seconds,
-          "batch": sweep, "weak": sweep, "strong": sweep}
-
+          "notebook_seconds": notebook_seconds, "batch": sweep, "weak": sweep, "strong": sweep}
 
 
 def hunks(old, new):
@@ -71,19 +64,22 @@ def changes(old, new):
     return f"{old} -> {new}: {signs.count('+')} lines added, {signs.count('-')} removed"
 
 
-def lesson(path, *words):
-    """The lines of a file with these words, in the file's order, without the space that all of them have in front.
+def only(words, places, where):
+    """The number of the one place that has these words; raises ValueError where none or several have."""
+    found = [number for number, text in enumerate(places) if words in text]
+    if len(found) != 1:
+        raise ValueError(f"{words!r} stands in {len(found)} {where}")
+    return found[0]
 
-    Raises ValueError for words that stand in no line or in several.
-    """
-    text = (ROOT / path).read_text().splitlines()
-    chosen = set()
-    for each in words:
-        found = [number for number, line in enumerate(text) if each in line]
-        if len(found) != 1:
-            raise ValueError(f"{each!r} stands in {len(found)} lines of {path}")
-        chosen.update(found)
-    return textwrap.dedent("\n".join(text[number] for number in sorted(chosen)))
+
+def lesson(path, *words):
+    """The lines of a file with these words, in the file's order, without the space that all of them have in front."""
+    text = (ROOT / path).read_text()
+    if not words:
+        return text
+    lines = text.splitlines()
+    chosen = {only(each, lines, f"lines of {path}") for each in words}
+    return textwrap.dedent("\n".join(lines[number] for number in sorted(chosen)))
 
 
 def outputs() -> list[str]:
@@ -125,40 +121,36 @@ def render(text, run=recorded):
     """
     pair = PAIR.search(text)
     everything = hunks(*pair.groups()) if pair else []
-    left = list(everything)
+    shown = []
 
-    def show(words):
-        found = [hunk for hunk in everything if words in hunk]
-        if len(found) != 1:
-            raise ValueError(f"{words!r} stands in {len(found)} hunks")
-        if found[0] not in left:
-            raise ValueError(f"{words!r} stands in a hunk that is shown twice")
-        left.remove(found[0])
-        return found[0]
+    def hunk(*words):
+        shown.extend(only(each, everything, "hunks") for each in words)
+        return "\n".join(everything[number] for number in shown[-len(words):])
 
     def fence(match):
         kind, words = match.groups()
-        language, content = {
-            "lesson": lambda: ("python", lesson(*words.split(" | "))),
-            "hunk": lambda: ("diff", "\n".join(map(show, words.split(" | ")))),
-            "output": lambda: ("", run(*words.split())),
-            "sample": lambda: ("", run(*words.split())),
-            "command": lambda: ("", sweep.command_line(f"assets/records/{words}.jsonl")),
-            "file": lambda: ("bash", (ROOT / words).read_text()),
-            "table": lambda: ("", table(*words.split())),
-            "bench": lambda: ("", bench(words)),
-            "scale": lambda: ("", at_scale.TEXTS[words]()),
-            "slow": lambda: ("", slow_link.TEXTS[words]()),
-            "changes": lambda: ("", "\n".join(changes(*pair.split()) for pair in words.split(" | "))),
+        parts = words.split(" | ")
+        content = {
+            "lesson": lambda: lesson(*parts),
+            "hunk": lambda: hunk(*parts),
+            "output": lambda: run(*words.split()),
+            "sample": lambda: run(*words.split()),
+            "table": lambda: table(*words.split()),
+            "command": lambda: sweep.command_line(f"assets/records/{words}.jsonl"),
+            "changes": lambda: "\n".join(changes(*part.split()) for part in parts),
+            "scale": lambda: at_scale.TABLES[words](),
+            "slow": lambda: slow_link.text(words),
+            "bench": lambda: bench(words),
         }[kind]()
         content = "\n".join(line.rstrip() for line in content.splitlines())
+        language = {"hunk": "diff", "lesson": "python" if parts[0].endswith(".py") else "bash"}.get(kind, "")
         return f"<!-- {kind}: {words} -->\n```{language}\n{content}\n```\n"
 
     lists = {"faults": doctor, "findings": agree_verdicts}
     text = LISTS.sub(lambda match: f"<!-- {match[1]} -->\n{lists[match[1]].table()}\n", FENCE.sub(fence, text))
-    text = SAID.sub(lambda match: f"<!-- said: {match[1]} -->\n{slow_link.said(match[1])}\n", text)
-    if left:
-        raise ValueError("hunks that are not shown:\n" + "\n\n".join(left))
+    wrong = [hunk for number, hunk in enumerate(everything) if shown.count(number) != 1]
+    if wrong:
+        raise ValueError("hunks that are not shown, or shown twice:\n" + "\n\n".join(wrong))
     return text
 
 
@@ -173,40 +165,26 @@ def copies():
             yield ROOT / name, ROOT / folder / Path(name).name
 
 
-def parse_args():
-    parser = Parser(__doc__)
-    parser.add_argument("--only", help="the pages whose names begin so, as 03_ddp; no figures")
-    args = parser.parse_args()
-    if args.only and not any(wanted(path, args.only) for path in readmes()):
-        parser.error(f"--only {args.only}: no page's name begins so")
-    return args
-
-
-def wanted(path, only):
-    """Whether a page's name, from the top folder, begins as --only says."""
-    return str(path.relative_to(ROOT)).startswith(only.rstrip("/"))
-
-
 def main():
-    only = parse_args().only
+    Parser(__doc__).parse_args()
     for master, copy in copies():
         if not copy.exists() or copy.read_bytes() != master.read_bytes():
             copy.write_bytes(master.read_bytes())
             print("copied:", copy.relative_to(ROOT))
+    problems = []
     for path in readmes():
-        name = str(path.relative_to(ROOT))
-        if only and not wanted(path, only):
-            continue
-        text = path.read_text()
+        text, name = path.read_text(), path.relative_to(ROOT)
         try:
             new = render(text)
         except ValueError as problem:
-            sys.exit(f"{name}: {problem}")
+            problems.append(f"{name}: {problem}")
+            continue
         if new != text:
             path.write_text(new)
             print("written:", name)
-    if not only:
-        figures.main()
+    figures.main()
+    if problems:
+        sys.exit("\n".join(problems))
 
 
 if __name__ == "__main__":
