@@ -155,7 +155,7 @@ def render(text, run=recorded):
 
 
 def readmes():
-    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("[0-9ers]*/**/*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("[0-9ers]*/**/*.md"))]
 
 
 def copies():
