@@ -7,7 +7,7 @@ PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 # What git knows: an attendee's own script is not checked
 RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check
 .DEFAULT_GOAL := help
-.PHONY: help setup tested exercise demo check test test-core test-all test-cpus faults bench docs notebooks pins
+.PHONY: help setup tested exercise demo check test test-core test-all test-cpus faults bench docs notebooks site pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ docs: setup ## write diffs and tables into the pages again, and draw their figur
 
 notebooks: setup ## run the notebooks from top to bottom and store what they show
 	@"$(VENV)/bin/python" -m tools.pages.notebooks
+
+site: tested ## all pages and notebooks as one site, which opens offline: results/site/README.html
+	@"$(VENV)/bin/python" -m sphinx -q -W --keep-going -j auto -c docs -d results/site/.doctrees . results/site
+	@echo "results/site/README.html"
 
 pins: ## after moving a version in pyproject.toml: write requirements.txt again; installs nothing
 	@$(or $(wildcard $(VENV)/bin/uv),uv) pip compile --quiet --system-certs --universal --python-version 3.11 \
