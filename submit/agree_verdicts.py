@@ -9,6 +9,7 @@ FACTOR = 0.02  # how near a factor has to be to 1, to the number of ranks, or to
 SAME_HALF = 3e-2  # where gradients have 8 or 11 bits
 STRAGGLER, NOTICEABLE = 2, 0.02  # times the time of the others, and seconds more
 
+
 class Finding(NamedTuple):
     """What --explain and the page say of it."""
     symptom: str
@@ -45,7 +46,7 @@ FINDINGS = {
         "divide by the number of ranks, or op=AVG; or, where the sum is meant, divide the learning rate"),
     "twice": Finding(
         "the ranks' gradients are averaged twice: as many times too small as there are ranks",
-        "a division beside that of DDP or Horovod (or one for as many accumulated batches, which looks the same)",
+        "a division of the gradients beside that of DDP or Horovod (or one for as many accumulated batches)",
         "divide once"),
     "rates": Finding(
         "the optimizers' learning rates differ between the ranks",
@@ -57,16 +58,18 @@ FINDINGS = {
         "make the whole model before it is wrapped; wrap every model that is trained"),
     "other gradients": Finding(
         "what the optimizer takes is neither the average of the ranks' gradients nor any rank's own",
-        "something changes the gradients on a rank before they are averaged: clipping, noise, a scale of its own",
+        "something changes the gradients on a rank: clipping before they are averaged, or afterwards by a limit of its "
+        "own; noise; a scale",
         "average first; clip, unscale and the like afterwards, on all ranks alike"),
     "same data": Finding(
         "all ranks train on the same samples",
         "no sampler deals them out, and all ranks shuffle with one seed",
         "sampler=DistributedSampler(dataset) instead of shuffle=True"),
     "overlap": Finding(
-        "each rank goes through the whole data set, in an order of its own: one epoch is as many as there are ranks",
-        "shuffle=True without a sampler, with another seed on each rank",
-        "sampler=DistributedSampler(dataset) instead of shuffle=True"),
+        "ranks train on samples that others train on, too: an epoch has some several times, and may lack others",
+        "shuffle=True without a sampler, with another seed on each rank; or each rank has split or ordered the data by "
+        "a seed of its own, and a DistributedSampler deals them out",
+        "sampler=DistributedSampler(dataset) instead of shuffle=True; one seed for random_split and the sampler"),
     "sampler": Finding(
         "the sampler deals for another number of ranks than train",
         "its num_replicas and rank are of something else: typed in, or asked before the ranks met",
@@ -105,9 +108,14 @@ FINDINGS = {
         "a data set that makes its items up as it goes, with another seed on each rank; or one that all ranks share, "
         "and no sampler deals it out",
         "in the second case sampler=DistributedSampler(dataset) instead of shuffle=True", note=True),
+    "other data": Finding(
+        "each rank has another data set, and a DistributedSampler deals it a part of its own",
+        "data that are drawn without a seed, or listed in another order on each rank",
+        "one seed before the data are made, sorted names; or shuffle=True, if each rank has its share already", note=True),
     "scaled": Finding(
         "the gradients are the mean of the ranks', and a factor beside",
-        "clipping, a loss scale that is taken out again, or gradients that are divided by the accumulated batches",
+        "clipping (which hides whether the mean or the sum is clipped), a loss scale that is taken out again, or "
+        "gradients that are divided by the accumulated batches",
         "nothing, if one of these is meant; else look for a second division", note=True),
     "buffers": Finding(
         "buffers differ between the ranks",
@@ -125,6 +133,10 @@ FINDINGS = {
         "the ranks of a node have more threads than it has cores",
         "each rank takes all cores",
         "OMP_NUM_THREADS=1, or the cores divided by the ranks", note=True),
+    "cores": Finding(
+        "a node has more ranks than cores for them: they take turns",
+        "more ranks were asked for, or the launcher binds several to one core",
+        "fewer ranks a node; a trial may be slow", note=True),
     "straggler": Finding(
         "one rank computes longer than the others, which wait for it",
         "another program on its cores, a slower device, more or longer samples, work that one rank does alone",
@@ -235,7 +247,10 @@ def kind_of(local, final, tolerance):
     ranks, mean = len(local), mean_of(local)
     fits = [fit(one, mean) for one in final]
     if all(left < tolerance for _, left in fits):
-        factor = median(factor for factor, _ in fits)
+        factors = [factor for factor, _ in fits]
+        factor = median(factors)
+        if max(factors) - min(factors) > FACTOR * abs(factor):
+            return "other gradients", f"the mean times {numbers(f'{each:.4g}' for each in factors)}"
         for kind, expected in ("mean", 1), ("sum", ranks), ("twice", 1 / ranks):
             if abs(factor - expected) < FACTOR * expected:
                 return kind, f"a factor of {factor:.3g} beside the mean"
@@ -266,8 +281,7 @@ def judge_gradients(reports):
         if said == "other gradients":
             own = [name for name in names if kind([name])[0] == "own gradients"]
             said, named = ("part", own) if own and len(own) < len(names) else (said, names)
-        if said in ("own gradients", "part", "other gradients"):
-            where = f"such as {named[0]}"
+        where = where or f"such as {named[0]}"
         seen.setdefault(tuple(names), []).append((number, said, where))
     kinds, found = Counter(), {}
     for steps in seen.values():
@@ -302,6 +316,10 @@ def judge_loader(loaders, joins=False):
             found["order"] = "seen in two epochs"
         elif loaders[0]["shuffle"] and loaders[0]["forgets"]:
             found["order"] = "no set_epoch within the loop over the epochs"
+        if len({loader["like"] for loader in loaders}) > 1:
+            found["other data"] = ""
+        elif len({loader["part"] for loader in loaders}) > 1:
+            found["overlap"] = "the DistributedSampler deals out another split of the data on each rank"
     first = [set(loader["epochs"][0]) for loader in loaders]
     if not all(first) or len({loader["like"] for loader in loaders}) > 1:
         return "", found  # a stream; or each rank has data of its own, and its numbers say nothing
@@ -313,7 +331,7 @@ def judge_loader(loaders, joins=False):
         found["same data" if sure else "numbers"] = f"items {numbers(sorted(common)[:4])}, ... on each rank"
     elif all(loader["whole"] for loader in loaders):
         found["overlap" if sure else "numbers"] = f"each rank goes through all {loaders[0]['items']:,} items"
-    elif len(several) > repeated and not any(loader["again"] for loader in loaders):
+    elif "overlap" not in found and len(several) > repeated and not any(loader["again"] for loader in loaders):
         found["overlap" if sure else "numbers"] = f"{len(several)} of {sum(map(len, first))} drawn items"
     drawn = numbers(sorted({len(items) for items in first}))
     return f"{drawn} items drawn on each rank, {len(several)} on several", found
@@ -359,7 +377,8 @@ def judge_devices(reports):
         cores.setdefault(report["host"], set()).update(report["cores"])
     for host, count in threads.items():
         if count > len(cores[host]) and reports[0]["device"] == "cpu":
-            found["threads"] = f"{host}: {count} threads, {plural(len(cores[host]), 'core')}"
+            single = all(report["threads"] == 1 for report in reports if report["host"] == host)
+            found["cores" if single else "threads"] = f"{host}: {count} threads, {plural(len(cores[host]), 'core')}"
     randoms = [report["random"] for report in reports]
     if len({seed["torch"] for seed in randoms}) == 1 and randoms[0]["draws"]:
         found["random"] = randoms[0]["draws"]

@@ -328,6 +328,7 @@ class Watch:
             found["forgets"] = not told and frames.epoch_comes_again(sys._getframe(2))
         if not found["epochs"]:
             found["like"], found["holds"] = likeness(whole(loader.dataset)), holds(whole(loader.dataset))
+            found["part"] = likeness(getattr(loader.dataset, "indices", None))
             found["whole"] = goes_through_all(loader)
             found["again"] = bool(getattr(sampler, "replacement", False))
         found["epochs"].append([])
