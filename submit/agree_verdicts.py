@@ -485,5 +485,9 @@ def show(script: str, reports: list[dict], lines: list[tuple[str, str]], found: 
         symptom, *advice = explain(key).split("\n")
         where = f" ({found[key]})" if found[key] else ""
         print("\n".join([f"{'note' if key in NOTES else 'WRONG'}: {symptom}{where}", *advice]))
+    print(f"verdict: {verdict(found)}", flush=True)
+
+
+def verdict(found: dict[str, str]) -> str:
     wrong = sorted(found.keys() - NOTES)
-    print(f"verdict: {'wrong: ' + ', '.join(wrong) if wrong else 'nothing wrong was found'}", flush=True)
+    return f"wrong: {numbers(wrong)}" if wrong else "nothing wrong was found"

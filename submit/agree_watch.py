@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import agree_frames as frames
 import torch
 import torch.distributed as dist
-from agree_sums import PROJECTIONS, fingerprint, is_any, items, likeness, projections, size_of
+from agree_sums import PROJECTIONS, fingerprint, items, likeness, projections, shard_of, size_of
 from torch.distributed.algorithms.join import Join
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, Subset, dataloader
@@ -32,7 +32,7 @@ class Watch:
     def __init__(self, steps, done):
         self.steps, self.done = steps, done
         self.models, self.ddp, self.names = [], [], {}  # names: {parameter: its name}
-        self.loaders, self.augments = {}, ""  # augments: the name of a transform that draws random numbers
+        self.loaders, self.augments = {}, ""  # augments: whether a transform draws random numbers, in a word
         self.taken = defaultdict(int)  # {id of an optimizer: its steps}
         self.modules_deep = self.steps_deep = self.backward_deep = 0  # DeepSpeed calls a step inside of its own
         self.in_collective = self.on_gpu = self.hears_horovod = False
@@ -241,7 +241,8 @@ class Watch:
         self.record["half"] = self.record["half"] or gradient.element_size() < 4
         name = self.names[parameter]
         with self.spending("watching"):
-            if "DeepSpeed" not in self.record["wrappers"] and (parameter.grad is None or not is_any(parameter.grad)):
+            if "DeepSpeed" not in self.record["wrappers"] and (
+                    parameter.grad is None or not shard_of(parameter.grad)[0].any()):
                 self.local.pop(name, None)  # what was there has been thrown away, without a step
             found = projections(gradient)
             self.local[name] = [a + b for a, b in zip(self.local.get(name, [0.0] * PROJECTIONS), found)]
@@ -318,7 +319,8 @@ class Watch:
             batches, size = len(loader), len(loader.dataset)
         except TypeError:
             batches = size = None
-        self.augments = self.augments or augmentation(loader.dataset)
+        if "Random" in repr(getattr(whole(loader.dataset), "transform", "")):
+            self.augments = "augmentation"
         sampler = loader.sampler
         found = self.record["loaders"].setdefault(name, {"batches": batches, "items": size, "epochs": [], "used": 0})
         if isinstance(sampler, DistributedSampler):
@@ -406,15 +408,3 @@ def whole(dataset):
 def number_in_whole(dataset, number):
     """The number that an item of a subset has in the whole data set."""
     return number_in_whole(dataset.dataset, dataset.indices[number]) if isinstance(dataset, Subset) else int(number)
-
-
-def augmentation(dataset):
-    """What a data set, or the one within it, does at random to its items; "" if nothing is seen."""
-    while dataset is not None:
-        for name in "transform", "transforms":
-            words = repr(getattr(dataset, name, ""))
-            found = next((word for word in ("Random", "AutoAugment", "Jitter", "Erasing") if word in words), None)
-            if found:
-                return f"augmentation: {found}"
-        dataset = getattr(dataset, "dataset", None)
-    return ""
