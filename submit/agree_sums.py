@@ -75,10 +75,3 @@ def likeness(value: object, depth: int = 2) -> int:
     if hasattr(value, "__dict__") and depth:
         return likeness([likeness(item, depth - 1) for _, item in sorted(vars(value).items())], 1)
     return 0
-
-
-def size_of(value: object) -> int:
-    """Bytes of a tensor or of a list of tensors; 0 for anything else."""
-    if torch.is_tensor(value):
-        return value.numel() * value.element_size()
-    return sum(map(size_of, value)) if isinstance(value, (list, tuple)) else 0

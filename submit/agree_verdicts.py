@@ -7,7 +7,6 @@ from typing import NamedTuple
 SAME = 1e-3  # of gradients: rounding of fp32, and of another order of summation; a mistake differs by more than a tenth
 FACTOR = 0.02  # how near a factor has to be to 1, to the number of ranks, or to one over that
 SAME_HALF = 3e-2  # where gradients have 8 or 11 bits
-STRAGGLER, NOTICEABLE = 2, 0.02  # times the time of the others, and seconds more
 
 
 class Finding(NamedTuple):
@@ -111,7 +110,7 @@ FINDINGS = {
     "other data": Finding(
         "each rank has another data set, and a DistributedSampler deals it a part of its own",
         "data that are drawn without a seed, or listed in another order on each rank",
-        "one seed before the data are made, sorted names; or shuffle=True, if each rank has its share already", note=True),
+        "one seed before the data are made, sorted names; or shuffle=True, if each rank has its own share", note=True),
     "scaled": Finding(
         "the gradients are the mean of the ranks', and a factor beside",
         "clipping (which hides whether the mean or the sum is clipped), a loss scale that is taken out again, or "
@@ -137,10 +136,6 @@ FINDINGS = {
         "a node has more ranks than cores for them: they take turns",
         "more ranks were asked for, or the launcher binds several to one core",
         "fewer ranks a node; a trial may be slow", note=True),
-    "straggler": Finding(
-        "one rank computes longer than the others, which wait for it",
-        "another program on its cores, a slower device, more or longer samples, work that one rank does alone",
-        "look at that node; deal samples out by their length", note=True),
     "unseen": Finding(
         "the gradients could not be compared",
         "nothing meets them here: the first FSDP, Adasum, a hook of DDP's that compresses, a wrapper that is bypassed",
@@ -386,22 +381,6 @@ def judge_devices(reports):
     return [("devices", f"{devices}; {plural(reports[0]['threads'], 'thread')} a rank")], found
 
 
-def judge_times(reports):
-    steps = [report["steps"][1:] or report["steps"] for report in reports]  # the first sets much up
-    own = [median(max(0.0, step["seconds"] - step["waiting"]) for step in each) for each in steps]
-    waits = [median(step["waiting"] for step in each) for each in steps]
-    slowest = max(range(len(own)), key=own.__getitem__)
-    others = median(own[:slowest] + own[slowest + 1:])
-    found = {}
-    if own[slowest] > STRAGGLER * others and own[slowest] - others > NOTICEABLE:
-        found["straggler"] = f"rank {slowest}, {own[slowest] / others:.1f} times the others' time"
-    sent = reports[0]["steps"][-1]["sent"].items()
-    calls = "; ".join(f"{what}: {plural(count, 'call')}, {size:,} bytes" for what, (count, size) in sent)
-    times = [numbers(f"{seconds:.4f}" for seconds in each) for each in (own, waits)]
-    return [("communication of a step", calls or "none that could be seen"),
-            ("a step computes", f"{times[0]} s, and waits for communication {times[1]} s")], found
-
-
 # All.
 
 def judge(reports: list[dict]) -> tuple[list[tuple[str, str]], dict[str, str]]:
@@ -410,7 +389,7 @@ def judge(reports: list[dict]) -> tuple[list[tuple[str, str]], dict[str, str]]:
     lines, found = [], {"steps": f"{numbers(steps)} on ranks 0 to {len(steps) - 1}"} if len(set(steps)) > 1 else {}
     if any(report["joins"] for report in reports):
         found = {}
-    for part in judge_weights, judge_gradients, judge_data, judge_devices, judge_times:
+    for part in judge_weights, judge_gradients, judge_data, judge_devices:
         said, more = part(reports)
         lines, found = lines + said, found | more
     if not any(report["met"] for report in reports):
