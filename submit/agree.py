@@ -8,12 +8,12 @@ what was seen on all ranks, and a verdict. The exit code is 0 where nothing wron
 """
 
 import argparse
-import ast
 import importlib.util
 import json
 import math
 import multiprocessing.util
 import os
+import re
 import runpy
 import socket
 import sys
@@ -24,12 +24,12 @@ import urllib.request
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import agree_verdicts as verdicts
 
 RIGHT, WRONG, UNSEEN = 0, 1, 2
 RANK_VARIABLES = "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "SLURM_PROCID"
+TORCHRUN = "TORCHELASTIC_ERROR_FILE"  # torchrun reads there why a rank has failed
 PATIENCE = 10  # times the time-out, where a rank does what may take long: set-up, a download, a compiler
 
 
@@ -94,9 +94,8 @@ def meet_by_horovodrun(rank, ranks, seconds):
 class Session:
     """One rank's part in it. Rank 0 judges; a thread on each rank goes on when the script waits for ever."""
 
-    def __init__(self, script, rank, ranks, store, seconds, record):
+    def __init__(self, script, rank, ranks, store, seconds):
         self.script, self.rank, self.ranks, self.store, self.seconds = script, rank, ranks, store, seconds
-        self.record = record  # a file for what all ranks saw, or None
         self.watch = None
         self.code = None
         self.judged = threading.Event()
@@ -167,8 +166,8 @@ class Session:
         else:
             verdicts.show(self.script.name, reports, lines, found)
             code = WRONG if found.keys() - verdicts.NOTES else RIGHT
-        if self.record:
-            self.record.write_text(json.dumps({"found": found, "problem": problem, "reports": reports}))
+        if code:
+            tell_torchrun(problem or verdicts.verdict(found))
         self.publish("code", code)
 
 
@@ -188,7 +187,14 @@ def leave(store, rank, ranks, code, finalize=""):
             from mpi4py import MPI
             if MPI.Is_initialized() and not MPI.Is_finalized():
                 MPI.Finalize()  # or the launcher calls this a crash
-    os._exit(code)
+    os._exit(0 if rank and TORCHRUN in os.environ else code)  # it reports each failed rank; one is enough
+
+
+def tell_torchrun(words):
+    """Let torchrun end its report of the exit code, in which it supposes a crash, with these words."""
+    if TORCHRUN in os.environ:
+        failure = {"message": f"none: no crash. agree.py says: {words}", "timestamp": int(time.time())}
+        Path(os.environ[TORCHRUN]).write_text(json.dumps(failure))
 
 
 # The script, as `python script arguments` would run it.
@@ -215,34 +221,15 @@ def run(session, arguments):
 
 def refusal(script):
     """Why a file cannot be looked at, or None."""
+    if script.suffix == ".ipynb":
+        return f"{script} is a notebook: make a script of it, jupyter nbconvert --to script {script}"
     try:
-        if script.suffix == ".ipynb":
-            return f"{script} is a notebook: make a script of it, jupyter nbconvert --to script {script}"
-        tree = ast.parse(script.read_bytes())  # which knows its encoding
+        names = set(re.findall(rb"^\s*(?:import|from) +(\w+)", script.read_bytes(), re.M))
     except OSError as problem:
         return f"{script} cannot be read: {problem}"
-    except SyntaxError as problem:
-        return f"{script} does not parse: line {problem.lineno}: {problem.msg}"
-    except ValueError as problem:
-        return f"{script} cannot be read: {problem}"
-    modules = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    modules += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    names = {module.split(".")[0] for module in modules}
-    if "torch" not in names and (others := sorted(names & {"tensorflow", "keras", "jax"})):
-        return f"{script} trains with {others[0]}; only PyTorch's training can be looked at"
+    if b"torch" not in names and (others := sorted(names & {b"tensorflow", b"keras", b"jax"})):
+        return f"{script} trains with {others[0].decode()}; only PyTorch's training can be looked at"
     return None
-
-
-def opens(path):
-    """Whether a file of this name opens for writing. Nothing is left behind."""
-    try:
-        if os.path.lexists(path):
-            path.open("a").close()
-        else:
-            NamedTemporaryFile(dir=path.parent, prefix=path.name).close()
-    except OSError:
-        return False
-    return True
 
 
 def one_speaks():
@@ -254,6 +241,7 @@ def fail(line):
     """Say it, from one rank; the exit code of what could not look."""
     if one_speaks():
         print(f"agree.py: {line}", file=sys.stderr)
+        tell_torchrun(line)
     else:
         time.sleep(2)  # or the launcher ends rank 0 before it has spoken
     return UNSEEN
@@ -264,7 +252,6 @@ def main():
     parser.error = lambda message: sys.exit(fail(message))
     parser.add_argument("--steps", type=int, default=5, help="until an optimizer has made so many steps (5)")
     parser.add_argument("--timeout", type=float, default=30, help="seconds of waiting that are called a hang (30)")
-    parser.add_argument("--record", type=Path, help="write what was seen, as JSON, to this file")
     parser.add_argument("--explain", choices=verdicts.FINDINGS, metavar="NAME",
                         help="say what a finding means, and stop")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher says it to what it starts
@@ -277,8 +264,6 @@ def main():
         return RIGHT
     if args.steps < 1 or not args.timeout > 0 or math.isinf(args.timeout):
         return fail("--steps and --timeout have to be more than 0")
-    if args.record and not opens(args.record):
-        return fail(f"cannot write {args.record}: name a file in a folder that exists and that you may write to")
     if not args.script or not os.path.isfile(args.script):  # pathlib's raises at a name that is too long
         return fail(f"no file {args.script}: name your script" if args.script else "name your script")
     problem = refusal(args.script)
@@ -288,7 +273,7 @@ def main():
     if ranks < 2:
         return fail("one process has nobody to agree with: start two or more, with mpiexec -n 2, srun or torchrun")
     from agree_watch import Watch
-    session = Session(args.script.resolve(), rank, ranks, store, args.timeout, args.record)
+    session = Session(args.script.resolve(), rank, ranks, store, args.timeout)
     session.watch = Watch(args.steps, session.hand_in)
     session.watch.install()
     session.watch.record["met"] = b"mpi4py" in args.script.read_bytes()  # whose calls are not seen

@@ -96,16 +96,26 @@ def loops_around(tree, line):
 
 
 def runs_again(loop, frame):
+    """Whether a loop is a `while`, or goes over a range(...) that is not known to have one number only."""
     if isinstance(loop, ast.While):
         return True
-    calls = [node for node in ast.walk(loop.iter) if isinstance(node, ast.Call)]
-    ranges = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ("range", "trange")]
+    ranges = [node for node in ast.walk(loop.iter) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+              and node.func.id in ("range", "trange")]
     if not ranges:
         return False
-    harmless = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.operator, ast.expr_context)
-    words = [part for argument in ranges[0].args for part in ast.walk(argument)]
-    if not all(isinstance(word, harmless) for word in words):
-        return True
-    numbers = [eval(compile(ast.Expression(argument), "range", "eval"), frame.f_globals, frame.f_locals)
-               for argument in ranges[0].args]
-    return len(range(*numbers)) > 1
+    numbers = [number_of(argument, frame) for argument in ranges[0].args]
+    return not all(isinstance(number, int) for number in numbers) or len(range(*numbers)) > 1
+
+
+def number_of(node, frame):
+    """What a constant, a name, an attribute, or a sum of these is in a frame; None if that is unknown."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+    if isinstance(node, ast.Attribute):
+        return getattr(number_of(node.value, frame), node.attr, None)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        parts = number_of(node.left, frame), number_of(node.right, frame)
+        return sum(parts) if all(isinstance(part, int) for part in parts) else None
+    return None

@@ -24,38 +24,24 @@ def shard_of(tensor):
 @functools.cache
 def column_weights(device, dtype):
     """PROJECTIONS pseudo-random weights for each of COLUMNS columns."""
-    place = torch.arange(COLUMNS)
-    return torch.stack([scatter(place, number) for number in range(PROJECTIONS)], 1).to(device, dtype)
+    return scatter(torch.arange(COLUMNS), 0).to(device, dtype)
 
 
-def scatter(place, number):
-    """Pseudo-random numbers from -0.5 to 0.5, which follow from the places and the number of a projection."""
-    mixed = (place + 1) * (2654435761 + 2 * number) ^ (place + 7 * number) * 40503
+def scatter(place, first):
+    """PROJECTIONS pseudo-random numbers from -0.5 to 0.5 for each place; `first` chooses which."""
+    numbers = torch.arange(first, first + PROJECTIONS)
+    mixed = (place[:, None] + 1) * (2654435761 + 2 * numbers) ^ (place[:, None] + 7 * numbers) * 40503
     return (mixed * 6364136223846793005 >> 33).double() / 2**31
 
 
-def table(flat, before=0):
-    """A flat tensor as rows of COLUMNS numbers: with `before` zeros in front of it, and others behind."""
-    return torch.nn.functional.pad(flat, (before, -(before + flat.numel()) % COLUMNS)).view(-1, COLUMNS)
-
-
-def words(tensor):
-    """A tensor's bytes along its last dimension as integers of 64 bits, with zeros behind them to fill the last."""
-    found = tensor.contiguous().view(torch.uint8)
-    found = torch.nn.functional.pad(found, (0, -found.shape[-1] % 8))
-    return (found if found.data_ptr() % 8 == 0 else found.clone()).view(torch.int64)
-
-
 def fingerprint(tensor: torch.Tensor) -> int:
-    """A number of 64 bits that another value of any element makes another: equal tensors have equal ones."""
-    flat, total = shard_of(tensor)[0].reshape(-1), 0
-    for number, start in enumerate(range(0, flat.numel(), CHUNK)):
-        found = words(flat[start:start + CHUNK])
-        full = len(found) // COLUMNS * COLUMNS
-        sums = torch.cat([found[:full].view(-1, COLUMNS).sum(1), found[full:].sum(0, keepdim=True)])
-        rows = torch.arange(len(sums), device=sums.device) + number * CHUNK
-        total += (sums * (2 * rows + 1)).sum().item()
-    return total % 2**64
+    """A checksum of a tensor's bytes: equal tensors have equal ones."""
+    return zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def items(batch: torch.Tensor) -> list[int]:
+    """A checksum of each of a batch's items."""
+    return [fingerprint(item) for item in batch.detach().cpu()]
 
 
 def projections(tensor: torch.Tensor) -> list[float]:
@@ -66,26 +52,14 @@ def projections(tensor: torch.Tensor) -> list[float]:
     """
     local, first = shard_of(tensor)
     flat, sums = local.reshape(-1), torch.zeros(PROJECTIONS, dtype=torch.float64)
+    kind = torch.float64 if flat.dtype == torch.float64 else torch.float32
     for start in range(0, flat.numel(), CHUNK):
-        place = first + start
-        lines = table(flat[start:start + CHUNK], place % COLUMNS)
-        kind = torch.float64 if lines.dtype == torch.float64 else torch.float32
-        products = (lines.to(kind) @ column_weights(lines.device, kind)).cpu().double()
-        rows = torch.arange(len(products)) + place // COLUMNS
-        sums += (products * torch.stack([scatter(rows, 10 + number) for number in range(PROJECTIONS)], 1)).sum(0)
+        part, before = flat[start:start + CHUNK], (first + start) % COLUMNS
+        padded = torch.nn.functional.pad(part, (before, -(before + part.numel()) % COLUMNS))  # to whole rows
+        products = (padded.view(-1, COLUMNS).to(kind) @ column_weights(flat.device, kind)).cpu().double()
+        rows = torch.arange(len(products)) + (first + start) // COLUMNS
+        sums += (products * scatter(rows, 10)).sum(0)
     return sums.tolist()
-
-
-def items(batch: torch.Tensor) -> list[int]:
-    """A fingerprint of each of a batch's items, by their values and the order of these."""
-    found = words(batch.detach().reshape(len(batch), -1))
-    place = torch.arange(found.shape[1], device=found.device)
-    return (found * (place * 6364136223846793005 + 1442695040888963407)).sum(1).tolist()
-
-
-def is_any(tensor: torch.Tensor) -> bool:
-    """Whether there is anything but zeros in a tensor, or in this rank's part of it."""
-    return bool(shard_of(tensor)[0].any())
 
 
 def likeness(value: object, depth: int = 2) -> int:
@@ -93,7 +67,7 @@ def likeness(value: object, depth: int = 2) -> int:
     if torch.is_tensor(value):
         return fingerprint(value.reshape(-1)[:LOOKED_AT]) if value.layout == torch.strided else 0
     if isinstance(value, np.ndarray):
-        return zlib.crc32(np.ascontiguousarray(value.reshape(-1)[:LOOKED_AT]).tobytes()) if value.dtype != object else 0
+        return zlib.crc32(value.reshape(-1)[:LOOKED_AT].tobytes()) if value.dtype != object else 0
     if isinstance(value, (str, bytes, int, float)):
         return zlib.crc32(repr(value).encode())
     if isinstance(value, (list, tuple)) and depth:
@@ -101,10 +75,3 @@ def likeness(value: object, depth: int = 2) -> int:
     if hasattr(value, "__dict__") and depth:
         return likeness([likeness(item, depth - 1) for _, item in sorted(vars(value).items())], 1)
     return 0
-
-
-def size_of(value: object) -> int:
-    """Bytes of a tensor or of a list of tensors; 0 for anything else."""
-    if torch.is_tensor(value):
-        return value.numel() * value.element_size()
-    return sum(map(size_of, value)) if isinstance(value, (list, tuple)) else 0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 SAME = 1e-3  # of gradients: rounding of fp32, and of another order of summation; a mistake differs by more than a tenth
 FACTOR = 0.02  # how near a factor has to be to 1, to the number of ranks, or to one over that
 SAME_HALF = 3e-2  # where gradients have 8 or 11 bits
-STRAGGLER, NOTICEABLE = 2, 0.02  # times the time of the others, and seconds more
+
 
 class Finding(NamedTuple):
     """What --explain and the page say of it."""
@@ -45,7 +45,7 @@ FINDINGS = {
         "divide by the number of ranks, or op=AVG; or, where the sum is meant, divide the learning rate"),
     "twice": Finding(
         "the ranks' gradients are averaged twice: as many times too small as there are ranks",
-        "a division beside that of DDP or Horovod (or one for as many accumulated batches, which looks the same)",
+        "a division of the gradients beside that of DDP or Horovod (or one for as many accumulated batches)",
         "divide once"),
     "rates": Finding(
         "the optimizers' learning rates differ between the ranks",
@@ -57,16 +57,18 @@ FINDINGS = {
         "make the whole model before it is wrapped; wrap every model that is trained"),
     "other gradients": Finding(
         "what the optimizer takes is neither the average of the ranks' gradients nor any rank's own",
-        "something changes the gradients on a rank before they are averaged: clipping, noise, a scale of its own",
+        "something changes the gradients on a rank: clipping before they are averaged, or afterwards by a limit of its "
+        "own; noise; a scale",
         "average first; clip, unscale and the like afterwards, on all ranks alike"),
     "same data": Finding(
         "all ranks train on the same samples",
         "no sampler deals them out, and all ranks shuffle with one seed",
         "sampler=DistributedSampler(dataset) instead of shuffle=True"),
     "overlap": Finding(
-        "each rank goes through the whole data set, in an order of its own: one epoch is as many as there are ranks",
-        "shuffle=True without a sampler, with another seed on each rank",
-        "sampler=DistributedSampler(dataset) instead of shuffle=True"),
+        "ranks train on samples that others train on, too: an epoch has some several times, and may lack others",
+        "shuffle=True without a sampler, with another seed on each rank; or each rank has split or ordered the data by "
+        "a seed of its own, and a DistributedSampler deals them out",
+        "sampler=DistributedSampler(dataset) instead of shuffle=True; one seed for random_split and the sampler"),
     "sampler": Finding(
         "the sampler deals for another number of ranks than train",
         "its num_replicas and rank are of something else: typed in, or asked before the ranks met",
@@ -105,9 +107,14 @@ FINDINGS = {
         "a data set that makes its items up as it goes, with another seed on each rank; or one that all ranks share, "
         "and no sampler deals it out",
         "in the second case sampler=DistributedSampler(dataset) instead of shuffle=True", note=True),
+    "other data": Finding(
+        "each rank has another data set, and a DistributedSampler deals it a part of its own",
+        "data that are drawn without a seed, or listed in another order on each rank",
+        "one seed before the data are made, sorted names; or shuffle=True, if each rank has its own share", note=True),
     "scaled": Finding(
         "the gradients are the mean of the ranks', and a factor beside",
-        "clipping, a loss scale that is taken out again, or gradients that are divided by the accumulated batches",
+        "clipping (which hides whether the mean or the sum is clipped), a loss scale that is taken out again, or "
+        "gradients that are divided by the accumulated batches",
         "nothing, if one of these is meant; else look for a second division", note=True),
     "buffers": Finding(
         "buffers differ between the ranks",
@@ -125,10 +132,10 @@ FINDINGS = {
         "the ranks of a node have more threads than it has cores",
         "each rank takes all cores",
         "OMP_NUM_THREADS=1, or the cores divided by the ranks", note=True),
-    "straggler": Finding(
-        "one rank computes longer than the others, which wait for it",
-        "another program on its cores, a slower device, more or longer samples, work that one rank does alone",
-        "look at that node; deal samples out by their length", note=True),
+    "cores": Finding(
+        "a node has more ranks than cores for them: they take turns",
+        "more ranks were asked for, or the launcher binds several to one core",
+        "fewer ranks a node; a trial may be slow", note=True),
     "unseen": Finding(
         "the gradients could not be compared",
         "nothing meets them here: the first FSDP, Adasum, a hook of DDP's that compresses, a wrapper that is bypassed",
@@ -235,7 +242,10 @@ def kind_of(local, final, tolerance):
     ranks, mean = len(local), mean_of(local)
     fits = [fit(one, mean) for one in final]
     if all(left < tolerance for _, left in fits):
-        factor = median(factor for factor, _ in fits)
+        factors = [factor for factor, _ in fits]
+        factor = median(factors)
+        if max(factors) - min(factors) > FACTOR * abs(factor):
+            return "other gradients", f"the mean times {numbers(f'{each:.4g}' for each in factors)}"
         for kind, expected in ("mean", 1), ("sum", ranks), ("twice", 1 / ranks):
             if abs(factor - expected) < FACTOR * expected:
                 return kind, f"a factor of {factor:.3g} beside the mean"
@@ -266,8 +276,7 @@ def judge_gradients(reports):
         if said == "other gradients":
             own = [name for name in names if kind([name])[0] == "own gradients"]
             said, named = ("part", own) if own and len(own) < len(names) else (said, names)
-        if said in ("own gradients", "part", "other gradients"):
-            where = f"such as {named[0]}"
+        where = where or f"such as {named[0]}"
         seen.setdefault(tuple(names), []).append((number, said, where))
     kinds, found = Counter(), {}
     for steps in seen.values():
@@ -302,6 +311,10 @@ def judge_loader(loaders, joins=False):
             found["order"] = "seen in two epochs"
         elif loaders[0]["shuffle"] and loaders[0]["forgets"]:
             found["order"] = "no set_epoch within the loop over the epochs"
+        if len({loader["like"] for loader in loaders}) > 1:
+            found["other data"] = ""
+        elif len({loader["part"] for loader in loaders}) > 1:
+            found["overlap"] = "the DistributedSampler deals out another split of the data on each rank"
     first = [set(loader["epochs"][0]) for loader in loaders]
     if not all(first) or len({loader["like"] for loader in loaders}) > 1:
         return "", found  # a stream; or each rank has data of its own, and its numbers say nothing
@@ -313,7 +326,7 @@ def judge_loader(loaders, joins=False):
         found["same data" if sure else "numbers"] = f"items {numbers(sorted(common)[:4])}, ... on each rank"
     elif all(loader["whole"] for loader in loaders):
         found["overlap" if sure else "numbers"] = f"each rank goes through all {loaders[0]['items']:,} items"
-    elif len(several) > repeated and not any(loader["again"] for loader in loaders):
+    elif "overlap" not in found and len(several) > repeated and not any(loader["again"] for loader in loaders):
         found["overlap" if sure else "numbers"] = f"{len(several)} of {sum(map(len, first))} drawn items"
     drawn = numbers(sorted({len(items) for items in first}))
     return f"{drawn} items drawn on each rank, {len(several)} on several", found
@@ -359,28 +372,13 @@ def judge_devices(reports):
         cores.setdefault(report["host"], set()).update(report["cores"])
     for host, count in threads.items():
         if count > len(cores[host]) and reports[0]["device"] == "cpu":
-            found["threads"] = f"{host}: {count} threads, {plural(len(cores[host]), 'core')}"
+            single = all(report["threads"] == 1 for report in reports if report["host"] == host)
+            found["cores" if single else "threads"] = f"{host}: {count} threads, {plural(len(cores[host]), 'core')}"
     randoms = [report["random"] for report in reports]
     if len({seed["torch"] for seed in randoms}) == 1 and randoms[0]["draws"]:
         found["random"] = randoms[0]["draws"]
     devices = numbers(sorted({report["device"] for report in reports}))
     return [("devices", f"{devices}; {plural(reports[0]['threads'], 'thread')} a rank")], found
-
-
-def judge_times(reports):
-    steps = [report["steps"][1:] or report["steps"] for report in reports]  # the first sets much up
-    own = [median(max(0.0, step["seconds"] - step["waiting"]) for step in each) for each in steps]
-    waits = [median(step["waiting"] for step in each) for each in steps]
-    slowest = max(range(len(own)), key=own.__getitem__)
-    others = median(own[:slowest] + own[slowest + 1:])
-    found = {}
-    if own[slowest] > STRAGGLER * others and own[slowest] - others > NOTICEABLE:
-        found["straggler"] = f"rank {slowest}, {own[slowest] / others:.1f} times the others' time"
-    sent = reports[0]["steps"][-1]["sent"].items()
-    calls = "; ".join(f"{what}: {plural(count, 'call')}, {size:,} bytes" for what, (count, size) in sent)
-    times = [numbers(f"{seconds:.4f}" for seconds in each) for each in (own, waits)]
-    return [("communication of a step", calls or "none that could be seen"),
-            ("a step computes", f"{times[0]} s, and waits for communication {times[1]} s")], found
 
 
 # All.
@@ -391,7 +389,7 @@ def judge(reports: list[dict]) -> tuple[list[tuple[str, str]], dict[str, str]]:
     lines, found = [], {"steps": f"{numbers(steps)} on ranks 0 to {len(steps) - 1}"} if len(set(steps)) > 1 else {}
     if any(report["joins"] for report in reports):
         found = {}
-    for part in judge_weights, judge_gradients, judge_data, judge_devices, judge_times:
+    for part in judge_weights, judge_gradients, judge_data, judge_devices:
         said, more = part(reports)
         lines, found = lines + said, found | more
     if not any(report["met"] for report in reports):
@@ -466,5 +464,9 @@ def show(script: str, reports: list[dict], lines: list[tuple[str, str]], found: 
         symptom, *advice = explain(key).split("\n")
         where = f" ({found[key]})" if found[key] else ""
         print("\n".join([f"{'note' if key in NOTES else 'WRONG'}: {symptom}{where}", *advice]))
+    print(f"verdict: {verdict(found)}", flush=True)
+
+
+def verdict(found: dict[str, str]) -> str:
     wrong = sorted(found.keys() - NOTES)
-    print(f"verdict: {'wrong: ' + ', '.join(wrong) if wrong else 'nothing wrong was found'}", flush=True)
+    return f"wrong: {numbers(wrong)}" if wrong else "nothing wrong was found"

@@ -5,14 +5,12 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections import defaultdict
-from contextlib import contextmanager
 
 import agree_frames as frames
 import torch
 import torch.distributed as dist
-from agree_sums import PROJECTIONS, fingerprint, is_any, items, likeness, projections, size_of
+from agree_sums import PROJECTIONS, fingerprint, items, likeness, projections, shard_of
 from torch.distributed.algorithms.join import Join
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, Subset, dataloader
@@ -32,24 +30,17 @@ class Watch:
     def __init__(self, steps, done):
         self.steps, self.done = steps, done
         self.models, self.ddp, self.names = [], [], {}  # names: {parameter: its name}
-        self.loaders, self.augments = {}, ""  # augments: the name of a transform that draws random numbers
+        self.loaders, self.augments = {}, ""  # augments: whether a transform draws random numbers, in a word
         self.taken = defaultdict(int)  # {id of an optimizer: its steps}
         self.modules_deep = self.steps_deep = self.backward_deep = 0  # DeepSpeed calls a step inside of its own
         self.in_collective = self.on_gpu = self.hears_horovod = False
         self.happened, self.calls = 0, []  # for the watchdog: whether it grows; collectives, each as "name at place"
-        self.computed = 0.0  # when the last gradient was there
         self.local = {}  # {name: projections} of this rank's own gradients, until their optimizer's step
-        self.begin_step()
+        self.final = {}  # {name: projections} of what the optimizer takes in a step
         self.record = {
             "host": socket.gethostname(), "cores": sorted(os.sched_getaffinity(0)), "gpu": None, "current": None,
             "met": False, "bare": False, "half": False, "hook": "", "joins": False, "wrappers": [], "shards": [],
             "parts": [], "loaders": {}, "rows": [], "loaded": [], "steps": []}
-
-    def begin_step(self):
-        """What is known of one step: {name: projections} of what the optimizer takes, {caller: [calls, bytes]}, s."""
-        self.final, self.sent = {}, {}
-        self.spent = {"watching": 0.0, "waiting": 0.0}
-        self.started = time.perf_counter()
 
     def install(self):
         modules = torch.nn.modules.module
@@ -65,7 +56,7 @@ class Watch:
         self.replace(Join, "__enter__", self.join)
         for name in COLLECTIVES:
             if hasattr(dist, name):
-                self.listen(dist, name, lambda args, kwargs: [*args, *kwargs.values()])
+                self.listen(dist, name)
 
     @staticmethod
     def replace(kind, name, seen):
@@ -75,15 +66,9 @@ class Watch:
             return seen(original, *args, **kwargs)
         setattr(kind, name, method)
 
-    @contextmanager
-    def spending(self, what):
-        started = time.perf_counter()
-        yield
-        self.spent[what] += time.perf_counter() - started
+    # Collectives, and who has called each.
 
-    # Collectives: what each sends, and who has called it.
-
-    def listen(self, module, name, tensors_of):
+    def listen(self, module, name):
         """Note the calls of a communicating function: in torch.distributed, in its implementation, in Horovod."""
         original, plain = getattr(module, name), name.strip("_").removesuffix("_async")
 
@@ -92,24 +77,15 @@ class Watch:
             self.happened += 1
             if self.in_collective:  # one that is made of others
                 return original(*args, **kwargs)
-            size = max((size_of(value) for value in tensors_of(args, kwargs)), default=0)
-            caller = frames.caller_of(sys._getframe(1))
-            self.calls.append(f"{plain} at {caller}")
-            self.count(plain, caller, 1, size)
+            self.calls.append(f"{plain} at {frames.caller_of(sys._getframe(1))}")
             self.in_collective = True
             try:
-                with self.spending("waiting"):
-                    return original(*args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 self.in_collective = False
         for place in (module, dist.distributed_c10d):
             if getattr(place, name, None) is original:
                 setattr(place, name, call)
-
-    def count(self, name, caller, calls, size):
-        key = f"{name} by {caller}"
-        before = self.sent.get(key, [0, 0])
-        self.sent[key] = [before[0] + calls, before[1] + size]
 
     # Modules: the outermost that is called in training mode is a model, and what it is given is data.
 
@@ -122,10 +98,6 @@ class Watch:
             return
         if not any(module is model for model in self.models) and any(p.requires_grad for p in module.parameters()):
             self.meet(module)
-        with self.spending("watching"):
-            self.note_batch(args)
-
-    def note_batch(self, args):
         batch = first_tensor(args)
         if batch is not None and len(self.record["rows"]) < self.steps:
             self.record["rows"].append(items(batch))
@@ -180,27 +152,18 @@ class Watch:
         if module and not self.hears_horovod:
             self.hears_horovod = True
             for name in HOROVODS:
-                self.listen(module, name, lambda args, kwargs: args[:1])
-            self.replace(sys.modules["horovod.torch.optimizer"], "synchronize", self.wait)
+                self.listen(module, name)
 
     def backward(self, original, *args, **kwargs):
-        """From its last gradient to its end, it waits for the others: DDP in C++, where no hook is."""
         self.backward_deep += 1
-        before = self.spent["waiting"]
         try:
             original(*args, **kwargs)
         finally:
             self.backward_deep -= 1
-        tail = time.perf_counter() - max(self.computed, self.started)
-        self.spent["waiting"] = max(self.spent["waiting"], before + tail)
 
     def join(self, original, *args):
         self.record["joins"] = True
         return original(*args)
-
-    def wait(self, original, *args, **kwargs):
-        with self.spending("waiting"):
-            return original(*args, **kwargs)
 
     def before_deepspeed_steps(self, engine):
         """Its gradients are its own matter; it hands them out between backward and step."""
@@ -239,13 +202,11 @@ class Watch:
     def note_local(self, parameter, gradient):
         self.happened += 1
         self.record["half"] = self.record["half"] or gradient.element_size() < 4
-        name = self.names[parameter]
-        with self.spending("watching"):
-            if "DeepSpeed" not in self.record["wrappers"] and (parameter.grad is None or not is_any(parameter.grad)):
-                self.local.pop(name, None)  # what was there has been thrown away, without a step
-            found = projections(gradient)
-            self.local[name] = [a + b for a, b in zip(self.local.get(name, [0.0] * PROJECTIONS), found)]
-        self.computed = time.perf_counter()
+        name, found = self.names[parameter], projections(gradient)
+        if "DeepSpeed" not in self.record["wrappers"] and (
+                parameter.grad is None or not shard_of(parameter.grad)[0].any()):
+            self.local.pop(name, None)  # what was there has been thrown away, without a step
+        self.local[name] = [a + b for a, b in zip(self.local.get(name, [0.0] * PROJECTIONS), found)]
 
     def state(self):
         """{name: fingerprint} of all parameters and buffers."""
@@ -266,12 +227,11 @@ class Watch:
     def note_final(self, optimizer):
         if hasattr(optimizer, "_starting_models") or "FSDP1" in self.record["wrappers"]:
             return  # Horovod's Adasum combines steps, not gradients; of the first FSDP's no hook is here
-        with self.spending("watching"):
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    name = self.names.get(parameter)
-                    if name and parameter.grad is not None:
-                        self.final[name] = projections(parameter.grad)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = self.names.get(parameter)
+                if name and parameter.grad is not None:
+                    self.final[name] = projections(parameter.grad)
 
     def after_step(self, optimizer, args, kwargs):
         self.steps_deep -= 1
@@ -284,31 +244,16 @@ class Watch:
             return
         if hasattr(optimizer, "_allreduce_delay") and "Horovod" not in self.record["wrappers"]:
             self.record["wrappers"].append("Horovod")
-        whole = time.perf_counter() - self.started - self.spent["watching"]
-        number = id(optimizer)
-        self.taken[number] += 1
-        self.count_ddp()
+        for ddp in self.ddp:
+            self.record["hook"] = ddp._get_ddp_logging_data().get("comm_hook", "")
         self.record["met"] = self.record["met"] or have_met()
-        with self.spending("watching"):
-            after = self.state()
         local = {name: self.local.pop(name) for name in self.final if name in self.local}
         rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
-        self.record["steps"].append({"seconds": whole, **self.spent, "local": local, "final": self.final,
-                                     "rates": rates, "sent": self.sent, "after": after})
-        if self.taken[number] == self.steps:
+        self.record["steps"].append({"local": local, "final": self.final, "rates": rates, "after": self.state()})
+        self.final = {}
+        self.taken[id(optimizer)] += 1
+        if self.taken[id(optimizer)] == self.steps:
             self.done()
-        self.begin_step()
-
-    def count_ddp(self):
-        """DDP sends its buckets from C++, where no hook of Python's is; it tells their sizes."""
-        for ddp in self.ddp:
-            if ddp.require_backward_grad_sync and ddp.logger:
-                told = ddp._get_ddp_logging_data()
-                sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
-                sizes = [int(size) for size in str(sizes).split(",") if size.strip()]
-                self.record["hook"] = told.get("comm_hook", "")
-                if not self.record["hook"]:  # which calls collectives of its own
-                    self.count("all_reduce", "DDP", len(sizes), sum(sizes))
 
     # Data: which items of which loader, by their numbers, and how often each epoch's order was drawn.
 
@@ -318,7 +263,8 @@ class Watch:
             batches, size = len(loader), len(loader.dataset)
         except TypeError:
             batches = size = None
-        self.augments = self.augments or augmentation(loader.dataset)
+        if "Random" in repr(getattr(whole(loader.dataset), "transform", "")):
+            self.augments = "augmentation"
         sampler = loader.sampler
         found = self.record["loaders"].setdefault(name, {"batches": batches, "items": size, "epochs": [], "used": 0})
         if isinstance(sampler, DistributedSampler):
@@ -328,6 +274,7 @@ class Watch:
             found["forgets"] = not told and frames.epoch_comes_again(sys._getframe(2))
         if not found["epochs"]:
             found["like"], found["holds"] = likeness(whole(loader.dataset)), holds(whole(loader.dataset))
+            found["part"] = likeness(getattr(loader.dataset, "indices", None))
             found["whole"] = goes_through_all(loader)
             found["again"] = bool(getattr(sampler, "replacement", False))
         found["epochs"].append([])
@@ -405,15 +352,3 @@ def whole(dataset):
 def number_in_whole(dataset, number):
     """The number that an item of a subset has in the whole data set."""
     return number_in_whole(dataset.dataset, dataset.indices[number]) if isinstance(dataset, Subset) else int(number)
-
-
-def augmentation(dataset):
-    """What a data set, or the one within it, does at random to its items; "" if nothing is seen."""
-    while dataset is not None:
-        for name in "transform", "transforms":
-            words = repr(getattr(dataset, name, ""))
-            found = next((word for word in ("Random", "AutoAugment", "Jitter", "Erasing") if word in words), None)
-            if found:
-                return f"augmentation: {found}"
-        dataset = getattr(dataset, "dataset", None)
-    return ""

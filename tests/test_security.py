@@ -15,7 +15,7 @@ ON_TWO = [BIN / "mpiexec", "-n", 2, sys.executable]
 
 @pytest.mark.parametrize(("words", "expected"), [
     pytest.param([*SWEEP, "--results", "{}", "--", "--max-steps", 6], '"git"', id="record of a sweep"),
-    pytest.param([*ON_TWO, SUBMIT / "agree.py", "--record", "{}", ROOT / "03_ddp" / "main.py", "--max-steps", 3],
+    pytest.param([*ON_TWO, SUBMIT / "agree.py", ROOT / "03_ddp" / "main.py", "--max-steps", 3],
                  "nothing wrong was found", id="agree.py", marks=pytest.mark.slow),
     pytest.param([*ON_TWO, SUBMIT / "doctor.py"], "nothing wrong was found", id="doctor.py", marks=pytest.mark.slow)])
 def test_no_secret_is_in_what_is_written_or_printed(words, expected, tmp_path):
