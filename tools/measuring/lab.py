@@ -11,7 +11,6 @@ predictions (lab_model.py). Four ranks on two cores say what crowding does, not 
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -127,10 +126,8 @@ def alone(words, files):
     """A rank on each node at the same time, which know nothing of each other."""
     started = []
     for number, file in enumerate(files, 1):
-        command = " ".join(["exec", "env", "-C", shlex.quote(str(ROOT)), *map(shlex.quote, [*words, str(file)])])
-        started.append(subprocess.Popen(lab("on", f"nid{number}", "bash", "-c", command), cwd=ROOT, env=environment(),
-                                        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                        stderr=subprocess.STDOUT))
+        started.append(subprocess.Popen(lab("on", f"nid{number}", *words, file), cwd=ROOT, env=environment(), text=True,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
     try:
         for process in started:
             printed, _ = process.communicate(timeout=200)
