@@ -2,8 +2,8 @@
 
     mpiexec -n 4 python submit/doctor.py            # or srun, or torchrun; python alone is one rank
 
-It changes nothing. What it finds is a line of a table, symptom, cause and cure, and exit code 1; else it says that nothing
-wrong was found. It ends by itself: where ranks wait for each other longer than --timeout, that is what it has found.
+It changes nothing. What it finds is a line of a table, symptom, cause and cure, and exit code 1; else it says that
+nothing wrong was found. It ends by itself: where ranks wait for each other longer than --timeout, it has found that.
 """
 
 import argparse
