@@ -54,8 +54,8 @@ def table(records: pandas.DataFrame) -> str:
     for beside, in_all, of_one in (("nothing", "alone [s]", "one cell [s]"),
                                    ("all cores busy", "all cores busy [s]", "one cell")):
         rows = records[records["beside"] == beside].set_index("notebook")
-        columns |= {in_all: rows["total_seconds"].round().astype(int),
-                    of_one: rows["longest_seconds"].round().astype(int)}
+        columns |= {in_all: rows["total_seconds"].map("{:.0f}".format),
+                    of_one: rows["longest_seconds"].map("{:.0f}".format)}
     return (f"{first['processor']}, {first['cpus']} cores; seconds from top to bottom, and of the cell that takes "
             f"longest\n\n{pandas.DataFrame(columns).rename_axis('').to_string()}")
 
