@@ -1,6 +1,9 @@
 """Find what keeps ranks from training together. Run this first on a compute node, started exactly as a chapter is:
 
     mpiexec -n 4 python submit/doctor.py            # or srun, or torchrun; python alone is one rank
+
+It changes nothing. What it finds is a line of a table, symptom, cause and cure, and exit code 1; else it says that
+nothing wrong was found. It ends by itself: where ranks wait for each other longer than --timeout, it has found that.
 """
 
 import argparse
@@ -25,7 +28,7 @@ from pathlib import Path
 if __name__ == "__main__":  # before torch is imported; whoever imports this file keeps its own environment
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings would stand between the lines
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # watch() ends what hangs: a line, no backtrace
-RANKS = Path(__file__).resolve().parent.parent / "03_ddp" / "ranks.py"  # what finds the ranks in every chapter
+RANKS = Path(__file__).resolve().parent.parent / "01_single_node" / "ranks.py"  # what finds the ranks in every chapter
 spec = importlib.util.spec_from_file_location("chapter", RANKS)
 chapter = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(chapter)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launch import ROOT, machine
+from records import refusal
 from tqdm import tqdm
 
 SAME = ("git", "host", "processor", "cpus", "torch")  # of the runs of one study
@@ -104,8 +105,10 @@ def study(path: str | Path, plan: list[dict], do: Callable[..., dict | list[dict
     """Do the runs of a plan, dicts that differ, in its order, each by do(**run), which returns its record, or several.
 
     Writes the records into the file when all are there and check(records) has not raised, and returns them. Where a run
-    fails, what it printed ends the program.
+    fails, what it printed ends the program; one line does where the file may not be written (records.refusal).
     """
+    if reason := refusal(path):
+        sys.exit(f"{Path(sys.argv[0]).name}: {reason}")
     end_with_the_study()
     runs = Runs(f"{path}.part")
     with tqdm(plan, unit="run", disable=None) as bar:

@@ -11,17 +11,15 @@ import math
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import types
 from pathlib import Path
 
-from launch import ROOT, command, environment, machine
-from records import refusal
+from launch import ROOT, command, machine, run
+from records import RECORDS
 from runs import study
 
-RECORDS = ROOT / "assets" / "records" / "collectives.jsonl"
 FLAGS = ("--device", "cpu", "--global-batch-size", 64, "--max-steps", 5, "--width", 256, "--layers", 8)
 COUNTED = {  # the profiler's name of an operation: which of its inputs is the whole tensor
     "gloo:all_reduce": 0, "gloo:reduce": 0, "gloo:broadcast": 0, "c10d::_allgather_base_": 0,
@@ -77,22 +75,15 @@ def count(stage, accumulation):
         (place / "ds_config.json").write_text(json.dumps(config))
         words = command(str(place), 2, *FLAGS, "--stage", stage, "--results", results)
         main = words.index(str(place / "main.py"))
-        done = subprocess.run([*words[:main], "-m", "tools.measuring.collectives", *words[main:]], cwd=ROOT, check=True,
-                              env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=120)
+        printed = run([*words[:main], "-m", "tools.measuring.collectives", *words[main:]], timeout=120)
         record = json.loads(results.read_text())
-    return record | {"accumulation": accumulation, "passed": passed(done.stdout),
-                     "passed_over_gloo": passed(done.stdout, reduce_scatter=False)} | machine()
-
-
-def main():
-    if sys.argv[1:]:
-        return watch(sys.argv[1:])
-    if reason := refusal(RECORDS):
-        sys.exit(f"collectives.py: {reason}")
-    study(RECORDS, [{"stage": stage, "accumulation": accumulation}
-                    for stage in range(4) for accumulation in (1, 2, 4)], count)
+    return record | {"accumulation": accumulation, "passed": passed(printed),
+                     "passed_over_gloo": passed(printed, reduce_scatter=False)} | machine()
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:
+        watch(sys.argv[1:])
+    else:
+        study(RECORDS / "collectives.jsonl", [{"stage": stage, "accumulation": accumulation}
+                                              for stage in range(4) for accumulation in (1, 2, 4)], count)

@@ -1,32 +1,25 @@
-"""Turn the lab's link down while two nodes train, once; the record goes to assets/records/lab_live.jsonl.
-
-    python -m tools.measuring.lab_live
+"""Turn the lab's link down while two nodes train, once. Records: assets/records/lab_live.jsonl.
 
 03_ddp/scaling.ipynb does the same and draws it; where no lab can come up, it draws this record.
 """
 
-import json
 import sys
 
-from launch import ROOT, machine
-from records import refusal
+from launch import machine
+from records import RECORDS
+from runs import study
 
 from tools.notebooks import lab
 
-RECORDS = ROOT / "assets" / "records" / "lab_live.jsonl"
 RUN = {"first": "1gbit", "then": "100mbit", "after": 14, "epochs": 22}  # as in the notebook
 
 
-def main():
-    if reason := refusal(RECORDS):
-        sys.exit(f"lab_live.py: {reason}")
+def measure(**run):
     try:
-        run = lab.trained(**RUN, watch=lambda _: None)
+        return lab.trained(**run, watch=lambda _: None) | machine()
     except lab.NoLab as problem:
         sys.exit(f"lab_live.py: {problem}")
-    RECORDS.write_text(json.dumps(run | machine()) + "\n")
-    print(lab.on_turned(run))
 
 
 if __name__ == "__main__":
-    main()
+    print(lab.on_turned(*study(RECORDS / "lab_live.jsonl", [RUN], measure)))

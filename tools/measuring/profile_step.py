@@ -14,11 +14,11 @@ import os
 import runpy
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from launch import machine
+from launch import ROOT, machine
 from records import opens, refusal
+from runs import append
 from torch.profiler import ProfilerActivity, profile
 
 FLAGS = ["--device", "cpu", "--dataset", "synthetic", "--model", "resnet18", "--batch-size", "64", "--max-steps", "16"]
@@ -70,44 +70,18 @@ def steps_of(events, sent):
     return steps
 
 
-def fail(message):
-    """End all ranks with one line, from rank 0."""
-    if RANK == 0:
-        print(f"profile_step.py: {message}", file=sys.stderr)
-    else:
-        time.sleep(2)  # or the launcher ends rank 0 before it has spoken
-    sys.exit(2)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.error = fail
-    parser.add_argument("main", type=Path, help="a chapter's main.py")
-    parser.add_argument("--results", type=Path, required=True, metavar="FILE")
-    args = parser.parse_args()
-    if not os.path.isfile(args.main) or not opens(args.results):
-        fail("name a chapter's main.py, and --results FILE in a folder that exists and that you may write to")
-    if reason := refusal(args.results):
-        fail(reason)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["HOROVOD_TIMELINE"] = f"{folder}/timeline.json"  # Horovod alone looks at it
-        record = run(args.main, Path(folder))
-    with open(args.results, "a") as file:
-        file.write(json.dumps(record) + "\n")
-
-
-def run(path, folder):
+def watched(path, folder):
     """Run a main.py and watch it. Returns this rank's record, with times in microseconds since 1970."""
     sys.argv = [str(path), *FLAGS, "--results", str(folder / "record.jsonl")]
     sys.path[0] = str(path.resolve().parent)  # as for python main.py: it imports what lies beside it
-    with profile(activities=[ProfilerActivity.CPU]) as watched:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         try:
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as end:
             if end.code:
                 raise
-    zero = watched.profiler.kineto_results.trace_start_ns() / 1e3
-    events = watched.events()
+    zero = profiler.profiler.kineto_results.trace_start_ns() / 1e3
+    events = profiler.events()
     sent = spans(events, "gloo:all_reduce")
     if (folder / "timeline.json").exists():
         sent = [(start - zero, end - zero) for start, end in timeline(folder / "timeline.json")]
@@ -117,5 +91,23 @@ def run(path, folder):
             "steps": steps, **machine()}
 
 
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.error = sys.exit  # run() has rank 0 say it
+    parser.add_argument("main", type=Path, help="a chapter's main.py")
+    parser.add_argument("--results", type=Path, required=True, metavar="FILE")
+    args = parser.parse_args()
+    if not os.path.isfile(args.main) or not opens(args.results):
+        sys.exit("name a chapter's main.py, and --results FILE in a folder that exists and that you may write to")
+    if reason := refusal(args.results):
+        sys.exit(reason)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["HOROVOD_TIMELINE"] = f"{folder}/timeline.json"  # Horovod alone looks at it
+        record = watched(args.main, Path(folder))
+    append(args.results, record)
+
+
 if __name__ == "__main__":
-    main()
+    sys.path.append(str(ROOT / "01_single_node"))
+    from ranks import run
+    run(main)

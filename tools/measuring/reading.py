@@ -3,23 +3,20 @@
     python -m tools.measuring.reading
 """
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas
 from launch import ROOT, launch
 from matplotlib.figure import Figure
-from one_line import Parser, whole
-from records import refusal
+from one_line import Parser
+from records import RECORDS
 from runs import study
 
 from tools.pages import style
 
 WAYS = ("files", "mpi-io", "mpi-io-default", "mpi-io-alone", "readers", "preloaded")
 RANKS, REPEATS = (1, 2, 4), 5
-STEP = 64  # images a step on each rank
-RECORDS = ROOT / "assets" / "records" / "read_data.jsonl"
 
 
 def table(records):
@@ -64,9 +61,8 @@ def draw(records: pandas.DataFrame) -> Figure:
     return figure
 
 
-def measure(way, ranks, repeat, folder, images, seed):
-    return launch("reading_data/read_data.py", ranks, "--way", way, "--folder", folder, "--images", images,
-                  "--seed", seed)
+def measure(way, ranks, repeat, folder):
+    return launch("reading_data/read_data.py", ranks, "--way", way, "--folder", folder)
 
 
 def check(records):
@@ -79,17 +75,10 @@ def check(records):
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "reading_data" / "data", help="on the disk to measure")
-    parser.add_argument("--images", type=whole, default=8_192)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    if args.images % (STEP * max(RANKS)) or args.seed < 0:
-        parser.error(f"--images: take a multiple of {STEP * max(RANKS)}, and --seed 0 or above")
-    if reason := refusal(RECORDS):
-        sys.exit(f"reading.py: {reason}")
-    data = {"folder": str(args.folder), "images": args.images, "seed": args.seed}
-    plan = [{"way": way, "ranks": ranks, "repeat": repeat, **data}
+    folder = str(parser.parse_args().folder.resolve())
+    plan = [{"way": way, "ranks": ranks, "repeat": repeat, "folder": folder}
             for repeat in range(REPEATS) for ranks in RANKS for way in WAYS]
-    records = pandas.DataFrame(study(RECORDS, plan, measure, check))
+    records = pandas.DataFrame(study(RECORDS / "read_data.jsonl", plan, measure, check))
     print(f"{table(records)}\n\nOn each number of ranks all ways delivered the same bytes to the same ranks.")
 
 

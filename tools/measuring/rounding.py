@@ -7,13 +7,12 @@ batch, in fp32 and in fp64. In exact arithmetic both end with the same parameter
 """
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 
 import pandas
-from launch import ROOT, launch
-from records import refusal
+from launch import launch
+from records import RECORDS
 from runs import study
 
 from tools.measuring.cpus import SETTINGS
@@ -22,7 +21,6 @@ from tools.measuring.parameters import parameters
 FLAGS = ("--dataset", "digits", "--global-batch-size", 64, "--epochs", 1, "--width", 256, "--layers", 8)
 NAMES, SEEDS = ("as it is", "AVX2", "SSE4.1"), (0, 1, 2)
 STEP = 0.002 * 64 / 256  # the learning rate for a global batch of 64, and the size of Adam's first step
-RECORDS = ROOT / "assets" / "records" / "rounding.jsonl"
 
 
 def compare(setting, seed, precision):
@@ -60,13 +58,7 @@ def table(records):
             + pandas.DataFrame(rows).to_string(index=False))
 
 
-def main():
-    if reason := refusal(RECORDS):
-        sys.exit(f"rounding.py: {reason}")
-    plan = [{"setting": setting, "seed": seed, "precision": precision}
-            for setting in NAMES for seed in SEEDS for precision in ("fp32", "fp64")]
-    print(table(pandas.DataFrame(study(RECORDS, plan, compare))))
-
-
 if __name__ == "__main__":
-    main()
+    print(table(pandas.DataFrame(study(RECORDS / "rounding.jsonl", [
+        {"setting": setting, "seed": seed, "precision": precision}
+        for setting in NAMES for seed in SEEDS for precision in ("fp32", "fp64")], compare))))

@@ -28,6 +28,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
+MAIN = SimpleNamespace(dataset="synthetic", image_size=32, batch_size=64, precision="fp32", lr=0.2, seed=0)  # its flags
 WARM_UP = 2  # steps: after the first, DDP makes its buckets anew
 
 
@@ -132,32 +133,32 @@ def trained(way: Way, args: SimpleNamespace, rank: int, ranks: int, steps: int) 
     return torch.nn.utils.parameters_to_vector(training.model.parameters()).detach()
 
 
-def measure_ways(args, rank, ranks):
+def measure_ways(ways, steps, repeats, rank, ranks):
     """A record for each way and repeat."""
-    trainings = {name: Training(WAYS[name], args, rank, ranks) for name in args.ways}
+    trainings = {name: Training(WAYS[name], MAIN, rank, ranks) for name in ways}
     for training in trainings.values():
         for _ in range(WARM_UP):
             next(training.going)
     records = []
-    for repeat in range(args.repeats):
+    for repeat in range(repeats):
         for name, training in trainings.items():
-            times, sent_bytes = training.timed(args.steps)
-            step, images = statistics.median(times), args.batch_size * training.way.images
+            times, sent_bytes = training.timed(steps)
+            step, images = statistics.median(times), MAIN.batch_size * training.way.images
             parameters = sum(parameter.numel() for parameter in training.model.parameters())
             records.append({"program": "slow_link.py", "chapter": "03_ddp", "way": name, "repeat": repeat,
-                            "ranks": ranks, "nodes": ranks, "device": "cpu", "dataset": args.dataset, "model": "cnn",
-                            "image_size": args.image_size, "precision": args.precision, "batch_size": images,
+                            "ranks": ranks, "nodes": ranks, "device": "cpu", "dataset": MAIN.dataset, "model": "cnn",
+                            "image_size": MAIN.image_size, "precision": MAIN.precision, "batch_size": images,
                             "global_batch_size": ranks * images, "parameters": parameters, "steps": len(times),
                             "gradient_bytes": parameters * training.std.dtype.itemsize, "step_seconds": step,
                             "times": times, "images_per_second": ranks * images / step, "sent_bytes": sent_bytes})
     return records
 
 
-def measure_all_reduces(args, ranks, gather):
+def measure_all_reduces(sizes, repeats, ranks, gather):
     """A record for each size and repeat: gloo's all-reduce, as DDP calls it; it takes as long as the slowest rank."""
     records = []
-    for repeat in range(-1, args.repeats):  # the first warms up
-        for size in args.all_reduce:
+    for repeat in range(-1, repeats):  # the first warms up
+        for size in sizes:
             tensor = torch.ones(size // 4)
             dist.barrier()
             started = time.perf_counter()
@@ -170,34 +171,25 @@ def measure_all_reduces(args, ranks, gather):
     return [record for record in records if record["repeat"] >= 0]
 
 
-def parse_args(parser_of, whole):
-    parser = parser_of(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--ways", nargs="+", choices=WAYS, default=[], help="how gradients travel")
-    add("--all-reduce", nargs="+", type=whole, default=[], metavar="BYTES", help="time gloo's all-reduce instead")
-    add("--dataset", choices=("digits", "synthetic"), default="synthetic")
-    add("--image-size", type=whole, default=32)
-    add("--batch-size", type=whole, default=64, help="images of a rank in a batch (64)")
-    add("--steps", type=whole, default=5, help="timed steps of each way and repeat (5)")
-    add("--repeats", type=whole, default=3)
-    add("--precision", choices=("fp32", "fp64"), default="fp32")
-    add("--lr", type=float, default=0.2)
-    add("--seed", type=int, default=0)
-    add("--results", metavar="FILE", help="append the records, a JSON line each")
-    return parser.parse_args()
-
-
 def main():
     from ranks import find_ranks, gather
     from workshop import BACKENDS, Parser, refuse_unwritable, whole
-    args = parse_args(Parser, whole)
+    parser = Parser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--ways", nargs="+", choices=WAYS, default=[], help="how gradients travel")
+    add("--all-reduce", nargs="+", type=whole, default=[], metavar="BYTES", help="time gloo's all-reduce instead")
+    add("--steps", type=whole, default=5, help="timed steps of each way and repeat (5)")
+    add("--repeats", type=whole, default=3)
+    add("--results", metavar="FILE", help="append the records, a JSON line each")
+    args = parser.parse_args()
     rank, ranks, _ = find_ranks()
     refuse_unwritable(args.results)
-    if not args.lr > 0:
-        sys.exit("--lr has to be above 0")
     torch.set_num_threads(1)
     dist.init_process_group(BACKENDS["cpu"])
-    records = measure_all_reduces(args, ranks, gather) if args.all_reduce else measure_ways(args, rank, ranks)
+    if args.all_reduce:
+        records = measure_all_reduces(args.all_reduce, args.repeats, ranks, gather)
+    else:
+        records = measure_ways(args.ways, args.steps, args.repeats, rank, ranks)
     if rank == 0 and args.results:
         with open(args.results, "a") as file:
             link = {"link": os.environ.get("LAB_LINK")}

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 os.environ["OMP_NUM_THREADS"] = "1"  # before PyTorch is imported
 
 from launch import ROOT, machine
-from records import refusal
+from records import RECORDS
 from runs import study
 
 sys.path.insert(0, str(ROOT / "01_single_node"))
@@ -25,7 +25,6 @@ RATES = [0.00625 * 2**power for power in range(8)]  # up to 0.8; of SGD with mom
 MOST_AN_IMAGE = 0.05 / 8  # of the rates that a batch tries: more than any that was the best in a trial
 EVERY = 64  # images
 STEPS, EPOCHS = 100, 10  # a run ends after so many steps and then so many epochs
-RECORDS = ROOT / "assets" / "records" / "steps_to_target.jsonl"
 
 
 def training(batch: int, rate: float, seed: int) -> Iterator[tuple[int, float, float]]:
@@ -80,12 +79,6 @@ def measure(batch, rate):
             "momentum": 0.9, "seeds": list(SEEDS), "steps": steps, "limit": limit(batch)} | machine()
 
 
-def main():
-    if reason := refusal(RECORDS):
-        sys.exit(f"steps_to_target.py: {reason}")
-    study(RECORDS, [{"batch": batch, "rate": rate} for batch in BATCHES for rate in RATES
-                    if rate <= batch * MOST_AN_IMAGE], measure)
-
-
 if __name__ == "__main__":
-    main()
+    study(RECORDS / "steps_to_target.jsonl", [{"batch": batch, "rate": rate} for batch in BATCHES for rate in RATES
+                                              if rate <= batch * MOST_AN_IMAGE], measure)

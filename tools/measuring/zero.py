@@ -1,15 +1,12 @@
 """Count what each rank of chapter 5 holds, for every stage on 1, 2 and 4 ranks. Records: assets/records/zero.jsonl."""
 
-import sys
-
 import pandas
-from launch import ROOT, launch
-from records import refusal
+from launch import launch
+from records import RECORDS
 from runs import study
 
 ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 STAGES = [("05_zero", stage) for stage in range(4)] + [("05_zero/fsdp.py", stage) for stage in (1, 3)]
-RECORDS = ROOT / "assets" / "records" / "zero.jsonl"
 FLAGS = ("--device", "cpu", "--global-batch-size", 64, "--max-steps", 2)
 
 
@@ -38,12 +35,7 @@ def count(chapter, ranks, stage, precision):
     return launch(chapter, ranks, *FLAGS, "--stage", stage, "--precision", precision)
 
 
-def main():
-    if reason := refusal(RECORDS):
-        sys.exit(f"zero.py: {reason}")
-    study(RECORDS, [{"chapter": chapter, "ranks": ranks, "stage": stage, "precision": precision}
-                    for precision in ("fp32", "bf16") for chapter, stage in STAGES for ranks in (1, 2, 4)], count)
-
-
 if __name__ == "__main__":
-    main()
+    study(RECORDS / "zero.jsonl", [{"chapter": chapter, "ranks": ranks, "stage": stage, "precision": precision}
+                                   for precision in ("fp32", "bf16") for chapter, stage in STAGES
+                                   for ranks in (1, 2, 4)], count)
