@@ -52,10 +52,11 @@ def on_ranks(file: Path, function: Callable[[int], object], ranks: int, meet: bo
                 process.start()
             ended = wait(processes, folder)
         finally:
-            for process in processes:
-                if process.pid:
-                    process.kill()
-                    process.join()
+            begun = [process for process in processes if process.pid]
+            for process in begun:
+                process.kill()
+            for process in begun:
+                process.join()
         for rank in range(ranks):
             for line in text_of(folder / f"{rank}.out").splitlines()[-SHOWN:]:
                 print(f"  rank {rank} prints: {line}")

@@ -64,8 +64,8 @@ def points(file):
         f"ddp saw {', '.join(first['events'])}; of a model that is called without its wrapper it sees no forward")
     yield "each forward is followed by its backward, and all by one step", first["events"] == [
         event for forward in forwards for event in (forward, "backward")] + ["step"], (
-        f"it was {', '.join(first['events'])}: a backward frees the activations of its micro-batch; gradients are added "
-        "up over all micro-batches, and then comes one step")
+        f"it was {', '.join(first['events'])}: a backward frees the activations of its micro-batch; gradients are "
+        "added up over all micro-batches, and then comes one step")
 
     got, expected = first["got"], first["expected"]
     yield "all ranks step with the same gradient", all(same(rank[0]["got"], got) for rank in equal), (
@@ -79,7 +79,7 @@ def points(file):
     yield "and in the next step", all(same(rank[1]["got"], rank[1]["expected"]) for rank in equal), (
         "backward() adds to .grad, where the last step's gradient may be still: begin each step with zero_grad")
     yield "the gradients are sent once", first["sent"] == 1, (
-        f"they were sent {first['sent']:.3g} times: a micro-batch sends nothing if its forward and its backward are under "
+        f"they were sent {first['sent']:.3g} times: a micro-batch sends nothing if its forward and backward are under "
         "ddp.no_sync(), and DDP decides in the forward")
     yield "the same with a smaller last micro-batch", all(
         same(step["got"], step["expected"]) for rank in unequal for step in rank), (
