@@ -64,14 +64,14 @@ def points(file):
         return right, held(optimizer, model)
     right, sizes = zip(*on_ranks(file, stepping, RANKS))
     yield "each step is that of the optimizer with the whole state", all(map(all, right)), (
-        f"right, step by step: {right[0]}; update changes own in place (own -= ...), and velocity has to be kept in self")
+        f"right, step by step: {right[0]}; update changes own in place (own -= ...), and keeps velocity in self")
     yield small("at the end", sizes)
 
 
 def small(when, sizes):
     return f"each rank's state is one shard, {8 * SHARD} bytes, {when}", max(sizes) <= 8 * SHARD, (
-        f"a rank holds {max(sizes)} bytes beside parameters and gradients; the state of all parameters has {8 * TOTAL}, "
-        "and a view keeps all that it was cut from")
+        f"a rank holds {max(sizes)} bytes beside parameters and gradients; that of all parameters has {8 * TOTAL}; "
+        "a view keeps all that it was cut from")
 
 
 def held(optimizer, model):

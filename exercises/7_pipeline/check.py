@@ -42,8 +42,8 @@ def points_of_case(orders, stages, micro_batches):
     most = [max(accumulate(1 if kind == "F" else -1 for kind, _ in order)) for order in orders]
     enough = [stages - stage for stage in range(stages)]
     yield "stage s holds the activations of at most stages - s micro-batches", all(map(le, most, enough)), (
-        f"the stages hold {most} at most, and {enough} are enough: a stage warms up with a forward for each stage behind "
-        f"it, then a forward and a backward alternate. (All forwards first is GPipe.){picture}")
+        f"the stages hold {most} at most, and {enough} are enough: a stage warms up with a forward for each stage "
+        f"behind it, then a forward and a backward alternate. (All forwards first is GPipe.){picture}")
     slots = 2 * (micro_batches + stages - 1)
     yield f"{slots} slots, a bubble of {stages - 1}/{micro_batches + stages - 1}", len(timetable) <= slots, (
         f"it takes {len(timetable)} slots: some stages wait for a backward before they have given enough forwards to "
