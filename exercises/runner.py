@@ -98,9 +98,9 @@ def leave(path, value):
 def told(problem, file, rank):
     """An exception and the learner's line in one line of text."""
     lines = [line for frame, line in traceback.walk_tb(problem.__traceback__) if frame.f_code.co_filename == str(file)]
+    if lines and isinstance(problem, NotImplementedError) and not problem.args:
+        return f"line {lines[-1]} of {file.name} waits for your lines"
     where = f"{file.name}, line {lines[-1]}" if lines else file.name
-    if isinstance(problem, NotImplementedError) and not problem.args:
-        return f"{where}, waits for your lines"
     return " ".join(f"{where}, on rank {rank}: {type(problem).__name__}: {problem}".split())
 
 
