@@ -145,7 +145,8 @@ def complain(folder, file, ranks, ended):
         place = f"at line {lines[0]}" if lines else f"outside of {file.name}"
         places.append(f"rank {rank} {'is done' if (folder / f'{rank}.value').exists() else place}")
     if not all(place.endswith("is done") for place in places):
-        raise NotRun("not at its end in time: slow, a loop, or ranks that wait for each other: " + ", ".join(places))
+        raise NotRun("not at its end in time: slow, a loop, or ranks that wait for each other (a send ends when the "
+                     f"other rank receives, a collective when all call it): {', '.join(places)}")
 
 
 def text_of(path):

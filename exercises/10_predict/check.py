@@ -17,8 +17,8 @@ from accounting import ROLES, formula, storages
 
 RANKS, STAGES = 4, (1, 2, 3)
 PARAMETERS = 1.5e9  # of the model in question
-INPUTS, OUTPUTS = 99, 1000  # of the layer that is run
-SMALL = (INPUTS + 1) * OUTPUTS  # its parameters
+INPUTS, OUTPUTS = 100, 1000  # of the layer that is run
+SMALL = INPUTS * OUTPUTS  # its parameters
 SPEED, *BYTES, SENT = ("images a second on 2 nodes", *(f"GB a GPU, ZeRO stage {stage}" for stage in STAGES),
                        "bytes a rank sends in a step of DDP")
 TOLERANCE = {SPEED: 0.1} | dict.fromkeys([*BYTES, SENT], 0.01)
@@ -64,8 +64,7 @@ def on_rank(rank):
     """What a rank keeps and sends in a step of a layer in bf16 with Adam, sharded by hand, with chapter 2's ring."""
     mine = slice(rank * SMALL // RANKS, (rank + 1) * SMALL // RANKS)
     parameters = torch.randn(SMALL, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
-    weights, bias = parameters[:INPUTS * OUTPUTS].view(OUTPUTS, INPUTS), parameters[INPUTS * OUTPUTS:]
-    linear(torch.randn(8, INPUTS).bfloat16(), weights, bias).float().square().mean().backward()
+    linear(torch.randn(8, INPUTS).bfloat16(), parameters.view(OUTPUTS, INPUTS)).float().square().mean().backward()
     mean, wire = parameters.grad.float(), ring_allreduce.Wire()
     ring_allreduce.ring(mean, wire)
     gradient = (mean / RANKS).bfloat16()

@@ -4,7 +4,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from runner import NotRun, counted, learner, on_ranks, same
+from runner import counted, learner, on_ranks, same
 
 RANKS, LENGTH = 4, 5  # LENGTH: of a chunk
 WHOLE = sum(10**rank for rank in range(RANKS))
@@ -22,22 +22,18 @@ def points(file):
         chunk.fill_(-2)
         dist.barrier()
         return {"received": received, "calls": calls}
-    try:
-        ranks = on_ranks(file, exchanging, RANKS)
-    except NotRun as problem:
-        raise NotRun(f"{problem}. (dist.send ends when the other rank receives: not all may send first)") from None
+    ranks = on_ranks(file, exchanging, RANKS)
     yield from messages("exchange", ranks, 1, LENGTH)
     yield "exchange: room is what the left neighbour has sent", [rank["received"] for rank in ranks] == [
         {(rank - 1) % RANKS} for rank in range(RANKS)], (
         "irecv only begins to receive, and room is empty until wait() of what it returns; isend only begins to send, "
         "and what is written into chunk before its wait() may be sent instead")
 
-    rules = {
-        "reduce_scatter": "rank r sends chunk r first. What it receives it adds (+=) to its own chunk of the same "
-                          "number, and sends in the next step",
-        "all_gather": "rank r sends chunk r + 1 first, a finished sum. What it receives is one, too, and takes the "
-                      "place of what is there (copy_)"}
-    for half, rule in rules.items():
+    for half, rule in [
+            ("reduce_scatter", "rank r sends chunk r first. What it receives it adds (+=) to its own chunk of that "
+             "number, and sends in the next step"),
+            ("all_gather", "rank r sends chunk r + 1 first, a finished sum. What it receives is one, too, and takes "
+             "the place of what is there (copy_)")]:
         def halving(rank, half=half):
             """A number says in each digit how often a rank is in it. After the first half one sum is whole."""
             given = [torch.full((LENGTH,), float(10**rank), dtype=torch.float64) for _ in range(RANKS)]
@@ -57,29 +53,28 @@ def points(file):
 
     for length in 1000, 1002, 9:
         def summing(rank, length=length):
-            own, calls = torch.randn(length, dtype=torch.float64), counted()
+            calls, own = counted(), torch.randn(length, dtype=torch.float64)
             tensor = own.clone()
-            learner(file).ring_all_reduce(tensor)
+            try:
+                learner(file).ring_all_reduce(tensor)
+            except IndexError as problem:
+                problem.args = f"{problem}, with {length:,} numbers; of 9 torch.chunk makes 3 chunks, not 4",
+                raise
             return {"own": own, "after": tensor, "calls": calls}
-        try:
-            ranks = on_ranks(file, summing, RANKS)
-        except NotRun as problem:
-            raise NotRun(f"{problem}. (With {length:,} numbers. Of 9 torch.chunk makes 3 chunks, not 4)") from None
-        total = sum(rank["own"] for rank in ranks)
+        ranks = on_ranks(file, summing, RANKS)
         yield f"ring_all_reduce: every rank has the sum of {length:,} numbers", all(
-            same(rank["after"], total) for rank in ranks), (
+            same(rank["after"], sum(one["own"] for one in ranks)) for rank in ranks), (
             "each number has to be in one chunk, also where N does not divide them, in the tensor's order and memory")
         yield from messages("ring_all_reduce", ranks, 2 * (RANKS - 1), -(-length // RANKS))
 
 
 def messages(function, ranks, number, most):
     """Whether each rank has sent so many messages to its right neighbour, each of at most so many numbers, no more."""
-    wanted = [[(rank + 1) % RANKS] * number for rank in range(RANKS)]
     sent = [[(peer, elements) for name, elements, peer in rank["calls"] if "recv" not in name] for rank in ranks]
     peers = [[peer for peer, _ in of_rank] for of_rank in sent]
-    names = ", ".join(name for name, *_ in ranks[0]["calls"])
-    yield f"{function}: messages of each rank to its right neighbour: {number}", peers == wanted, (
-        f"{len(peers[0])} messages from rank 0 (N is {RANKS}, so it takes {number}), to {peers[0]}, by {names}")
+    yield f"{function}: messages of each rank to its right neighbour: {number}", peers == [
+        [(rank + 1) % RANKS] * number for rank in range(RANKS)], (
+        f"rank 0 sends {len(peers[0])} (N is {RANKS}, so it takes {number}), to {peers[0]}: {ranks[0]['calls']}")
     largest = max(elements for of_rank in sent for _, elements in of_rank)
     yield f"{function}: each message is one chunk", largest <= most, (
         f"a message has {largest:,} numbers, a chunk {most:,}: only one chunk travels in a step")

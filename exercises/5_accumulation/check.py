@@ -27,23 +27,18 @@ def steps(exercise, calls, rank, sizes):
     optimizer.register_step_pre_hook(lambda *_: events.append("step"))
     optimizer.register_step_pre_hook(lambda *_: got.append(gradient(model)))
     for step in range(STEPS):
-        batches = [micro_batches(100 * step + other, sizes) for other in range(RANKS)]
+        torch.manual_seed(step)  # the batches of all ranks, on each of them
+        batches = [[(torch.randn(size, 6, dtype=torch.float64), torch.randint(4, (size,))) for size in sizes]
+                   for _ in range(RANKS)]
         whole = copy.deepcopy(model)
         whole.zero_grad()
         images, labels = (torch.cat(parts) for parts in zip(*(batch for of_rank in batches for batch in of_rank)))
         cross_entropy(whole(images), labels).backward()
-        events.clear()
-        got.clear()
-        calls.clear()
+        for noted in (events, got, calls):
+            noted.clear()
         exercise.train_step(ddp, optimizer, batches[rank])
         sent = sum(elements for _, elements, _ in calls) / len(gradient(model))
         yield {"events": list(events), "sent": sent, "got": [*got, gradient(model)][0], "expected": gradient(whole)}
-
-
-def micro_batches(seed, sizes):
-    random = torch.Generator().manual_seed(seed)
-    return [(torch.randn(size, 6, dtype=torch.float64, generator=random), torch.randint(4, (size,), generator=random))
-            for size in sizes]
 
 
 def gradient(model):
@@ -79,9 +74,7 @@ def points(file):
     yield "and in the next step", all(same(rank[1]["got"], rank[1]["expected"]) for rank in equal), (
         "backward() adds to .grad, where the last step's gradient may be still: begin each step with zero_grad")
     yield "the gradients are sent once", first["sent"] == 1, (
-        f"they were sent {first['sent']:.3g} times: a micro-batch sends nothing if its forward and backward are under "
-        "ddp.no_sync(), and DDP decides in the forward")
+        f"they were sent {first['sent']:.3g} times: under ddp.no_sync() nothing is sent; DDP decides in the forward")
     yield "the same with a smaller last micro-batch", all(
         same(step["got"], step["expected"]) for rank in unequal for step in rank), (
-        f"if each micro-batch of {UNEQUAL} images counts a third, an image of the last one counts twice as much as "
-        "another")
+        f"of micro-batches of {UNEQUAL} that count a third each, the last one's images count twice as much")

@@ -20,6 +20,10 @@ def points(file):
         model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
         return model, learner(file).ShardedSGD(model.parameters(), lr=LR, momentum=MOMENTUM)
 
+    def small(when, sizes):
+        return f"each rank's state is one shard, {8 * SHARD} bytes, {when}", max(sizes) <= 8 * SHARD, (
+            f"a rank holds {max(sizes)} bytes, of all parameters it is {8 * TOTAL}; a view keeps all it was cut from")
+
     def making(rank):
         model, optimizer = optimized()
         return (optimizer.begin, optimizer.end), held(optimizer, model)
@@ -66,12 +70,6 @@ def points(file):
     yield "each step is that of the optimizer with the whole state", all(map(all, right)), (
         f"right, step by step: {right[0]}; update changes own in place (own -= ...), and keeps velocity in self")
     yield small("at the end", sizes)
-
-
-def small(when, sizes):
-    return f"each rank's state is one shard, {8 * SHARD} bytes, {when}", max(sizes) <= 8 * SHARD, (
-        f"a rank holds {max(sizes)} bytes beside parameters and gradients; that of all parameters has {8 * TOTAL}; "
-        "a view keeps all that it was cut from")
 
 
 def held(optimizer, model):

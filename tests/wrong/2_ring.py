@@ -4,11 +4,12 @@ SENDING, WAIT = "    sending = dist.isend(chunk, right)\n", "    sending.wait()\
 SUMMED, REPLACED = "        summed += received\n", "        exchange(sent, replaced)\n"
 WRONG = {
     "no ring": ([("right = (rank + 1) % ranks", "right = rank + 1")], "there is no rank 4"),
-    "all send first": ([(SENDING, "    dist.send(chunk, right)\n"), (WAIT, "")], "not all may send first"),
+    "all send first": ([(SENDING, "    dist.send(chunk, right)\n"), (WAIT, "")],
+                       "a send ends when the other rank receives"),
     "no wait for what is received": ([("dist.recv(room, left)", "dist.irecv(room, left)")],
         "room is empty until wait()"),
     "no wait for what is sent": ([(WAIT, "")], "isend only begins to send"),
-    "a step too few": ([("range(ranks - 1)", "range(ranks - 2)")], "2 messages from rank 0 (N is 4, so it takes 3)"),
+    "a step too few": ([("range(ranks - 1)", "range(ranks - 2)")], "rank 0 sends 2 (N is 4, so it takes 3)"),
     "added to a copy": ([(SUMMED, "        summed = summed + received\n")],
         "= in place of += or copy_ makes another tensor"),
     "begun with another chunk": ([("sent = chunks[(rank - step)", "sent = chunks[(rank - step - 1)"),

@@ -16,8 +16,8 @@ WRONG = {
     "zero_grad in the loop": ([(ZERO, ""), ("        with", "        optimizer.zero_grad()\n        with")],
                               "zero_grad between micro-batches"),
     "no zero_grad": ([(ZERO, "")], "begin each step with zero_grad"),
-    "no no_sync": ([(CONTEXT, "nullcontext()")], "sent 3 times: a micro-batch sends nothing if"),
+    "no no_sync": ([(CONTEXT, "nullcontext()")], "sent 3 times: under ddp.no_sync()"),
     "forward outside of no_sync": ([(INSIDE, f"{LOSS[4:]}        with {CONTEXT}:\n{BACKWARD}")],
                                    "DDP decides in the forward"),
-    "each micro-batch counts the same": ([(WEIGHT, " / len(micro_batches)")], "counts twice as much as another"),
+    "each micro-batch counts the same": ([(WEIGHT, " / len(micro_batches)")], "images count twice as much"),
 }

@@ -9,7 +9,7 @@ VELOCITY = "self.velocity = self.momentum * self.velocity + gradient\n"
 OWN = "own -= self.lr * self.velocity"
 WRONG = {
     "rounded down": ([(LENGTH, "total // ranks")], "rounded up, so that no parameter is left out"),
-    "state of everything": ([(ZEROS, "torch.zeros(total, dtype")], "that of all parameters has 184"),
+    "state of everything": ([(ZEROS, "torch.zeros(total, dtype")], "of all parameters it is 184"),
     "a sum": ([(MEAN, "return shard")], "the sum is 3 times the mean"),
     "all-reduced": ([(SCATTER, "dist.all_reduce(gradients)\n        shard = gradients[self.begin:self.end]\n")],
                     "all_reduce: 32 numbers from a rank, where 16"),

@@ -3,7 +3,7 @@
 WARM_UP = "min(stages - stage - 1, micro_batches)"
 LAST = "range(micro_batches - warm_up, micro_batches)"
 WRONG = {
-    "the last backwards forgotten": ([(LAST, "range(0)")], "('F', 7), ('B', 4)], and should have a list"),
+    "the last backwards forgotten": ([(LAST, "range(0)")], "('F', 7), ('B', 4)], and has to have F and B"),
     "fewer micro-batches than stages": ([(WARM_UP, "stages - stage - 1")],
                                         "('F', 2), ('B', -1)"),
     "the newest first": ([("number - warm_up", "number"), (LAST, "range(warm_up)")],
