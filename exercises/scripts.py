@@ -1,129 +1,116 @@
-"""Run a learner's script on ranks, as its launcher would, and write down what each of them does."""
+"""Run a learner's script on ranks, as its launcher would, under the eyes of submit/agree.py's watch."""
 
+import io
 import os
-import re
+import pickle
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import sklearn.datasets  # noqa: F401  this and the next: once, before the ranks are forked
 import torch
-import torch._dynamo  # which optimizers import: once, before the ranks are forked
+import torch._dynamo  # which optimizers import
 import torch.distributed as dist
-from runner import counted, on_ranks
+from runner import on_ranks, same
 from torch.nn.functional import cross_entropy
-from torch.nn.modules import module as modules
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "submit"))
 import agree_verdicts
 from agree_watch import Watch
 
 ALL_STEPS = 10**9  # are watched
-Point = tuple[str, bool, str]  # what is asked, whether it is right, the hint if not
+GRADIENTS = {"own gradients", "sum", "twice", "one rank's", "part", "scaled", "other gradients"}  # findings on them
+Points = Iterator[tuple[str, bool, str]]  # what is asked, whether it is right, the hint if not
 
 
-def ranks_met():
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def torchruns_variables(ranks: int) -> tuple[list[dict], dist.TCPStore]:
-    """What torchrun sets for each rank, and the store at which they meet: as torchrun's, it is none of the ranks."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+def by_torchrun(file: Path, ranks: int) -> list[dict]:
+    """Per rank what its run of the script did, started as torchrun does: see watched()."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun's, none of the ranks
     common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port,
               "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_RUN_ID": "exercise"}
-    return [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)], store
+    variables = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)]
+    with tempfile.TemporaryDirectory() as folder:
+        return run_script(file, variables, [folder] * ranks)
 
 
-def run_script(file: Path, places: list[dict], folders: list[Path], world: Callable[[], int] = ranks_met) -> list[dict]:
-    """Per rank what its run of the script did, with these variables and in this folder: see Seen.facts().
-
-    world() is the number of ranks that the script knows of.
-    """
+def run_script(file: Path, variables: list[dict], folders: list[Path]) -> list[dict]:
+    """Per rank what its run of the script did, with these variables and in this folder: see watched()."""
     def on_rank(rank):
-        calls = counted()
-        os.environ.update({name: str(value) for name, value in places[rank].items()})
+        os.environ.update({name: str(value) for name, value in variables[rank].items()})
         os.chdir(folders[rank])
         sys.argv = [str(file)]
         sys.path.insert(0, str(file.parent))
-        seen = Seen(world)
-        try:
-            runpy.run_path(str(file), {"print": seen.print}, "__main__")
-        except SystemExit as end:
-            if end.code:
-                raise
-        return seen.facts() | {"calls": calls}
-    return on_ranks(file, on_rank, len(places), meet=False)
+        return watched(file)
+    return on_ranks(file, on_rank, len(variables), meet=False)
 
 
-class Seen:
-    """What a rank's script does: agree.py's watch, and what only an exercise asks for."""
+def watched(file):
+    """What this rank does in a script: the report that agree.py judges, and what only an exercise asks for.
 
-    def __init__(self, world):
-        self.watch, self.world = Watch(ALL_STEPS, lambda: None), world
-        self.watch.install()
-        self.model, self.start, self.inside = None, {}, False
-        self.found = {"batches": [], "printed": [], "saved": [], "wrapped": 0, "world": 1}
-        modules.register_module_forward_pre_hook(self.enter)
-        modules.register_module_forward_hook(self.leave, always_call=True)
-        dist.destroy_process_group = lambda *_: None  # gloo may abort if it goes before DDP; the rank is about to end
-        self.before(torch, "save", self.save)
-        self.before(torch.nn.parallel.DistributedDataParallel, "__init__", self.wrap)
+    That is the batches, the lines printed, the bytes of each file saved, and the parameters at start and end.
+    """
+    watch, save, models = Watch(ALL_STEPS, lambda: None), torch.save, []
+    found = {"report": watch.record, "batches": [], "printed": [], "saved": [], "start": {}}
 
-    @staticmethod
-    def before(place, name, seen):
-        original = getattr(place, name)
+    def enter(module, args):
+        """The first module that is called in training is the model, wrapper and all, and what it is given a batch."""
+        if module.training and torch.is_grad_enabled():
+            if not models:
+                models.append(module)
+                found["start"] = parameters(module)
+            if module is models[0]:
+                found["batches"].append(args[0].detach().clone())
 
-        def call(*args, **kwargs):
-            seen(*args)
-            return original(*args, **kwargs)
-        setattr(place, name, call)
-
-    def enter(self, module, args):
-        """The outermost module that is called in training is the model, and what it is given a batch."""
-        if self.inside or not module.training or not torch.is_grad_enabled():
-            return
-        self.inside = module
-        if self.model is None:
-            self.model, self.found["start"] = module, parameters(module)
-            self.found["world"] = self.world()
-        self.found["batches"].append(args[0].detach().clone())
-
-    def leave(self, module, *_):
-        if module is self.inside:
-            self.inside = False
-
-    def print(self, *words, **how):
-        self.found["printed"].append(" ".join(map(str, words)))
+    def note_line(*words, **how):
+        found["printed"].append(" ".join(map(str, words)))
         print(*words, **how)
 
-    def save(self, content, path, *_):
-        if isinstance(path, (str, Path)):
-            self.found["saved"].append(str(Path(path).resolve()))
-
-    def wrap(self, *_):
-        self.found["wrapped"] += 1
-
-    def facts(self):
-        """batches, lines printed, files saved, parameters at start and end, and the report that agree.py judges."""
-        report = self.watch.record
-        report["steps"] = [step for step in report["steps"] if step["local"]]
-        return self.found | {"report": report, "end": parameters(self.model) if self.model else {}}
+    def note_file(content, place, *args, **how):
+        if isinstance(place, (str, Path)):
+            memory = io.BytesIO()
+            save(content, memory)
+            found["saved"].append(memory.getvalue())
+        save(content, place, *args, **how)
+    watch.install()
+    register_module_forward_pre_hook(enter)
+    torch.save = note_file
+    dist.destroy_process_group = lambda *_: None  # gloo may abort if it goes before DDP; the rank is about to end
+    try:
+        runpy.run_path(str(file), {"print": note_line}, "__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+    watch.record["steps"] = [step for step in watch.record["steps"] if step["local"]]
+    return found | {"end": parameters(models[0]) if models else {}}
 
 
 def parameters(model):
     return {name.removeprefix("module."): value.detach().clone() for name, value in model.named_parameters()}
 
 
-def findings(facts: list[dict]) -> dict[str, str]:
-    """agree.py's, of the ranks' reports."""
-    reports = [fact["report"] for fact in facts]
-    if not all("before" in report and report["steps"] for report in reports):
-        return {}
-    return agree_verdicts.judge(reports)[1]
+def same_parameters(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(same(one[name], other[name]) for name in other)
 
 
-def replay(reference: ModuleType, start: dict, batches: list, rate: float, state: dict | None = None) -> list[dict]:
+def read(saved: bytes) -> object:
+    """What torch.save has written; None if it is more than tensors, numbers and the like: a whole model, say."""
+    try:
+        return torch.load(io.BytesIO(saved), weights_only=True)
+    except pickle.UnpicklingError:
+        return None
+
+
+def findings(ranks: list[dict]) -> dict[str, str]:
+    """agree.py's, of the ranks' reports: {name: where}."""
+    reports = [rank["report"] for rank in ranks]
+    return agree_verdicts.judge(reports)[1] if all(report["steps"] for report in reports) else {}
+
+
+def replay(reference: ModuleType, start: dict, batches: list, state: dict | None = None) -> list[dict]:
     """The parameters after each epoch of one rank whose batches are those of all ranks together.
 
     batches: those of each rank, in the order of the steps; their labels are found in the reference's data by the
@@ -132,10 +119,9 @@ def replay(reference: ModuleType, start: dict, batches: list, rate: float, state
     model, (train, _) = reference.build_model(), reference.load_data()
     label_of = {image.numpy().tobytes(): label for image, label in zip(*train.tensors)}
     model.load_state_dict(start)
-    optimizer = torch.optim.SGD(model.parameters(), rate, reference.MOMENTUM)
-    for number, parameter in enumerate(model.parameters()):
-        if state:
-            optimizer.state[parameter]["momentum_buffer"] = state[number]["momentum_buffer"].clone()
+    optimizer = torch.optim.SGD(model.parameters(), reference.RATE, reference.MOMENTUM)
+    if state:
+        optimizer.load_state_dict(state)
     after, steps = [], len(train) // reference.BATCH
     for number, parts in enumerate(zip(*batches), 1):
         batch = torch.cat(parts)
@@ -147,80 +133,52 @@ def replay(reference: ModuleType, start: dict, batches: list, rate: float, state
     return after
 
 
-def same(one: dict, other: dict) -> bool:
-    """Whether two dicts of parameters are the same but for rounding, in fp64."""
-    return one.keys() == other.keys() and all(
-        torch.allclose(one[name], other[name], rtol=1e-8, atol=1e-10) for name in one)
-
-
 # What exercises 3 and 4 both ask; `reference` is the solution's module.
 
-def global_batch(batches: list, reference: ModuleType) -> Point:
-    sizes = [len(parts[0]) if parts else 0 for parts in batches]
-    return f"a step takes {reference.BATCH} images, of all ranks together", sum(sizes) == reference.BATCH, (
+def points_of_data(ranks: list[dict], found: dict, reference: ModuleType, meeting: str, asked: str) -> Points:
+    """meeting: the call by which ranks meet; asked: what tells the sampler number and ranks."""
+    yield "each rank trains", all(rank["report"]["steps"] for rank in ranks), (
+        "a rank has ended without an optimizer step: is main() called, to its end?")
+    yield f"the {len(ranks)} ranks have met", all(rank["report"]["met"] for rank in ranks), (
+        f"each rank believes that it is alone, and trains alone: all have to call {meeting} first")
+    yield "each rank trains on images of its own", not found.keys() & {"same data", "overlap", "sampler"}, (
+        "the loader of each rank goes through all images, or its sampler deals for others: a DistributedSampler deals "
+        f"them out, in place of shuffle=True; {asked}")
+    sizes = [len(rank["batches"][0]) for rank in ranks]
+    yield f"a step takes {reference.BATCH} images, of all ranks together", sum(sizes) == reference.BATCH, (
         f"it takes {' + '.join(map(str, sizes))} = {sum(sizes)}: what a rank's loader is given is its share of them")
 
 
-def order(batches: list, found: dict, reference: ModuleType) -> Point:
-    steps = len(batches[0]) // reference.EPOCHS
-    orders = [torch.cat(batches[0][epoch * steps:(epoch + 1) * steps]) for epoch in range(reference.EPOCHS)]
-    return "each epoch has another order", "order" not in found and not torch.equal(*orders), (
-        "the sampler shuffles by its seed and the number of the epoch, and was not told it: each epoch has the "
-        "same order")
+def points_of_training(ranks: list[dict], reference: ModuleType, hint: str, state: dict | None = None) -> Points:
+    """hint: what may differ from one rank's training; state: of its optimizer at the start."""
+    (train, test), batches = reference.load_data(), [rank["batches"] for rank in ranks]
+    steps = len(train) // reference.BATCH
+    yield f"{reference.EPOCHS} epochs of {steps} steps", all(
+        len(of_rank) == reference.EPOCHS * steps for of_rank in batches), (
+        f"there are {len(batches[0])} steps on rank 0: epochs and global batch are to stay as they were")
+    first, last = torch.cat(batches[0][:steps]), torch.cat(batches[0][-steps:])
+    yield "each epoch has another order", not torch.equal(first, last), (
+        "each epoch has the same order: the sampler shuffles by its seed and the number of the epoch, and was not told "
+        "it")
+    end = replay(reference, ranks[0]["start"], batches, state)[-1]
+    yield "the training ends where one rank with these batches ends, to rounding", all(
+        same_parameters(rank["end"], end) for rank in ranks), f"one rank ends elsewhere: {hint}"
 
-
-def training(ranks: list[dict], reference: ModuleType, state: dict | None = None) -> Point:
-    """Whether the whole training is that of one rank with the same images in each step. state: of its optimizer."""
-    train, _ = reference.load_data()
-    batches, steps = [rank["batches"] for rank in ranks], len(train) // reference.BATCH * reference.EPOCHS
-    hint = ("in the same steps one rank comes elsewhere: are model, optimizer, learning rate and momentum what "
-            "they were?")
-    right = False
-    if {len(parts) for parts in batches} != {steps}:
-        hint = (f"{len(batches[0])} steps on rank 0, and one rank makes {steps}: epochs and global batch are to "
-                "stay as they were")
-    else:
-        def by_one_rank(factor, state):
-            return replay(reference, ranks[0]["start"], batches, factor * reference.RATE, state)[-1]
-        end = by_one_rank(1, state)
-        right = all(same(rank["end"], end) for rank in ranks)
-        if state and not right and same(ranks[0]["end"], by_one_rank(1, None)):
-            hint = ("the momentum of start.pt is lost: hvd.DistributedOptimizer makes a new optimizer out of the one "
-                    "that it is given, and takes its parameters and rates, not its state")
-        elif not right and same(ranks[0]["end"], by_one_rank(len(ranks), state)):
-            hint = (f"the learning rate is {len(ranks)} times what it was: that belongs to {len(ranks)} times the "
-                    "global batch, and the global batch is the same")
-    return "the training ends where one rank with these batches ends, to rounding", right, hint
-
-
-def contents(facts: list[dict]) -> list:
-    """What lies in the files that were saved."""
-    return [torch.load(path, weights_only=False) for path in sorted({path for fact in facts for path in fact["saved"]})]
-
-
-def checkpoint(ranks: list[dict], files: list) -> Iterator[Point]:
-    saving = [number for number, rank in enumerate(ranks) if rank["saved"]]
-    yield "one rank saves, once", len(saving) == 1 and len(ranks[saving[0]]["saved"]) == 1, (
-        "nothing is saved by torch.save" if not saving else
-        f"ranks {' and '.join(map(str, saving))} all save: they write one file at the same time, and it may be spoilt"
-        if len(saving) > 1 else f"rank {saving[0]} saves {len(ranks[saving[0]]['saved'])} times")
-    names, end = set(files[0]), ranks[0]["end"]
+    saving = [number for number, rank in enumerate(ranks) for _ in rank["saved"]]
+    yield "one rank saves, once", len(saving) == 1, (
+        f"torch.save is called {len(saving)} times, on ranks {saving}: ranks that write one file at the same time may "
+        "spoil it")
+    content = read(ranks[saving[0]]["saved"][0])
     yield "what is saved loads into the plain model: its own names, the last parameters", (
-        names == set(end) and same(files[0], end)), (
-        "every name begins with \"module.\": that is the wrapper's state_dict, and the plain model does not load it"
-        if all(name.startswith("module.") for name in names) else
-        f"the names are {', '.join(sorted(names))}" if names != set(end) else "these are not the parameters at the end")
+        isinstance(content, dict) and same_parameters(content, end)), (
+        'it is no state_dict of the plain model at the end; in the wrapper\'s every name begins with "module."')
 
-
-def lines(ranks: list[dict], reference: ModuleType) -> Iterator[Point]:
-    counts = [len(rank["printed"]) for rank in ranks]
-    wanted = reference.EPOCHS + 1
-    yield "one rank prints, each line once", sum(counts) == wanted == max(counts), (
+    counts, wanted = [len(rank["printed"]) for rank in ranks], reference.EPOCHS + 1
+    yield "one rank prints, each line once", sum(counts) == max(counts) == wanted, (
         f"ranks print {' and '.join(map(str, counts))} lines, and one rank alone would print {wanted}")
+    model, (images, labels) = reference.build_model(), test.tensors
+    model.load_state_dict(end)
+    accuracy = f"{(model(images).argmax(1) == labels).double().mean().item():.4f}"
     said = next(rank["printed"][-1] for rank in ranks if rank["printed"])
-    model, (images, labels) = reference.build_model(), reference.load_data()[1].tensors
-    model.load_state_dict(ranks[0]["end"])
-    accuracy = (model(images).argmax(1) == labels).double().mean().item()
-    numbers = re.findall(r"\d+\.\d+", said)
-    yield "the accuracy that is printed is that of all test images", numbers[-1:] == [f"{accuracy:.4f}"], (
-        f"all {len(labels)} together have {accuracy:.4f}, and the last line is: {said}")
+    yield "the accuracy that is printed is that of all test images", accuracy in said, (
+        f"all {len(labels)} together have {accuracy}, and the last line is: {said}")

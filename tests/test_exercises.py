@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import sys
 
 import forked
@@ -9,10 +10,10 @@ import pytest
 from conftest import ROOT, environment, skip_without
 
 sys.path.insert(0, str(ROOT / "exercises"))
-from grade import FOLDERS, load
+from grade import FOLDERS
 
 WRONG = {(number, name): wrong for number in FOLDERS
-         for name, wrong in load(ROOT / "tests" / "wrong" / f"{FOLDERS[number].name}.py", "wrong").WRONG.items()}
+         for name, wrong in runpy.run_path(ROOT / "tests" / "wrong" / f"{FOLDERS[number].name}.py")["WRONG"].items()}
 RIGHT, NOT_YET, NOT_RUN = 0, 1, 2
 
 

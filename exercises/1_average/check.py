@@ -1,7 +1,7 @@
 """What the grade of exercise 1 looks at."""
 
 import torch
-from runner import counted, learner, on_ranks
+from runner import counted, flat, learner, on_ranks, same
 from torch import nn
 
 RANKS = 3
@@ -18,74 +18,48 @@ class Model(nn.Module):
         return self.second(self.first(batch).tanh())
 
 
-def watch(file):
-    """Per rank: parameters, own gradients and what the learner makes of them, and what was communicated."""
+def points(file):
+    """(what, whether it is right, the hint if not), in the order in which a learner gets there."""
     def on_rank(rank):
         calls = counted()
         exercise = learner(file)
         model = Model().double()
         drawn = flat(model.parameters())
         exercise.equal_start(model)
-        start, starting = flat(model.parameters()), len(calls)
+        start = flat(model.parameters())
         model(torch.randn(5, 4).double()).square().sum().backward()
         own = flat(gradients(model))
+        calls.clear()
         exercise.average_gradients(model)
-        return {"drawn": drawn, "start": start, "starting": starting, "own": own, "after": flat(gradients(model)),
-                "end": flat(model.parameters()), "averaging": calls[starting:]}
-    return on_ranks(file, on_rank, RANKS)
+        return {"drawn": drawn, "start": start, "own": own, "after": flat(gradients(model)),
+                "end": flat(model.parameters()), "averaging": [name for name, *_ in calls]}
+    ranks = on_ranks(file, on_rank, RANKS)
+
+    hint = "each rank draws weights of its own; dist.broadcast(tensor, 0) gives rank 0's to all, in place"
+    if all(same(rank["start"], rank["drawn"]) for rank in ranks):
+        hint = "the parameters are what they were: change them in place (parameter.data), not a copy"
+    yield "all ranks start with rank 0's parameters", all(
+        same(rank["start"], ranks[0]["drawn"]) for rank in ranks), hint
+
+    mean = sum(rank["own"] for rank in ranks) / RANKS
+    after = ranks[0]["after"]
+    hint = "dist.all_reduce(parameter.grad) adds up the ranks' gradients, in place and on all ranks"
+    if all(same(rank["after"], rank["own"]) for rank in ranks):
+        hint = "each rank has its own gradients still: nothing was sent, or it went elsewhere than into parameter.grad"
+    yield "all ranks have the same gradients", all(same(rank["after"], after) for rank in ranks), hint
+
+    factor = (after @ mean / (mean @ mean)).item()
+    hint = "that is no multiple of their mean: broadcast, for one, hands out one rank's, and the others' are lost"
+    if same(after, factor * mean):
+        hint = (f"that is {factor:.3g} times their mean: all_reduce makes the sum, and your lines divide it once, by "
+                "the number of ranks")
+    yield "they are the mean of the ranks' gradients", same(after, mean), hint
+    yield "the parameters are untouched by it", all(same(rank["end"], rank["start"]) for rank in ranks), (
+        "average parameter.grad, not parameter.data: the optimizer moves the parameters")
+    averaging = ranks[0]["averaging"]
+    yield "each gradient is sent once", averaging == ["all_reduce"] * 4, (
+        f"it calls {', '.join(averaging)}: for 4 gradients 4 times all_reduce, which leaves the sum on every rank")
 
 
 def gradients(model):
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-
-def flat(tensors):
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).clone()
-
-
-def same(one, other):
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-9, atol=1e-12)
-
-
-def points(facts):
-    """(what, whether it is right, the hint if not), in the order in which a learner gets there."""
-    first, ranks = facts[0], len(facts)
-    starts = [fact["start"] for fact in facts]
-    hint = "each rank draws weights of its own; dist.broadcast(tensor, 0) gives rank 0's to all, in place"
-    if all(same(fact["start"], fact["drawn"]) for fact in facts):
-        hint = "the parameters are what they were: change them in place (parameter.data), not a copy"
-    if all(same(start, sum(fact["drawn"] for fact in facts) / ranks) for start in starts):
-        hint = "that is the mean of the ranks' parameters: equal, but no longer what rank 0 has drawn; send rank 0's"
-    yield "all ranks start with rank 0's parameters", all(same(start, first["drawn"]) for start in starts), hint
-
-    mean = sum(fact["own"] for fact in facts) / ranks
-    after = [fact["after"] for fact in facts]
-    hint = "dist.all_reduce(parameter.grad) adds up all ranks' gradients, in place"
-    if all(same(fact["after"], fact["own"]) for fact in facts):
-        hint = "each rank has its own gradients still: nothing was sent, or it went elsewhere than into parameter.grad"
-    elif not any(same(fact["after"], fact["own"]) for fact in facts) and any(
-            torch.isclose(fact["after"], fact["own"]).any() for fact in facts):
-        hint = "some gradients are averaged, others are each rank's own still: is every parameter's reached?"
-    elif same(after[0], mean) or same(after[0], mean * ranks):
-        hint = "only rank 0 has it: reduce brings the sum to one rank, all_reduce to all"
-    yield "all ranks have the same gradients", all(same(one, after[0]) for one in after), hint
-
-    hint = "neither their mean nor their sum: is every parameter's gradient averaged, weights and biases?"
-    factor = (after[0] @ mean / (mean @ mean)).item()
-    if same(after[0], mean * ranks):
-        hint = f"that is their sum, {ranks} times the mean: what is left to do, in place, to parameter.grad?"
-    elif same(after[0], mean / ranks):
-        hint = f"{ranks} times too small: divided twice"
-    elif any(same(after[0], fact["own"]) for fact in facts):
-        hint = "all have one rank's gradients: broadcast hands out one rank's, and the others' images are lost"
-    elif same(after[0], mean * factor):
-        hint = f"that is {factor:.3g} times their mean: there are {ranks} ranks here, and elsewhere others"
-    yield "they are the mean of the ranks' gradients", same(after[0], mean), hint
-    yield "the parameters are untouched by it", all(same(fact["end"], fact["start"]) for fact in facts), (
-        "average parameter.grad, not parameter.data: the optimizer moves the parameters")
-
-    needed = sum(fact[0] == "all_reduce" for fact in first["averaging"])
-    extra = [name for name, *_ in first["averaging"] if name != "all_reduce"]
-    yield "each gradient is sent once", not extra and needed == 4, (
-        f"beside the all-reduces there is {extra[0]}: all_reduce alone leaves the result on every rank" if extra else
-        f"{needed} all-reduces for 4 gradients")

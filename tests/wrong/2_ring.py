@@ -4,16 +4,19 @@ SENDING, WAIT = "    sending = dist.isend(chunk, right)\n", "    sending.wait()\
 SUMMED, REPLACED = "        summed += received\n", "        exchange(sent, replaced)\n"
 WRONG = {
     "no ring": ([("right = (rank + 1) % ranks", "right = rank + 1")], "there is no rank 4"),
-    "all send first": ([(SENDING, "    dist.send(chunk, right)\n"), (WAIT, "")], "all are in dist.send"),
-    "no wait for what is received": ([("dist.recv(room, left)", "dist.irecv(room, left)")], "room is still empty"),
+    "all send first": ([(SENDING, "    dist.send(chunk, right)\n"), (WAIT, "")],
+                       "a send ends when the other rank receives"),
+    "no wait for what is received": ([("dist.recv(room, left)", "dist.irecv(room, left)")],
+        "room is empty until wait()"),
     "no wait for what is sent": ([(WAIT, "")], "isend only begins to send"),
-    "a step too few": ([("range(ranks - 1)", "range(ranks - 2)")], "2 messages from a rank; N is 4, so it takes 3"),
-    "added to a copy": ([(SUMMED, "        summed = summed + received\n")], "the chunks are what they were: add"),
+    "a step too few": ([("range(ranks - 1)", "range(ranks - 2)")], "rank 0 sends 2 (N is 4, so it takes 3)"),
+    "added to a copy": ([(SUMMED, "        summed = summed + received\n")],
+        "= in place of += or copy_ makes another tensor"),
     "begun with another chunk": ([("sent = chunks[(rank - step)", "sent = chunks[(rank - step - 1)"),
                                   ("summed = chunks[(rank - step - 1)", "summed = chunks[(rank - step - 2)")],
-                                 "rank 0 has that of chunk 0"),
+                                 "rank r sends chunk r first"),
     "added again in the second half": ([(REPLACED, "        received = torch.empty_like(replaced)\n"
                                          "        exchange(sent, received)\n        replaced += received\n")],
-                                       "it takes the place of what is there"),
+                                       "takes the place of what is there"),
     "torch.chunk": ([("tensor_split", "chunk")], "torch.chunk makes 3 chunks, not 4"),
 }

@@ -8,12 +8,12 @@ GATHER = "dist.all_gather(shards, own)\n"
 VELOCITY = "self.velocity = self.momentum * self.velocity + gradient\n"
 OWN = "own -= self.lr * self.velocity"
 WRONG = {
-    "rounded down": ([(LENGTH, "total // ranks")], "the last 2 parameters are in no shard"),
-    "state of everything": ([(ZEROS, "torch.zeros(total, dtype")], "the state of all parameters"),
-    "a sum": ([(MEAN, "return shard")], "the sum, 3 times the mean"),
+    "rounded down": ([(LENGTH, "total // ranks")], "rounded up, so that no parameter is left out"),
+    "state of everything": ([(ZEROS, "torch.zeros(total, dtype")], "of all parameters it is 184"),
+    "a sum": ([(MEAN, "return shard")], "the sum is 3 times the mean"),
     "all-reduced": ([(SCATTER, "dist.all_reduce(gradients)\n        shard = gradients[self.begin:self.end]\n")],
                     "all_reduce: 32 numbers from a rank, where 16"),
-    "no gather": ([(GATHER, "shards = [own] * 3\n")], "rank 0's shard stands there 3 times"),
+    "no gather": ([(GATHER, "shards = [own] * 3\n")], "all shards, one after the other"),
     "not in place": ([(OWN, "own = own - self.lr * self.velocity")], "update changes own in place"),
-    "velocity is forgotten": ([(VELOCITY, "self.velocity = gradient\n")], "velocity has to be kept"),
+    "velocity is forgotten": ([(VELOCITY, "self.velocity = gradient\n")], "keeps velocity in self"),
 }
