@@ -190,7 +190,8 @@ def draw_mlperf(mlperf: pd.DataFrame) -> Picture:
         points(axis, runs.b, 1e3 * runs.step, fitted, GPUS[gpu])
         held_out += list(abs(runs.step / (t0 + runs.b / rate) - 1)[~fitted])
     last = mlperf.set_index("system").loc[LARGEST]
-    axis.annotate(f"{last.gpus:,} GPUs", (last.b, 1e3 * last.step), (60, 4), va="center", arrowprops={"arrowstyle": "-"})
+    axis.annotate(f"{last.gpus:,} GPUs", (last.b, 1e3 * last.step), (60, 4), va="center",
+                  arrowprops={"arrowstyle": "-"})
     axis.set(xlabel="images on a GPU in a step", ylabel="step [ms]", xlim=(0, 430), ylim=(0, None),
              title=f"held out: {np.median(held_out):.1%} off in the median, {max(held_out):.1%} at most")
     axis.legend(*([found[-2:] for found in axis.get_legend_handles_labels()]))
