@@ -42,8 +42,8 @@ def perfect(row: Mapping) -> float:
 def published_runs() -> pd.DataFrame:
     """The rows of assets/records/published.csv, in the groups A, B and E.
 
-    Added are compute, the seconds of a step of the base run; link, the rate of what connects the GPUs (between nodes,
-    if there are several: it is the slowest); and perfect, images/s if nothing were lost.
+    Three columns are added: compute, the seconds of a step of the base run; link, the rate of the slowest link, which
+    is that between nodes if there are several; and perfect, images/s if nothing were lost.
     """
     rows = pd.read_csv(RECORDS / "published.csv").fillna("")
     return rows.assign(compute=rows.batch * rows.base_gpus / rows.base_images_per_second,

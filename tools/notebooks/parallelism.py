@@ -57,7 +57,7 @@ def last_step(record: dict) -> int:
 def held(counted: Run) -> Picture:
     """Bars: the part of the parameters, activations, images and labels of one process that each rank holds."""
     alone, = counted.of("alone")
-    figure, axes = picture(3.6, 1, len(NAMES), sharey=True)
+    figure, axes = picture(3.4, 1, len(NAMES), sharey=True)
     for axis, (way, name) in zip(axes, NAMES.items()):
         shares = pd.DataFrame({f"rank {record['rank']}": [record[what] / alone[what] for what in HELD]
                                for record in counted.of(way)}, index=HELD)
@@ -74,7 +74,7 @@ def held(counted: Run) -> Picture:
 
 def columns_then_rows(x: np.ndarray, A: np.ndarray, B: np.ndarray, shares: list[np.ndarray]) -> Picture:
     """relu(x A) B on a rank for each of the shares: numbers as colours, grey where a rank holds nothing."""
-    figure, axes = picture(0.6 + 1.2 * len(shares), len(shares), 6, squeeze=False, width_ratios=[
+    figure, axes = picture(0.4 + 1.05 * len(shares), len(shares), 6, squeeze=False, width_ratios=[
         *(matrix.shape[1] for matrix in (x, A, A, B, B, B))])
     hidden = np.maximum(x @ A, 0)
     for rank, (row, mine) in enumerate(zip(axes, shares)):
@@ -93,27 +93,14 @@ def columns_then_rows(x: np.ndarray, A: np.ndarray, B: np.ndarray, shares: list[
     return figure
 
 
-def sends(counted: Run) -> Picture:
-    """What the rank that sends most hands over in a step, and in how many pieces."""
-    figure, axis = picture(2.6)
-    most = {way: max(counted.of(way), key=last_step) for way in NAMES}
-    bars = axis.barh(list(NAMES.values()), [last_step(record) / 1000 for record in most.values()],
-                     color=[PARALLEL[way] for way in NAMES])
-    axis.bar_label(bars, [f"{last_step(record) / 1000:,.0f} kB, {len(record['sent'][-1])} x {record['sent'][-1][0][0]}"
-                          for record in most.values()], padding=5)
-    axis.invert_yaxis()
-    axis.set(xlabel="kB that a rank hands over in a step", xlim=(0, 1.5 * axis.dataLim.x1))
-    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    return figure
-
-
-def draw_factors(factors: pd.DataFrame) -> Picture:
-    """How many times as many bytes a way (column) sends, with twice of something (row)."""
-    figure, axis = picture(3.4)
+def draw_factors(counted: Run, factors: pd.DataFrame) -> Picture:
+    """What a rank hands over in a step at most, and how many times as much each way (column) sends with twice of it."""
+    figure, axis = picture(3.8)
     axis.imshow(factors, cmap="Greys", vmin=1, vmax=2 * factors.to_numpy().max(), aspect="auto")
     for (row, column), factor in np.ndenumerate(factors):
         axis.text(column, row, f"x {factor:.2g}", ha="center", va="center", fontweight="bold" if factor > 1 else None)
-    axis.set_xticks(range(len(factors.columns)), [NAMES[way] for way in factors], fontweight="bold")
+    heads = [f"{NAMES[way]}\n{max(map(last_step, counted.of(way))) / 1000:,.0f} kB" for way in factors]
+    axis.set_xticks(range(len(heads)), heads, fontweight="bold")
     axis.set_yticks(range(len(factors)), factors.index)
     axis.xaxis.tick_top()
     axis.tick_params(length=0)
@@ -123,7 +110,7 @@ def draw_factors(factors: pd.DataFrame) -> Picture:
 
 def growth(sent: Callable, width: int, layers: int, counted: list[Run] = ()) -> Picture:
     """Bytes by sent(way, ...) of a rank of two, against the rows in a step; points: what ranks have counted."""
-    figure, axis = picture(3.9)
+    figure, axis = picture(3.5)
     rows = np.array([8, 100_000])
     for way, name in NAMES.items():
         axis.plot(rows, [sent(way, images=each, width=width, layers=layers) for each in rows], color=PARALLEL[way],
@@ -151,7 +138,7 @@ def kept(records: list[dict]) -> list[str]:
 
 def timetables(tables: dict[str, dict], behind: dict[str, list[str]] | None = None) -> Picture:
     """{title: {(stage, kind, micro-batch): slot}}, a panel each; behind: a text to the right of each stage's row."""
-    figure, axes = picture(0.8 + 1.8 * len(tables), len(tables), 1, squeeze=False)
+    figure, axes = picture(0.5 + 1.4 * len(tables), len(tables), 1, squeeze=False)
     for axis, (title, slots) in zip(axes[:, 0], tables.items()):
         length, stages = max(slots.values()) + 1, 1 + max(stage for stage, *_ in slots)
         axis.barh(range(stages), length, 0.9, left=-0.5, color=ABSENT)
@@ -177,7 +164,7 @@ def timetables(tables: dict[str, dict], behind: dict[str, list[str]] | None = No
 
 def cube(ranks: np.ndarray, rank: int, groups: dict[str, np.ndarray]) -> Picture:
     """ranks[stage, part of the batch, part of each layer], and {way: the ranks with which this one communicates}."""
-    figure, axes = picture(3.9, 1, len(ranks), sharey=True)
+    figure, axes = picture(3.5, 1, len(ranks), sharey=True)
     for stage, (axis, block) in enumerate(zip(axes, ranks)):
         for (images, layers), other in np.ndenumerate(block):
             color = next((PARALLEL[way] for way in groups if other in groups[way]), ABSENT)
@@ -200,7 +187,7 @@ def table(texts: pd.DataFrame, widths: int = 24) -> Picture:
     """Words in rows and columns, a column for each way."""
     filled = texts.map(lambda text: fill(text, widths))
     lines = filled.map(lambda text: text.count("\n") + 1.6).max(axis=1)
-    figure, axis = picture(0.25 * (lines.sum() + 1.6))
+    figure, axis = picture(0.23 * (lines.sum() + 1.6))
     axis.axis("off")
     cells = axis.table(filled.to_numpy(), rowLabels=list(texts.index), colLabels=[NAMES[way] for way in texts],
                        cellLoc="left", loc="center", bbox=(0.12, 0, 0.88, 1))
