@@ -1,15 +1,13 @@
 """What the notebooks compute and draw is what another computation gives."""
 
 import json
-import os
 import sys
-from itertools import product
 
 import pytest
-from conftest import BIN, ROOT, execute
+from conftest import ROOT, execute
 from tolerances import ARITHMETIC, ONE_DECIMAL
 
-from tools.notebooks import memory, parallelism
+from tools.notebooks import memory
 
 
 @pytest.mark.slow
@@ -23,32 +21,6 @@ def test_batch_size_trains_as_main_py_does(tmp_path):
     found = execute([sys.executable, "-c", program], env={"OMP_NUM_THREADS": "1"}, cwd=ROOT)
     assert found.code == 0, found.err
     assert float(found.out) == json.loads((tmp_path / "record").read_text())["test_accuracy"]
-
-
-@pytest.mark.slow
-def test_a_run_of_three_ways_sends_what_the_formulae_say(monkeypatch):
-    monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
-    records = parallelism.run("mpiexec -n 2 python three_ways.py --batch-size 256 --width 64").records
-    for way in parallelism.NAMES:
-        expected = parallelism.sent(way, 256, 1, 64, 4, 2)
-        assert [parallelism.last_step(rank) for rank in parallelism.of(records, way)] == [expected] * 2
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("schedule", parallelism.SCHEDULES)
-def test_a_timetable_is_possible_and_its_bubble_is_the_formula(schedule):
-    for stages, micro_batches in product((2, 4, 8), (1, 2, 4, 8, 32)):
-        orders = [parallelism.order(schedule, stage, stages, micro_batches) for stage in range(stages)]
-        table = parallelism.slots(orders)
-        assert len(table) == 2 * stages * micro_batches
-        assert len({(stage, slot) for (stage, *_), slot in table.items()}) == len(table)  # one thing at a time
-        for (stage, kind, number), slot in table.items():
-            before = stage - 1 if kind == "forward" else stage + 1
-            assert table.get((before, kind, number), -1) < slot  # what is needed has been received
-            assert kind == "forward" or table[stage, "forward", number] < slot
-        assert parallelism.idle(table, stages) == pytest.approx((stages - 1) / (micro_batches + stages - 1))
-        kept = [micro_batches if schedule == "GPipe" else min(micro_batches, stages - stage) for stage in range(stages)]
-        assert [parallelism.in_flight(events) for events in orders] == kept
 
 
 @pytest.mark.check
