@@ -277,23 +277,25 @@ def draw_step(sequence: int, batch: int, attention: str) -> Picture:
 
 # What fits
 
-def draw_rows(table: pandas.DataFrame, xlabel: str, number: str, room: float | None = None) -> Picture:
-    """A bar for each row, stacked by role (the columns), with its sum; a dashed line at `room`."""
+def draw_rows(table: pandas.DataFrame, xlabel: str, number: str, room: float = 0) -> Picture:
+    """A bar for each row, stacked by role (the columns), with its sum; a dashed line at `room`, if there is one.
+
+    Not by pandas' own plot: that imports pyplot, which in a kernel takes over how every figure is shown."""
     figure, axis = picture(0.75 * len(table) + 1.6)
-    roles = [role for role in table if role in ROLES]
-    table.plot.barh(stacked=True, ax=axis, width=0.65, legend=False, color=ROLES | {"a layer again": "white"})
-    more = [Patch(edgecolor=ROLES["activations"], label="a layer again", **HATCH)] * (len(roles) < len(table.columns))
-    if more:
-        for bar in axis.containers[-1]:
-            bar.set(edgecolor=ROLES["activations"], **HATCH)
-    for place, size in enumerate(table.sum(axis=1)):
+    roles, more, left = [role for role in table if role in ROLES], [], 0
+    for role in table:
+        look = {"color": ROLES[role]} if role in roles else {"edgecolor": ROLES["activations"], **HATCH}
+        axis.barh(table.index, table[role], 0.65, left, **look)
+        more += [Patch(label=role, **look)] * (role not in roles)
+        left = left + table[role]
+    for place, size in enumerate(left):
         axis.annotate(f"{size:{number}}", (size, place), (6, 0), textcoords="offset points", va="center",
                       weight="bold", bbox={"color": "white", "pad": 0})
     if room:
         axis.axvline(room, color=MEASURED, ls="--", lw=1.5, zorder=1)
-        axis.text(room, -0.5, f" room: {room:.0f} ", ha="center", va="bottom")
-    axis.set(xlabel=xlabel, ylabel="", xlim=(0, 1.25 * axis.dataLim.x1), ylim=(len(table) - 0.5, -0.5))
-    legend(figure, roles, *more)
+        axis.text(room, -0.5, f"room: {room:.0f}", ha="center", va="bottom")
+    axis.set(xlabel=xlabel, xlim=(0, 1.25 * max(left.max(), room)), ylim=(len(table) - 0.5, -0.5))
+    legend(figure, roles, *more, ncols=3 if more else len(roles))
     return figure
 
 
