@@ -181,15 +181,13 @@ def counted_state() -> dict[str, int]:
 
 
 def draw_activations(activations: Callable, sequence: int, batch: int) -> Picture:
-    """The network's MB: activations(sequence, batch, fused, checkpointed), and as counted, on its model state."""
-    state, groups = counted_state(), {}
-    count = state["parameters"] // 4
-    derived = {"parameters": 4 * count, "gradients": 4 * count, "optimizer state": 8 * count}
+    """The network's MB: activations(sequence, batch, fused, checkpointed), and as counted; below, its model state."""
+    groups = {}
     for way, flags in WAYS.items():
         groups[way] = {}
-        for name, parts, found in (("formula", derived, activations), ("counted", state, counted_activations)):
+        for name, found in (("formula", activations), ("counted", counted_activations)):
             after, again = found(sequence, batch, *flags)
-            parts = {role: size / 1e6 for role, size in {**parts, "activations": after}.items()}
+            parts = {role: size / 1e6 for role, size in (counted_state() | {"activations": after}).items()}
             groups[way][name] = parts, again / 1e6
     return pairs(groups, "MB", ".0f", "a layer again, in backward", "activations")
 
@@ -278,15 +276,12 @@ def draw_step(sequence: int, batch: int, attention: str) -> Picture:
 # What fits
 
 def draw_rows(table: pandas.DataFrame, xlabel: str, number: str, room: float = 0) -> Picture:
-    """A bar for each row, stacked by role (the columns), with its sum; a dashed line at `room`, if there is one.
-
-    Not by pandas' own plot: that imports pyplot, which in a kernel takes over how every figure is shown."""
+    """A bar for each row, stacked by role (the columns), with its sum; a dashed line at `room`, if there is one."""
     figure, axis = picture(0.75 * len(table) + 1.6)
-    roles, more, left = [role for role in table if role in ROLES], [], 0
-    for role in table:
-        look = {"color": ROLES[role]} if role in roles else {"edgecolor": ROLES["activations"], **HATCH}
-        axis.barh(table.index, table[role], 0.65, left, **look)
-        more += [Patch(label=role, **look)] * (role not in roles)
+    left = 0
+    for role in table:  # pandas' own plot imports pyplot, which in a kernel takes over how all figures are shown
+        look = {"color": ROLES[role]} if role in ROLES else {"edgecolor": ROLES["activations"], **HATCH}
+        axis.barh(table.index, table[role], 0.65, left, label=role, **look)
         left = left + table[role]
     for place, size in enumerate(left):
         axis.annotate(f"{size:{number}}", (size, place), (6, 0), textcoords="offset points", va="center",
@@ -295,7 +290,7 @@ def draw_rows(table: pandas.DataFrame, xlabel: str, number: str, room: float = 0
         axis.axvline(room, color=MEASURED, ls="--", lw=1.5, zorder=1)
         axis.text(room, -0.5, f"room: {room:.0f}", ha="center", va="bottom")
     axis.set(xlabel=xlabel, xlim=(0, 1.25 * max(left.max(), room)), ylim=(len(table) - 0.5, -0.5))
-    legend(figure, roles, *more, ncols=3 if more else len(roles))
+    figure.legend(loc="outside upper center", ncols=4 if len(table.columns) == 4 else 3)
     return figure
 
 
