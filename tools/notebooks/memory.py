@@ -71,13 +71,10 @@ def pairs(groups: dict[str, dict], ylabel: str, number: str, passing: str, of: s
     axis.set_xticks(list(ticks), ticks.values())
     axis.tick_params(axis="x", length=0)
     axis.set_ylabel(ylabel)
-    legend(figure, parts, Patch(edgecolor=ROLES[of], label=passing, **HATCH))
+    keys = [Patch(color=ROLES[role], label=role) for role in parts]
+    figure.legend(handles=[*keys, Patch(edgecolor=ROLES[of], label=passing, **HATCH)], loc="outside upper center",
+                  ncols=3)
     return figure
-
-
-def legend(figure: Picture, roles: Iterable[str], *more: Patch, ncols: int = 3) -> None:
-    figure.legend(handles=[*(Patch(color=ROLES[role], label=role) for role in roles), *more],
-                  loc="outside upper center", ncols=ncols)
 
 
 # Activations, counted on a small network
@@ -205,10 +202,9 @@ class Watch(TorchDispatchMode):
 
     def __init__(self, layers: nn.ModuleList, optimizer: torch.optim.Optimizer):
         super().__init__()
-        self.parameters, state = list(layers.parameters()), adams(optimizer)
-        self.fixed = {storage(tensor)[0] for tensor in (*self.parameters, *state)}
-        self.state = {"parameters": sum(tensor.nbytes for tensor in self.parameters),
-                      "optimizer state": sum(tensor.nbytes for tensor in state)}
+        self.parameters = list(layers.parameters())
+        self.fixed = {storage(tensor)[0] for tensor in (*self.parameters, *adams(optimizer))}
+        self.state = {role: counted_state()[role] for role in ("parameters", "optimizer state")}
         self.alive, self.samples, self.phase = {}, [], ""
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
@@ -239,14 +235,10 @@ def step(sequence: int, batch: int, fused: bool, checkpointed: bool) -> pandas.D
     with Watch(layers, optimizer) as watch:
         watch.phase = "forward"
         loss = forward(layers, sequence, batch, checkpointed).square().mean()
-        watch.look()
         watch.phase = "backward"
         loss.backward()
-        watch.look()
         watch.phase = "optimizer"
         optimizer.step()
-        optimizer.zero_grad()
-        watch.look()
     return pandas.DataFrame(watch.samples).set_index("phase") / 1e6
 
 
@@ -260,7 +252,8 @@ def draw_step(sequence: int, batch: int, attention: str) -> Picture:
         for start, (phase, width) in zip(edges, PHASES.items()):
             samples = (found.index == phase).sum()
             places += [start + width * (number + 1) / samples for number in range(samples)]
-        axis.stackplot(places, found.to_numpy().T, colors=[ROLES[role] for role in found], step="post", lw=0)
+        axis.stackplot(places, found.to_numpy().T, colors=[ROLES[role] for role in found], labels=found,
+                       step="post", lw=0)
         axis.vlines(edges[1:-1], 0, 1, transform=axis.get_xaxis_transform(), color="white", lw=1.5)
         peak = found.sum(axis=1).max()
         axis.axhline(peak, color=MEASURED, lw=1.5, ls="--")
@@ -269,7 +262,7 @@ def draw_step(sequence: int, batch: int, attention: str) -> Picture:
         axis.tick_params(axis="x", length=0)
         axis.set(xlim=(0, edges[-1]), title=f"{attention}, {'with' if checkpointed else 'without'} checkpointing")
     axes[0].set(ylabel="MB held", ylim=(0, 1.15 * axes[0].get_ylim()[1]))
-    legend(figure, found, ncols=4)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return figure
 
 
