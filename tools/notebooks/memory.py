@@ -54,7 +54,7 @@ def pairs(groups: dict[str, dict], ylabel: str, number: str, passing: str, of: s
     A bar is (its parts by role, what is on top for a moment). Below it stands the sum of its parts, above it the sum
     with what passes.
     """
-    figure, axis = picture(4.4)
+    figure, axis = picture(3.7)
     ticks = {}
     for place, (group, bars) in enumerate(groups.items()):
         for x, (name, (parts, more)) in zip((place - 0.22, place + 0.22), bars.items()):
@@ -67,7 +67,7 @@ def pairs(groups: dict[str, dict], ylabel: str, number: str, passing: str, of: s
                 axis.text(x, top + more, f"{top + more:{number}}", ha="center", va="bottom", color=ROLES[of])
             ticks[x] = f"{name}\n{top:{number}}"
         axis.text(place, 1, group, ha="center", va="top", weight="bold", transform=axis.get_xaxis_transform())
-    axis.margins(x=0.02, y=0.18)
+    axis.margins(x=0.02, y=0.22)
     axis.set_xticks(list(ticks), ticks.values())
     axis.tick_params(axis="x", length=0)
     axis.set_ylabel(ylabel)
@@ -244,7 +244,7 @@ def step(sequence: int, batch: int, fused: bool, checkpointed: bool) -> pandas.D
 
 def draw_step(sequence: int, batch: int, attention: str) -> Picture:
     """MB held over one step of the network by role, without and with activation checkpointing."""
-    figure, axes = picture(4.4, 1, 2, sharey=True)
+    figure, axes = picture(3.9, 1, 2, sharey=True)
     edges = list(accumulate(PHASES.values(), initial=0))
     for axis, checkpointed in zip(axes, (False, True)):
         found = step(sequence, batch, attention == "fused", checkpointed)
@@ -270,7 +270,7 @@ def draw_step(sequence: int, batch: int, attention: str) -> Picture:
 
 def draw_rows(table: pandas.DataFrame, xlabel: str, number: str, room: float = 0) -> Picture:
     """A bar for each row, stacked by role (the columns), with its sum; a dashed line at `room`, if there is one."""
-    figure, axis = picture(0.75 * len(table) + 1.6)
+    figure, axis = picture(0.6 * len(table) + 1.5)
     left = 0
     for role in table:  # pandas' own plot imports pyplot, which in a kernel takes over how all figures are shown
         look = {"color": ROLES[role]} if role in ROLES else {"edgecolor": ROLES["activations"], **HATCH}
@@ -289,7 +289,7 @@ def draw_rows(table: pandas.DataFrame, xlabel: str, number: str, room: float = 0
 
 def draw_ranks(held: Callable, ranks_needed: Callable, parameters: float, room: float) -> Picture:
     """GB of model state on a rank against the number of ranks, for each stage; a dot from where on `room` is enough."""
-    figure, axis = picture(4.3)
+    figure, axis = picture(3.9)
     numbers = [2 ** (power / 4) for power in range(41)]
     axis.axhspan(room / 1e9, 1e6, color=ABSENT, lw=0)
     axis.axhline(room / 1e9, color=MEASURED, ls="--", lw=1.5)
@@ -314,7 +314,7 @@ def draw_ranks(held: Callable, ranks_needed: Callable, parameters: float, room: 
 
 def draw_grid(stages: pandas.DataFrame, title: str) -> Picture:
     """The lowest stage that fits, for each model (rows) and GPU (columns); missing: none does."""
-    figure, axis = picture(4.1)
+    figure, axis = picture(3.7)
     for y, row in enumerate(stages.to_numpy(float)):
         for x, stage in enumerate(row):
             none = stage != stage
