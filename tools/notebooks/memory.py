@@ -288,7 +288,7 @@ def draw_rows(table: pandas.DataFrame, xlabel: str, number: str, room: float = 0
 
 
 def draw_ranks(held: Callable, ranks_needed: Callable, parameters: float, room: float) -> Picture:
-    """GB of model state on a rank against the number of ranks, for each stage; a dot from where on `room` is enough."""
+    """GB of model state on a rank, against the number of ranks, for each stage; a dot from where on `room` is enough."""
     figure, axis = picture(3.9)
     numbers = [2 ** (power / 4) for power in range(41)]
     axis.axhspan(room / 1e9, 1e6, color=ABSENT, lw=0)
@@ -305,7 +305,7 @@ def draw_ranks(held: Callable, ranks_needed: Callable, parameters: float, room: 
     axis.set_xticks([4**power for power in range(6)], [4**power for power in range(6)])
     axis.yaxis.set_major_formatter("{x:g}")
     highest = max(3 * parameters * sum(held(0, 1).values()), 3 * room) / 1e9
-    axis.set(xlim=(1, 1024), ylim=(room / 3e10, highest), xlabel="ranks", ylabel="GB of model state on a rank")
+    axis.set(xlim=(1, 1024), ylim=(room / 3e10, highest), xlabel="ranks", ylabel="GB on a rank")
     axis.annotate(f"room: {room / 1e9:.0f} GB", (1024, room / 1e9), (-6, 5), ha="right", textcoords="offset points",
                   bbox={"color": ABSENT, "pad": 0})
     figure.legend(loc="outside upper center", ncols=2)
