@@ -288,7 +288,7 @@ def draw_rows(table: pandas.DataFrame, xlabel: str, number: str, room: float = 0
 
 
 def draw_ranks(held: Callable, ranks_needed: Callable, parameters: float, room: float) -> Picture:
-    """GB of model state on a rank, against the number of ranks, for each stage; a dot from where on `room` is enough."""
+    """GB of model state on a rank by the number of ranks, for each stage; a dot from where on `room` is enough."""
     figure, axis = picture(3.9)
     numbers = [2 ** (power / 4) for power in range(41)]
     axis.axhspan(room / 1e9, 1e6, color=ABSENT, lw=0)
