@@ -115,7 +115,8 @@ def ring_frame(held: np.ndarray, sent: list | None, title: str, foot: str) -> Pi
                 axis.text(0.05, y + height / 2 - 0.04, f"chunk {chunk}", va="center")
             if sent and sent[rank] == chunk:
                 axis.add_patch(Rectangle((x, y), width, height - 0.08, fill=False, ec=MEASURED, lw=4))
-                arrow(axis, (x + width + 0.04, y + height / 2), (x + slot - 0.04, y + height / 2))
+                for start in [x + width] if rank < count - 1 else [x + width, left - gap]:  # the last one's ends at rank 0
+                    arrow(axis, (start + 0.04, y + height / 2), (start + gap - 0.04, y + height / 2))
     return figure
 
 
@@ -190,7 +191,7 @@ def time_figure(seconds: Callable, rows: pd.DataFrame, ranks: int) -> Picture:
 def network_figure(seconds: Callable, ranks: int, latency: float, bandwidth: float) -> Picture:
     """The formula's time against size where each rank has its own link: latency in µs a step, bandwidth in GB/s."""
     figure, axis = picture(3.9)
-    sizes = np.geomspace(KB, 2**30, 1000)
+    sizes = np.geomspace(KB, 2**30, 10_000)
     times = {way: seconds(way, ranks, sizes, latency / 1e6, 1e-9 / bandwidth) for way in OURS}
     for way, values in times.items():
         axis.plot(sizes, 1000 * values, color=WAYS[way], label=named(way))
