@@ -115,7 +115,7 @@ def ring_frame(held: np.ndarray, sent: list | None, title: str, foot: str) -> Pi
                 axis.text(0.05, y + height / 2 - 0.04, f"chunk {chunk}", va="center")
             if sent and sent[rank] == chunk:
                 axis.add_patch(Rectangle((x, y), width, height - 0.08, fill=False, ec=MEASURED, lw=4))
-                for start in [x + width] if rank < count - 1 else [x + width, left - gap]:  # the last one's ends at rank 0
+                for start in [x + width] if rank < count - 1 else [x + width, left - gap]:  # the last sends to rank 0
                     arrow(axis, (start + 0.04, y + height / 2), (start + gap - 0.04, y + height / 2))
     return figure
 
