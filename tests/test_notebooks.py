@@ -34,7 +34,7 @@ def code(notebook):
 
 
 def said(cell):
-    """What a cell has put out, but for pictures, names that a run makes up, and whether %%writefile met an older file."""
+    """What a cell has put out, but for pictures, made-up names, and whether %%writefile met an older file."""
     texts = []
     for output in cell.outputs:
         for kind, text in {"stream": output.get("text"), **output.get("data", {})}.items():

@@ -168,6 +168,7 @@ def draw_noise(steps: pd.Series, fewest: float, bend: float, scales: dict[int, f
         left.plot([scale], [1], "s", color=PREDICTED, alpha=shade, label=f"{epochs} epochs: {scale:.0f}")
     by_batch(left, steps.index, ylabel="variance / |G|\u00b2")
     plain_numbers(left, [0.1, 1, 10])
+    left.set_ylim(0.006, 40)
     left.legend(loc="lower left", title="noise scale after", alignment="left", handletextpad=0, borderpad=0)
 
     band = right.axvspan(min(scales.values()), max(scales.values()), color=ABSENT, zorder=0)
