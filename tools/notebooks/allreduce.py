@@ -97,7 +97,7 @@ def ring_frame(held: np.ndarray, sent: list | None, title: str, foot: str) -> Pi
     """held[rank][chunk], digit by digit: the digit of rank r stands in r's colour; a frame and an arrow for sent[rank],
     the chunk that the rank sends."""
     figure, axis = canvas(4.0)
-    count, left, gap = len(held), 1.2, 0.46
+    count, left, gap = len(held), 1.32, 0.44
     slot, height = (WIDTH - left) / count, 2.56 / count
     axis.text(0.05, 3.78, title, size=TITLE, va="center", weight="bold")
     axis.text(0.05, 0.2, foot, va="center")

@@ -244,7 +244,7 @@ def draw_compared(trained: pd.DataFrame) -> Picture:
                                       yerr=[found["median"] - found["min"], found["max"] - found["median"]])
     entries["guessing"] = axis.axhline(0.1, linestyle="--", color=IDEAL)
     by_batch(axis, sorted(trained.batch.unique()), ylabel="test accuracy", ylim=(0, 1.03))
-    head(figure, "main.py, now: 4 epochs from the rate of batch 8, 0.0125; median, least and most", entries)
+    head(figure, "main.py, now: 4 epochs from the rate of batch 8; three seeds", entries)
     return figure
 
 
