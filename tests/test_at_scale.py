@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tolerances import SCALE_LARGEST, SIMULATED
 
+from tools import style
 from tools.pages import at_scale as page
-from tools.pages import style
 
 scale, model = page.at_scale, page.cost_model
 CENTRAL, H100, MODEL_7B, Link = model.CENTRAL, scale.H100, scale.MODEL_7B, scale.Link

@@ -14,8 +14,9 @@ from records import published
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import get_model
 
+from tools import style
 from tools.measuring import demo
-from tools.pages import docs, drawings, figures, style
+from tools.pages import docs, drawings, figures
 
 PICTURES = sorted((ROOT / "assets" / "figures").glob("*.png"))
 

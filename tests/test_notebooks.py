@@ -1,5 +1,6 @@
 """The notebooks: they run from top to bottom, say the same again, and were stored with what they need as it is now."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import ROOT, tracked
+from conftest import ROOT, execute, tracked
 from nbclient.exceptions import CellExecutionError
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
@@ -127,3 +128,16 @@ def test_plan_b_shows_the_figures(path):
     assert len(figures) > 4
     for figure in figures:
         assert figure.startswith("data:image/png;base64,") or Path(os.path.normpath(ROOT / "results" / figure)).exists()
+
+
+@pytest.mark.slow
+def test_batch_size_trains_as_main_py_does(tmp_path):
+    """After the first epoch, in separate processes: both have a main.py to import."""
+    flags = ["--device", "cpu", "--epochs", "1", "--seed", "3", "--results", str(tmp_path / "record")]
+    done = execute([sys.executable, "main.py", *flags], env={"OMP_NUM_THREADS": "1"}, cwd=ROOT / "01_single_node")
+    assert done.code == 0, done.err
+    program = ("from tools.measuring.steps_to_target import training; "
+               "print(next(accuracy for step, loss, accuracy in training(64, rate=0.05, seed=3) if step == 22))")
+    found = execute([sys.executable, "-c", program], env={"OMP_NUM_THREADS": "1"}, cwd=ROOT)
+    assert found.code == 0, found.err
+    assert float(found.out) == json.loads((tmp_path / "record").read_text())["test_accuracy"]

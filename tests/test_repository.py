@@ -9,8 +9,7 @@ import pytest
 from conftest import ROOT, TRACKED, chapters, execute, main_files, pages, tracked
 from launch import command
 
-from tools.measuring import outputs
-from tools.pages import docs
+from tools.pages import docs, outputs
 
 # {lesson: (most lines, the lesson it grows from, most lines added to that one)}. The design's goals stand behind those
 # that are larger: there a line less would join two statements or lose a comment that a new reader had asked for.
@@ -100,7 +99,7 @@ def test_what_commands_print_is_what_pages_show(path):
         return re.sub(r"(<!-- sample: .*? -->\n```\n).*?(```\n)", r"\1\2", text, flags=re.S)
 
     text = path.read_text()
-    assert masked(docs.render(text, printed)) == masked(text), "python -m tools.measuring.outputs, and make docs"
+    assert masked(docs.render(text, printed)) == masked(text), "python -m tools.pages.outputs, and make docs"
 
 
 @pytest.mark.check

@@ -25,8 +25,8 @@ from records import FIGURES, RECORDS, refusal
 from runs import Runs, end_with_the_study, said
 from tqdm import tqdm
 
+from tools import style
 from tools.measuring.parameters import parameters
-from tools.pages import style
 
 DIGITS = ("--dataset", "digits", "--global-batch-size", 64)
 EXACT = (*DIGITS, "--precision", "fp64")

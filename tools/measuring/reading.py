@@ -13,7 +13,7 @@ from one_line import Parser
 from records import RECORDS
 from runs import study
 
-from tools.pages import style
+from tools import style
 
 WAYS = ("files", "mpi-io", "mpi-io-default", "mpi-io-alone", "readers", "preloaded")
 RANKS, REPEATS = (1, 2, 4), 5

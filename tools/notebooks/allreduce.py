@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 from records import ROOT, published
 
-from tools.pages.style import ABSENT, COMMUNICATION, IDEAL, MEASURED, RANKS, TITLE, WAYS, WIDTH, Picture, picture
+from tools.style import ABSENT, COMMUNICATION, IDEAL, MEASURED, RANKS, TITLE, WAYS, WIDTH, Picture, picture
 
 OURS = "everyone_to_everyone", "reduce_and_broadcast", "ring"
 COLORS = *RANKS, "#F0E442", "#0072B2", "#D55E00", "#999999"  # of more than four ranks; Okabe and Ito's, too

@@ -31,7 +31,7 @@ sys.path.append(str(ROOT / "01_single_node"))
 import main as chapter
 
 import workshop
-from tools.pages.style import ABSENT, IDEAL, MEASURED, PREDICTED, RULES, Picture, head, picture
+from tools.style import ABSENT, IDEAL, MEASURED, PREDICTED, RULES, Picture, head, picture
 
 IMAGES = 1437  # digits to train with
 

@@ -20,9 +20,9 @@ from records import RECORDS, ROOT, published
 
 sys.path.append(str(ROOT / "03_ddp"))
 import cost_model
-from cost_model import CENTRAL, OPTIMIST, PESSIMIST, Cluster, Constants
+from cost_model import CENTRAL, OPTIMIST, PESSIMIST, Constants
 
-from tools.pages.style import ABSENT, GPUS, IDEAL, MEASURED, PREDICTED, STEP, WAYS, Picture, head, picture
+from tools.style import ABSENT, GPUS, IDEAL, MEASURED, PREDICTED, STEP, WAYS, Picture, head, picture
 
 FITTED = ["Dell 2xXE8545x4A100-SXM-40GB", "Dell 8xXE8545x4A100-SXM-40GB", "Dell XE8545x4A100-SXM-80GB",
           "Dell 4xXE8545x4A100-SXM-80GB", "NVIDIA dgxh100_ngc23.04_mxnet", "NVIDIA dgxh100_n8_ngc23.04_mxnet"]
@@ -64,21 +64,6 @@ def all_reduces() -> pd.DataFrame:
 
 
 # --- one step ---
-
-def timeline(compute: float, gradient_bytes: float, cluster: Cluster, library: str = "DDP", overlap: bool = True,
-             constants: Constants = CENTRAL) -> list[tuple[str, float, float]]:
-    """The parts of cost_model.step_seconds as (what, start, end), seconds: forward, backward, then every all-reduce."""
-    late = compute * (1 + constants.jitter * cost_model.slowest(cluster.ranks))
-    filled = late * (1 - constants.backward)
-    spans = [("forward", 0.0, filled), ("backward", filled, late)]
-    free = 0.0
-    for size in cost_model.bucket_sizes(gradient_bytes, library):
-        filled += late * constants.backward * size / gradient_bytes
-        start = max(filled if overlap else late, free)
-        free = start + cost_model.all_reduce_seconds(size, cluster, constants)
-        spans.append(("all-reduce", start, free))
-    return spans
-
 
 def draw_step(spans: list[tuple[str, float, float]], alone: float) -> Picture:
     """(what, start, end) of a step's parts; alone: the seconds that a GPU takes for it without others."""

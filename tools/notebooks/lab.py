@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from IPython.display import Image, display
 from records import ROOT, published
 
-from tools.pages.style import COMMUNICATION, MEASURED, PREDICTED, Picture, head, picture
+from tools.style import COMMUNICATION, MEASURED, PREDICTED, Picture, head, picture
 
 LAB = ROOT / "submit" / "lab.sh"
 WAIT = 100  # seconds for a silent rank

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from tools.pages.style import ABSENT, MEASURED, ROLES, STAGES, Picture, picture
+from tools.style import ABSENT, MEASURED, ROLES, STAGES, Picture, picture
 
 STATE = ("parameters", "gradients", "master copy", "optimizer state")
 HATCH = {"facecolor": "white", "hatch": "///"}  # what is there for a moment only

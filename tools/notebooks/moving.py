@@ -11,7 +11,7 @@ from inspect import cleandoc
 import ipywidgets
 from IPython.display import HTML, display
 
-from tools.pages.style import WIDTH, Picture
+from tools.style import WIDTH, Picture
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 

@@ -20,7 +20,7 @@ from launch import ROOT
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
-from tools.pages.style import ABSENT, IDEAL, MEASURED, PARALLEL, RANKS, STEP, TEXT, Picture, picture
+from tools.style import ABSENT, IDEAL, MEASURED, PARALLEL, RANKS, STEP, TEXT, Picture, picture
 
 NAMES = {"data": "data parallel", "tensor": "tensor parallel", "pipeline": "pipeline"}
 HELD = ("parameters", "activations", "images", "labels")

@@ -12,19 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 from records import published
 
-from tools.pages.style import (
-    ABSENT,
-    CHAPTERS,
-    GPUS,
-    IDEAL,
-    LIBRARIES,
-    MEASURED,
-    PREDICTED,
-    STEP,
-    Picture,
-    head,
-    picture,
-)
+from tools.style import ABSENT, CHAPTERS, GPUS, IDEAL, LIBRARIES, MEASURED, PREDICTED, STEP, Picture, head, picture
 
 # --- what was measured here ---
 

@@ -19,7 +19,7 @@ import cost_model
 from at_scale import GIVEN, H100, HOUR, MODEL_7B, Link
 from cost_model import CENTRAL, Constants
 
-from tools.pages import style
+from tools import style
 
 sys.path.remove(str(ROOT / "03_ddp"))  # where other chapters have files of the same names
 

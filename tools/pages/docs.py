@@ -34,8 +34,8 @@ from launch import ROOT
 from one_line import Parser
 from records import RECORDS, published, published_text
 
-from tools.measuring import demo, notebook_seconds, public_scripts, reading, rounding, zero
-from tools.pages import at_scale, figures, slow_link
+from tools.measuring import demo, public_scripts, reading, rounding, zero
+from tools.pages import at_scale, figures, notebook_seconds, slow_link
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|changes|scale|slow|bench): (.+?) -->\n"
@@ -94,7 +94,7 @@ def recorded(*words):
     texts = {record["words"]: record["text"] for record in published("outputs.jsonl")}
     words = " ".join(words)
     if words not in texts:
-        raise ValueError(f"no record of what {words!r} prints: python -m tools.measuring.outputs")
+        raise ValueError(f"no record of what {words!r} prints: python -m tools.pages.outputs")
     return texts[words]
 
 

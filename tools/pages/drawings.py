@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler
 from torchvision.models import get_model
 
 from tools.measuring.zero import ROLES, total
-from tools.pages.style import ABSENT, COMMUNICATION, RANKS, STEP, TEXT, TITLE, WIDTH, Picture
+from tools.style import ABSENT, COMMUNICATION, RANKS, STEP, TEXT, TITLE, WIDTH, Picture
 
 PAPER = "#F5F5F5"  # where something is drawn on
 EDGE = 0.15  # inches that stay white at the left and at the right

@@ -9,9 +9,10 @@ from matplotlib.patches import Patch
 from records import FIGURES as FOLDER
 from records import Unpublished, published
 
+from tools import style
 from tools.measuring import demo, reading
 from tools.measuring.zero import ROLES, total
-from tools.pages import at_scale, slow_link, style
+from tools.pages import at_scale, slow_link
 from tools.pages.drawings import DRAWINGS
 
 

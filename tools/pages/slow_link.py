@@ -12,10 +12,11 @@ import pandas
 from matplotlib.lines import Line2D
 from records import RECORDS, published
 
+from tools import style
 from tools.measuring import lab
 from tools.measuring.lab_model import PREDICTIONS, Predictions, cluster_of, cost_model, rate_of
 from tools.measuring.slow_link import WAYS
-from tools.pages import at_scale, style
+from tools.pages import at_scale
 
 AIM = 0.15
 NAMES = {("02_horovod/pytorch", None): "Horovod", ("03_ddp", None): "DDP", ("04_deepspeed", None): "DeepSpeed",

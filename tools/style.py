@@ -27,7 +27,6 @@ CHAPTERS = {"01_single_node": "one process", "01_single_node/main_tf.py": "one p
 WAYS = {"everyone_to_everyone": "#0072B2", "reduce_and_broadcast": "#009E73", "ring": "#D55E00", "gloo": "#CC79A7",
         "mpi": "#000000"}  # of all-reduce
 PARALLEL = {"data": "#4477AA", "tensor": "#C43C4E", "pipeline": "#228833"}  # ways to share a network; like Tol's bright
-SCHEDULES = {"1F1B": "#228833", "GPipe": "#CCBB44"}  # of a pipeline
 RULES = {"best rate": "#000000", "linear rule": "#D55E00", "constant rate": "#0072B2"}  # for another batch size
 STAGES = ("#BDBDBD", "#9ECAE1", "#4292C6", "#08519C")  # of ZeRO
 ROLES = {"parameters": "#332288", "gradients": "#882255", "master copy": "#44AA99", "optimizer state": "#DDCC77",

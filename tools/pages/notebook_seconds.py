@@ -1,6 +1,6 @@
 """How long the notebooks take, alone and beside busy cores. Records: assets/records/notebook_seconds.jsonl.
 
-    python -m tools.measuring.notebook_seconds
+    python -m tools.pages.notebook_seconds
 
 Each notebook is run from top to bottom; beside it a process for each core computes, or none does.
 """
