@@ -52,7 +52,7 @@ def main():
         parser.error(f"{shown(file)} is no file of Python: its name has to end in .py")
     try:
         compile(file.read_text(), file, "exec")
-    except (OSError, ValueError) as problem:
+    except (OSError, UnicodeDecodeError) as problem:
         print(f"{shown(file)} cannot be read: {problem}", file=sys.stderr)
         return NOT_RUN
     except SyntaxError as problem:

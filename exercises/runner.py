@@ -133,12 +133,13 @@ def wait(processes, folder):
 
 def complain(folder, file, ranks, ended):
     """Raise what the learner has to know if not every rank has come to its end."""
+    for rank in ended:
+        if not (folder / f"{rank}.problem").exists():
+            raise NotRun(f"rank {rank} ended before its function returned. (Of its own accord, or by gloo, which ends "
+                         "a rank that receives a message of another size than it has room for)")
     problems = [pickle.loads(path.read_bytes()) for path in folder.glob("*.problem")]
     if problems:
         raise NotRun(min(problems)[1])  # what came first is the cause of the others
-    if ended:
-        raise NotRun(f"rank {ended[0]} ended before its function returned. (Of its own accord, or by gloo, which ends "
-                     "a rank that receives a message of another size than it has room for)")
     places = []
     for rank in range(ranks):
         lines = re.findall(rf'File "{re.escape(str(file))}", line (\d+)', text_of(folder / f"{rank}.place"))
