@@ -26,6 +26,9 @@ def test_each_page_and_notebook_is_there_and_fetches_nothing(site):
     assert len(sources) > 15
     for path in sources:
         text = (site / path.relative_to(ROOT).with_suffix(".html")).read_text()
+        figures = re.findall(r'<img [^>]*src="(?!data:)([^"]+)"', text)
+        assert all((site / path.relative_to(ROOT)).parent.joinpath(figure).exists() for figure in figures), path
+        assert path.suffix != ".ipynb" or len(figures) > 4, path
         assert not re.search(r"""<(?:script|img|link|iframe)[^>]*(?:src|href)=["']?(?:https?:)?//""", text), path
     assert not re.search(r"@import|url\(.?https?:", "".join(path.read_text() for path in site.rglob("*.css")))
 
