@@ -95,13 +95,13 @@ except (ImportError, OSError, RuntimeError) as problem:
     absent = f"{problem}, in {sys.executable}"
 
 
-def table(found: "dict[str, str] | None" = None) -> str:  # quoted: Python 3.9 reads it
-    """The text of a Markdown table: of all faults, or of those found, given as {key: where and what}."""
+def table(found: "dict[str, str]") -> str:
+    """The text of a Markdown table of the faults that were found, given as {key: where and what}."""
     rows = ["| symptom | cause | cure |", "|---|---|---|"]
-    for key, detail in (dict.fromkeys(FAULTS, "") if found is None else found).items():
+    for key, detail in found.items():
         symptom, cause, cure = FAULTS[key]
         detail = " ".join(detail.split()).replace("|", "/")
-        rows.append(f"| {symptom}{detail and f': {detail}'} | {cause} | {cure} |")
+        rows.append(f"| {symptom}: {detail} | {cause} | {cure} |")
     return "\n".join(rows)
 
 

@@ -10,7 +10,6 @@ A comment says what belongs into the fence behind it, which this program writes:
     <!-- table: NAME -->               the table of assets/records/NAME.jsonl, by the program that wrote it
     <!-- table: zero PRECISION -->     of those with this precision
     <!-- command: NAME -->             the command of submit/sweep.py that makes assets/records/NAME.jsonl
-    <!-- faults -->                    (no fence) the table of the faults that submit/doctor.py names
     <!-- findings -->                  (no fence) the table of what submit/agree.py finds
     <!-- changes: OLD NEW | OLD NEW -->     how many lines were added and removed between files
     <!-- scale: NAME -->              a table of tools/pages/at_scale.py
@@ -27,27 +26,26 @@ import textwrap
 from pathlib import Path
 
 import agree_verdicts
-import doctor
 import pandas
 import sweep
 from launch import ROOT
 from one_line import Parser
 from records import RECORDS, published, published_text
 
-from tools.measuring import demo, public_scripts, reading, rounding, zero
+from tools.measuring import demo, public_scripts, reading, zero
 from tools.pages import at_scale, figures, notebook_seconds, slow_link
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|changes|scale|slow|bench): (.+?) -->\n"
                    r"(?:```\w*\n.*?^```\n)?", re.M | re.S)
-LISTS = re.compile(r"<!-- (faults|findings) -->\n(?:\|.*\n)*")
+FINDINGS = re.compile(r"<!-- findings -->\n(?:\|.*\n)*")
 LATER = ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero")
 COPIES = {  # file: the folders that have its copy, so that a chapter's folder runs wherever it is copied
     "01_single_node/ranks.py": LATER, "01_single_node/workshop.py": LATER,
     "01_single_node/resnet.py": ["02_horovod/tensorflow"],
     "04_deepspeed/ds_config.py": ["05_zero"], "04_deepspeed/checkpoints.py": ["05_zero"]}
-TABLES = {"demo": demo, "zero": zero, "rounding": rounding, "read_data": reading, "public_scripts": public_scripts,
-          "notebook_seconds": notebook_seconds, "batch": sweep, "weak": sweep, "strong": sweep}
+TABLES = {"demo": demo, "zero": zero, "read_data": reading, "public_scripts": public_scripts,
+          "notebook_seconds": notebook_seconds, "batch": sweep}
 
 
 def hunks(old, new):
@@ -146,8 +144,7 @@ def render(text, run=recorded):
         language = {"hunk": "diff", "lesson": "python" if parts[0].endswith(".py") else "bash"}.get(kind, "")
         return f"<!-- {kind}: {words} -->\n```{language}\n{content}\n```\n"
 
-    lists = {"faults": doctor, "findings": agree_verdicts}
-    text = LISTS.sub(lambda match: f"<!-- {match[1]} -->\n{lists[match[1]].table()}\n", FENCE.sub(fence, text))
+    text = FINDINGS.sub(lambda _: f"<!-- findings -->\n{agree_verdicts.table()}\n", FENCE.sub(fence, text))
     wrong = [hunk for number, hunk in enumerate(everything) if shown.count(number) != 1]
     if wrong:
         raise ValueError("hunks that are not shown, or shown twice:\n" + "\n\n".join(wrong))
