@@ -51,7 +51,8 @@ def run_script(file: Path, variables: list[dict], folders: list[Path]) -> list[d
 def watched(file):
     """What this rank does in a script: the report that agree.py judges, and what only an exercise asks for.
 
-    That is the batches, the lines printed, the bytes of each file saved, and the parameters at start and end.
+    That is the batches, the names of the collectives in turn, the lines printed, the bytes of each file saved, and the
+    parameters at start and end.
     """
     watch, save, models = Watch(ALL_STEPS, lambda: None), torch.save, []
     found = {"report": watch.record, "batches": [], "printed": [], "saved": [], "start": {}}
@@ -85,7 +86,8 @@ def watched(file):
         if end.code:
             raise
     watch.record["steps"] = [step for step in watch.record["steps"] if step["local"]]
-    return found | {"end": parameters(models[0]) if models else {}}
+    calls = [call.split(" at ")[0] for call in watch.calls]
+    return found | {"calls": calls, "end": parameters(models[0]) if models else {}}
 
 
 def parameters(model):

@@ -15,7 +15,7 @@ from tolerances import FP64, close
 
 pytestmark = pytest.mark.fault
 
-PATIENCE = 10  # seconds: the --timeout of the ranks that wait for a stopped one
+PATIENCE = 20  # seconds: the --timeout of the ranks that wait for a stopped one; a first step of TensorFlow takes some
 SOON = 60  # seconds: torchrun and deepspeed give a stopped rank 30 s to end by itself
 LAUNCHERS = {"mpiexec": ["mpiexec", "-n", 2, sys.executable],
              "torchrun": ["torchrun", "--nproc-per-node", 2],

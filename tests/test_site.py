@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 
+import nbformat
 import pytest
 from conftest import ROOT, execute, tracked
 from playwright.sync_api import sync_playwright
@@ -33,9 +34,13 @@ def test_each_page_and_notebook_is_there_and_fetches_nothing(site):
     assert not re.search(r"@import|url\(.?https?:", "".join(path.read_text() for path in site.rglob("*.css")))
 
 
+@pytest.mark.check
 def test_pictures_have_texts():
-    for path in tracked([*ROOT.glob("**/*.md"), *ROOT.glob("[0-9]*/*.ipynb")]):
-        assert not re.search(r"!\[\s*\]\(|<img (?![^>]*alt=)", path.read_text()), path
+    texts = [path.read_text() for path in tracked(ROOT.glob("**/*.md"))]
+    for path in tracked(ROOT.glob("[0-9]*/*.ipynb")):
+        texts += [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown"]
+    assert not [text for text in texts if re.search(r"!\[\s*\]\(|<img (?![^>]*alt=)", text)]
+    assert sum("![" in text or "<img " in text for text in texts) > 8
 
 
 @pytest.mark.slow

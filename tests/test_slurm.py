@@ -28,7 +28,7 @@ class Cluster:
 
     def __init__(self, folder):
         self.folder = folder / "the workshop"
-        for name in "02_horovod", "03_ddp", "submit":
+        for name in "01_single_node", "02_horovod", "03_ddp", "submit":
             shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         self.lab = Lab(f"slurm-{os.getpid()}")
         self.lab("up", 2, "--slurm")

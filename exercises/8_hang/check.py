@@ -1,5 +1,7 @@
 """What the grade of exercise 8 looks at."""
 
+from itertools import zip_longest
+
 import solution  # for its data and its model
 import torch
 from scripts import by_torchrun, read, replay, same_parameters
@@ -11,11 +13,11 @@ RANKS = 2
 def points(file):
     """(what, whether it is right, the hint if not), in the order in which a learner gets there."""
     ranks = by_torchrun(file, RANKS)
-    calls = [[[name.split(" by ")[0] for name in step["sent"]] for step in rank["report"]["steps"]] for rank in ranks]
-    differing = [number for number, of_ranks in enumerate(zip(*calls), 1) if of_ranks[0] != of_ranks[1]]
+    pairs = enumerate(zip_longest(*(rank["calls"] for rank in ranks)), 1)
+    differing = [f"call {number} is {one} on rank 0, and {other} on rank 1" for number, (one, other) in pairs
+                 if one != other]
     yield "it ends, and all ranks have made the same calls in the same order", not differing, (
-        f"it ends by luck: before the end of steps {differing} the ranks have made other calls. One rank still decides "
-        "otherwise than the other: by which value?")
+        f"it ends by luck: {''.join(differing[:1])}. One rank still decides otherwise than the other: by which value?")
 
     train, valid = solution.load_data()
     batches = [rank["batches"] for rank in ranks]
