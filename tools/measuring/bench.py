@@ -36,9 +36,7 @@ SECTIONS = {  # number: title, A, B (each a file, its ranks, how often it runs a
     8: ("DeepSpeed's engine against DDP, 2 ranks of one thread", ("04_deepspeed/main.py", 2, 1),
         ("03_ddp/main.py", 2, 1), ""),
     9: ("Stage 3 of DeepSpeed against FSDP2, 2 ranks of one thread", ("05_zero/main.py", 2, 1),
-        ("05_zero/fsdp.py", 2, 1), ""),
-    10: ("TensorFlow against PyTorch, one thread", ("01_single_node/main_tf.py", 1, 1),
-         ("01_single_node/main.py", 1, 1), "")}
+        ("05_zero/fsdp.py", 2, 1), "")}
 
 
 def bare_loop(flags):
