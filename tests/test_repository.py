@@ -104,21 +104,6 @@ def test_what_commands_print_is_what_pages_show(path):
 
 
 @pytest.mark.check
-def test_links_and_anchors_of_the_pages_lead_somewhere():
-    def anchors(text):
-        headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
-        return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-    links = [(path, text, *link) for path, text in TEXTS
-             for link in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)]+))?\)", text)]
-    for path, text, target, anchor in links:
-        assert (path.parent / target).exists(), (path, target)
-        if anchor:
-            assert anchor in anchors((path.parent / target).read_text() if target else text), (path, target, anchor)
-    assert len(links) > 100 and sum(anchor != "" for *_, anchor in links) > 20
-
-
-@pytest.mark.check
 def test_every_file_module_and_make_command_that_a_page_names_is_there():
     """From the top folder or the page's own."""
     places = [str(path.relative_to(ROOT)) for path in TRACKED]
