@@ -35,7 +35,8 @@ def launched() -> "tuple[str | None, int, int]":
     rank, world_size = (int(env[name]) for name in LAUNCHERS[launcher]) if launcher else (0, 1)
     all_five = set(TORCHRUN) <= env.keys()  # a RANK alone is left from another job
     by_torchrun = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "srun")
-    if all_five and by_torchrun and int(env["WORLD_SIZE"]) >= world_size:  # a smaller one is stale
+    # A world of torchrun's smaller than its launcher's is left from another job.
+    if all_five and by_torchrun and int(env["WORLD_SIZE"]) >= world_size:
         return "torchrun", int(env["RANK"]), int(env["WORLD_SIZE"])
     return launcher, rank, world_size
 
@@ -45,12 +46,12 @@ def find_ranks() -> tuple[int, int, int]:
 
     Exits with one line where the environment contradicts itself.
     """
-    if "torch" in sys.modules:  # imported later, it would keep the process group beyond its end
+    if "torch" in sys.modules:  # optimizers import it, and it keeps the process group that it finds
         import torch.distributed.nn  # noqa: F401
     env = os.environ
     launcher, rank, world_size = launched()
     if launcher == "torchrun":
-        if "GROUP_WORLD_SIZE" in env:  # mpiexec -n 2 torchrun: two trainings, without --nnodes
+        if "GROUP_WORLD_SIZE" in env:  # mpiexec -n 2 torchrun without --nnodes would train twice
             sizes = [size for _, size in LAUNCHERS.values() if env.get(size, "1") != "1"]
             refuse_other_sizes(sizes, int(env["GROUP_WORLD_SIZE"]))
         return rank, world_size, int(env["LOCAL_RANK"])
@@ -92,7 +93,7 @@ def meet_by_mpi(launcher, world_size):
 
 
 def free_port():
-    """A port of this node. Not one that the system may give to a rank that connects meanwhile."""
+    """A free port of this node, below those that the system itself hands out to connections."""
     while True:
         port = random.SystemRandom().randrange(20000, 30000)  # whatever the program's seed
         with suppress(OSError), socket.create_server(("", port)):
@@ -102,8 +103,8 @@ def free_port():
 def refuse_lone_ranks(world_size: int, one_process: bool = False) -> None:
     """Exit where the environment counts other ranks than this program, which would train alone.
 
-    find_ranks() calls it; call it yourself after hvd.init(). one_process: the program is meant to
-    be one, so a batch script may have more tasks.
+    find_ranks() calls it; call it yourself after hvd.init(). one_process: this program is meant to
+    run alone, also in a batch script that has several tasks.
     """
     launcher, _, _ = launched()
     names = ["WORLD_SIZE"]
@@ -157,8 +158,8 @@ def run(main: Callable[[], None]) -> None:
     """Call main(), and end this process as one of many.
 
     sys.exit("a line") on all ranks is a mistake of the user's: rank 0 prints it, the exit code is
-    2; what one rank alone finds belongs into rank_0_first() or exit_together(). Another exception
-    ends this rank with a traceback, and its launcher ends the others.
+    2. If one rank alone finds it, use rank_0_first() or exit_together(). Another exception ends
+    this rank with a traceback, and its launcher ends the others.
     """
     launcher, rank, world_size = launched()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from each rank
@@ -166,10 +167,10 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
     except SystemExit as end:
-        code = 2 if end.code else 0
-        if end.code and rank == 0:
+        code = 2 if isinstance(end.code, str) else end.code or 0
+        if isinstance(end.code, str) and rank == 0:
             print(f"{os.path.basename(sys.argv[0])}: {end.code}", file=sys.stderr)
-        elif end.code:
+        elif code:
             time.sleep(2)  # rank 0 speaks before the launcher ends it
     except Exception:
         if launcher not in MPIEXECS:

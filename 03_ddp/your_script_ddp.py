@@ -35,9 +35,9 @@ def main():
     sampler = DistributedSampler(train, drop_last=True)  # DDP: shuffles, and deals out the images
     train_loader = DataLoader(train, batch_size=64 // world_size,  # DDP: a rank's; 64 in all
                               sampler=sampler,  # DDP: instead of shuffle=True
-                              drop_last=True, num_workers=1,  # DDP: each rank starts its own,
-                              multiprocessing_context="spawn",  # DDP: and not by a fork,
-                              persistent_workers=True)  # DDP: which beside gloo may hang
+                              drop_last=True, num_workers=1,  # DDP: for each rank
+                              multiprocessing_context="spawn",  # DDP: a fork beside gloo may hang
+                              persistent_workers=True)  # DDP: spawned workers start slowly
     test_loader = DataLoader(test, batch_size=64, sampler=range(rank, len(test), world_size))  # DDP
 
     model = nn.Sequential(

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from ranks import exit_together
 
 CLASSES = 10
-SYNTHETIC = 256  # different images, for BatchNorm divides by their variance
+SYNTHETIC = 256  # images that differ: BatchNorm divides by their variance, which may not be 0
 BACKENDS = {  # torch.distributed's, by device: AMD's GPUs are cuda, too; Intel's, untried, are xpu
     "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl", "cpu": "gloo"}
 STARTED = time.perf_counter()
@@ -220,7 +220,7 @@ def training_of(args: argparse.Namespace) -> dict:
 
 @contextmanager
 def resuming(args: argparse.Namespace, world_size: int = 1) -> Iterator[None]:
-    """If the block fails on a rank, it is no checkpoint of this training: all exit with a line."""
+    """If the block fails on a rank, the file is no checkpoint of this training: all ranks exit."""
     message = None
     try:
         yield

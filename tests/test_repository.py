@@ -22,7 +22,7 @@ SIZES = {
     "04_deepspeed/main.py": (135, "03_ddp/main.py", 40),
     "05_zero/main.py": (155, "04_deepspeed/main.py", 55),
     "05_zero/fsdp.py": (165, "05_zero/main.py", 60),
-    "01_single_node/ranks.py": (184, None, 0),
+    "01_single_node/ranks.py": (185, None, 0),
     "01_single_node/workshop.py": (352, None, 0),
 }
 WIDTH = 100
