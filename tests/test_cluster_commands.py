@@ -22,7 +22,8 @@ def commands():
                 words = [SMALLER.get(word, word) for word in flags.split()]
                 if not any(word.isupper() for word in words):
                     found[os.path.relpath(page.parent / below, ROOT), " ".join(words)] = None
-    half = [(folder, f"{flags} --precision bf16") for folder, flags in found if "resnet" in flags]
+    half = [(folder, f"{flags} --precision bf16 --batch-size 4") for folder, flags in found
+            if "resnet" in flags and "batch-size" not in flags and "tensorflow" not in folder]
     return [case(folder, flags, marks=[pytest.mark.slow] if "tensorflow" in folder or "bf16" in flags else [])
             for folder, flags in [*found, *half]]
 
