@@ -224,9 +224,10 @@ def refusal(script):
     if script.suffix == ".ipynb":
         return f"{script} is a notebook: make a script of it, jupyter nbconvert --to script {script}"
     try:
-        names = set(re.findall(rb"^\s*(?:import|from) +(\w+)", script.read_bytes(), re.M))
+        imports = re.findall(rb"^\s*(?:import|from) .*", script.read_bytes(), re.M)
     except OSError as problem:
         return f"{script} cannot be read: {problem}"
+    names = set(re.findall(rb"\w+", b" ".join(imports)))
     if b"torch" not in names and (others := sorted(names & {b"tensorflow", b"keras", b"jax"})):
         return f"{script} trains with {others[0].decode()}; only PyTorch's training can be looked at"
     return None
