@@ -29,13 +29,13 @@ if __name__ == "__main__":  # before torch is imported; whoever imports this fil
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings would stand between the lines
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # watch() ends what hangs: a line, no backtrace
 RANKS = Path(__file__).resolve().parent.parent / "01_single_node" / "ranks.py"  # what finds the ranks in every chapter
-spec = importlib.util.spec_from_file_location("chapter", RANKS)
-chapter = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(chapter)
+spec = importlib.util.spec_from_file_location("ranks_py", RANKS)
+ranks_py = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(ranks_py)
 NAMES = {"horovodrun": "horovodrun", "Open MPI": "mpiexec of Open MPI", "MVAPICH": "mpiexec of MVAPICH2",
          "MPICH": "mpiexec of MPICH or Cray PALS, or srun --mpi=pmi2",
          "torchrun": "torchrun, or who set its five variables", "srun": "srun without MPI"}
-VARIABLES = [(chapter.LAUNCHERS | {"torchrun": chapter.TORCHRUN[:2]})[name] for name in NAMES]  # rank's, and size's
+VARIABLES = [(ranks_py.LAUNCHERS | {"torchrun": ranks_py.TORCHRUN[:2]})[name] for name in NAMES]  # rank's, and size's
 FAULTS = {  # key: (symptom, cause, cure)
     "import": ("a package does not load", "this is not the Python of the workshop's environment, or modules are "
                "not loaded", "load the site's modules, activate the environment"),
@@ -146,12 +146,12 @@ def watch(seconds):
 
 
 def recognise():
-    """Let the chapter find the rank. Returns the launcher's name in NAMES (None: nobody) and its variables as text."""
+    """Let ranks.py find the rank. Returns the launcher's name in NAMES (None: nobody) and its variables as text."""
     names = [*(name for pair in VARIABLES for name in pair), "SLURM_NTASKS"]
     variables = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "none"
     try:
-        launcher, _, _ = chapter.launched()
-        chapter.find_ranks()
+        launcher, _, _ = ranks_py.launched()
+        ranks_py.find_ranks()
         if not os.environ["MASTER_PORT"].isdecimal():
             raise ValueError(f"MASTER_PORT={os.environ['MASTER_PORT']}")
     except SystemExit as end:
@@ -223,14 +223,24 @@ def interfaces():
     return {name: addresses for name, addresses in found.items() if addresses}
 
 
+def nccl_takes(value, known):
+    """Which interfaces NCCL_SOCKET_IFNAME leaves: NAME,... are beginnings, =NAME,... whole names, ^... is left out."""
+    names = value.lstrip("^=").split(",")
+    if value.startswith(("=", "^=")):
+        named = known.keys() & set(names)
+    else:
+        named = {name for name in known if name.startswith(tuple(names))}
+    return known.keys() - named if value.startswith("^") else named
+
+
 def wrong_interface():
     """Which of the two variables names no interface, or None."""
-    known, gloo, nccl = interfaces(), *(os.environ.get(f"{name}_SOCKET_IFNAME", "") for name in ("GLOO", "NCCL"))
-    names, whole = nccl.lstrip("^=").split(","), nccl.removeprefix("^").startswith("=")
-    left = [name for name in known  # NCCL reads NAME,... as beginnings, =NAME,... as whole names, and leaves out ^...
-            if (name in names if whole else name.startswith(tuple(names))) != nccl.startswith("^")]
-    wrong = [f"GLOO_SOCKET_IFNAME={gloo}"] if gloo and not set(gloo.split(",")) <= known.keys() else []
-    wrong += [f"NCCL_SOCKET_IFNAME={nccl}"] if nccl and not left else []
+    known, wrong = interfaces(), []
+    gloo, nccl = (os.environ.get(f"{name}_SOCKET_IFNAME", "") for name in ("GLOO", "NCCL"))
+    if gloo and not set(gloo.split(",")) <= known.keys():
+        wrong.append(f"GLOO_SOCKET_IFNAME={gloo}")
+    if nccl and not nccl_takes(nccl, known):
+        wrong.append(f"NCCL_SOCKET_IFNAME={nccl}")
     return f"{', '.join(wrong)}; {socket.gethostname()} has {', '.join(known)}" if wrong else None
 
 
