@@ -144,17 +144,20 @@ class Session:
         reports = [report for report, _ in now]
         there = [report for report in reports if report]
         died = [rank for rank, report in enumerate(reports) if report and report["end"] == "died"]
+        missing = len(there) < self.ranks
         waits = [report is not None or bool(alive and alive["waits"]) for report, alive in now]
         patience = self.seconds if all(waits) else PATIENCE * self.seconds
-        if len(there) < self.ranks and silence < (min(2, patience) if died else patience):
+        if died:
+            patience = min(2, patience)
+        if missing and silence < patience:
             return
-        if len(there) < self.ranks and not died and all(report["end"] == "steps" for report in there) and there:
+        if missing and there and all(report["end"] == "steps" for report in there):
             self.publish("stop", True)  # they wait for ranks that this program holds: it judges the steps that all have
             return
         lines, found, problem = [], {}, ""
         if died:
             problem = f"rank {died[0]} ended with {reports[died[0]]['problem']}"
-        elif len(there) < self.ranks:
+        elif missing:
             lines, found = verdicts.judge_hang(now, silence)
         elif not all(report["steps"] and "before" in report for report in reports):
             problem = f"{self.script.name} {verdicts.why_not(reports)}"
@@ -207,7 +210,8 @@ def run(session, arguments):
         runpy.run_path(str(session.script), run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
-            how, problem = "died", f"exit code {end.code}" if isinstance(end.code, int) else f"{end.code}"
+            how = "died"
+            problem = f"exit code {end.code}" if isinstance(end.code, int) else str(end.code)
     except KeyboardInterrupt:
         raise
     except BaseException as fault:
@@ -215,7 +219,9 @@ def run(session, arguments):
         while trace.tb_next and trace.tb_frame.f_code.co_filename != str(session.script):  # this program's, and runpy's
             trace = trace.tb_next
         traceback.print_exception(type(fault), fault, trace)
-        how, problem = "died", f"{type(fault).__name__}: {str(fault).splitlines()[0] if str(fault) else ''}"
+        how = "died"
+        lines = str(fault).splitlines()
+        problem = f"{type(fault).__name__}: {lines[0] if lines else ''}"
     session.hand_in(how, problem)
 
 

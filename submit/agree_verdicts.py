@@ -385,10 +385,10 @@ def judge_devices(reports):
 
 def judge(reports: list[dict]) -> tuple[list[tuple[str, str]], dict[str, str]]:
     """([(what, what is seen)], {finding: where}) of the reports of all ranks, in their order."""
+    lines, found = [], {}
     steps = [len(report["steps"]) for report in reports]
-    lines, found = [], {"steps": f"{numbers(steps)} on ranks 0 to {len(steps) - 1}"} if len(set(steps)) > 1 else {}
-    if any(report["joins"] for report in reports):
-        found = {}
+    if len(set(steps)) > 1 and not any(report["joins"] for report in reports):
+        found["steps"] = f"{numbers(steps)} on ranks 0 to {len(steps) - 1}"
     for part in judge_weights, judge_gradients, judge_data, judge_devices:
         said, more = part(reports)
         lines, found = lines + said, found | more

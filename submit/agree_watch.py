@@ -97,7 +97,7 @@ class Watch:
         if not any(part.training for part in module.modules()):  # Lightning's wrapper alone may be in eval mode
             return
         if not any(module is model for model in self.models) and any(p.requires_grad for p in module.parameters()):
-            self.meet(module)
+            self.begin_model(module)
         batch = first_tensor(args)
         if batch is not None and len(self.record["rows"]) < self.steps:
             self.record["rows"].append(items(batch))
@@ -105,23 +105,36 @@ class Watch:
     def leave(self, *_):
         self.modules_deep -= 1
 
-    def meet(self, module):
-        """A model at its first use: names, and hooks on the gradients before anybody has averaged them."""
+    def begin_model(self, module):
+        """A model at its first use: its wrappers, its names, and what it begins with."""
         first = not self.models
         self.models.append(module)
         self.listen_to_horovod()
         for part in module.modules():
-            name = type(part).__name__
-            wrapper = WRAPPERS.get(name) or ("FSDP2" if name.startswith("FSDP") else None)
-            if wrapper and wrapper not in self.record["wrappers"]:
-                self.record["wrappers"].append(wrapper)
-            if name == "DistributedDataParallel":
-                self.ddp.append(part)
-            elif name == "DeepSpeedEngine":
-                self.before_deepspeed_steps(part)
-            elif wrapper == "FSDP2":
-                self.before_fsdp_reduces()
-        prefix = "" if first else f"model {len(self.models)}: "
+            self.note_wrapper(part)
+        self.name_parameters(module, "" if first else f"model {len(self.models)}: ")
+        if first:
+            self.note_seeds(module)
+            self.note_device(next(module.parameters()).device)
+        known = self.record.get("before", {"parameters": {}})["parameters"]
+        self.record["before"] = self.state()
+        self.record["before"]["parameters"] |= known  # of a model that has trained meanwhile
+
+    def note_wrapper(self, part):
+        """A module that communicates: its name, and hooks where it does so out of sight."""
+        name = type(part).__name__
+        wrapper = WRAPPERS.get(name) or ("FSDP2" if name.startswith("FSDP") else None)
+        if wrapper and wrapper not in self.record["wrappers"]:
+            self.record["wrappers"].append(wrapper)
+        if wrapper == "DDP":
+            self.ddp.append(part)
+        elif wrapper == "DeepSpeed":
+            self.before_deepspeed_steps(part)
+        elif wrapper == "FSDP2":
+            self.before_fsdp_reduces()
+
+    def name_parameters(self, module, prefix):
+        """Names, which are the same on all ranks, and hooks on the gradients before anybody has averaged them."""
         for name, parameter in module.named_parameters():
             if parameter not in self.names:
                 self.names[parameter] = prefix + name.replace("_orig_mod.", "").removeprefix("module.")
@@ -130,18 +143,14 @@ class Watch:
                     parameter.register_hook(lambda gradient, parameter=parameter: self.note_local(parameter, gradient))
         self.record["shards"] = [name for parameter, name in self.names.items() if self.is_shard(parameter)]
         self.record["parts"] = [name for parameter, name in self.names.items() if hasattr(parameter, "to_local")]
-        if first:
-            self.note_seeds(module)
-            parameter = next(module.parameters())
-            self.record["device"] = str(parameter.device)
-            self.on_gpu = parameter.device.type != "cpu"
-            if parameter.device.type == "cuda":
-                self.record["gpu"] = str(torch.cuda.get_device_properties(parameter.device).uuid)
-                self.record["current"] = f"cuda:{torch.cuda.current_device()}"
-            self.record["threads"] = torch.get_num_threads()
-        known = self.record.get("before", {"parameters": {}})["parameters"]
-        self.record["before"] = self.state()
-        self.record["before"]["parameters"] |= known  # of a model that has trained meanwhile
+
+    def note_device(self, device):
+        self.record["device"] = str(device)
+        self.on_gpu = device.type != "cpu"
+        if device.type == "cuda":
+            self.record["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
+            self.record["current"] = f"cuda:{torch.cuda.current_device()}"
+        self.record["threads"] = torch.get_num_threads()
 
     def is_shard(self, parameter):
         """Whether each rank has another part of it: FSDP2's, stage 3 of DeepSpeed's ZeRO, the first FSDP's."""

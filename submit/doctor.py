@@ -29,13 +29,13 @@ if __name__ == "__main__":  # before torch is imported; whoever imports this fil
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings would stand between the lines
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # watch() ends what hangs: a line, no backtrace
 RANKS = Path(__file__).resolve().parent.parent / "01_single_node" / "ranks.py"  # what finds the ranks in every chapter
-spec = importlib.util.spec_from_file_location("chapter", RANKS)
-chapter = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(chapter)
+spec = importlib.util.spec_from_file_location("ranks_py", RANKS)
+ranks_py = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(ranks_py)
 NAMES = {"horovodrun": "horovodrun", "Open MPI": "mpiexec of Open MPI", "MVAPICH": "mpiexec of MVAPICH2",
          "MPICH": "mpiexec of MPICH or Cray PALS, or srun --mpi=pmi2",
          "torchrun": "torchrun, or who set its five variables", "srun": "srun without MPI"}
-VARIABLES = [(chapter.LAUNCHERS | {"torchrun": chapter.TORCHRUN[:2]})[name] for name in NAMES]  # rank's, and size's
+VARIABLES = [(ranks_py.LAUNCHERS | {"torchrun": ranks_py.TORCHRUN[:2]})[name] for name in NAMES]  # rank's, and size's
 FAULTS = {  # key: (symptom, cause, cure)
     "import": ("a package does not load", "this is not the Python of the workshop's environment, or modules are "
                "not loaded", "load the site's modules, activate the environment"),
@@ -146,12 +146,12 @@ def watch(seconds):
 
 
 def recognise():
-    """Let the chapter find the rank. Returns the launcher's name in NAMES (None: nobody) and its variables as text."""
+    """Let ranks.py find the rank. Returns the launcher's name in NAMES (None: nobody) and its variables as text."""
     names = [*(name for pair in VARIABLES for name in pair), "SLURM_NTASKS"]
     variables = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "none"
     try:
-        launcher, _, _ = chapter.launched()
-        chapter.find_ranks()
+        launcher, _, _ = ranks_py.launched()
+        ranks_py.find_ranks()
         if not os.environ["MASTER_PORT"].isdecimal():
             raise ValueError(f"MASTER_PORT={os.environ['MASTER_PORT']}")
     except SystemExit as end:
@@ -223,14 +223,24 @@ def interfaces():
     return {name: addresses for name, addresses in found.items() if addresses}
 
 
+def nccl_takes(value, known):
+    """Which interfaces NCCL_SOCKET_IFNAME leaves: NAME,... are beginnings, =NAME,... whole names, ^... is left out."""
+    names = value.lstrip("^=").split(",")
+    if value.startswith(("=", "^=")):
+        named = known.keys() & set(names)
+    else:
+        named = {name for name in known if name.startswith(tuple(names))}
+    return known.keys() - named if value.startswith("^") else named
+
+
 def wrong_interface():
     """Which of the two variables names no interface, or None."""
-    known, gloo, nccl = interfaces(), *(os.environ.get(f"{name}_SOCKET_IFNAME", "") for name in ("GLOO", "NCCL"))
-    names, whole = nccl.lstrip("^=").split(","), nccl.removeprefix("^").startswith("=")
-    left = [name for name in known  # NCCL reads NAME,... as beginnings, =NAME,... as whole names, and leaves out ^...
-            if (name in names if whole else name.startswith(tuple(names))) != nccl.startswith("^")]
-    wrong = [f"GLOO_SOCKET_IFNAME={gloo}"] if gloo and not set(gloo.split(",")) <= known.keys() else []
-    wrong += [f"NCCL_SOCKET_IFNAME={nccl}"] if nccl and not left else []
+    known, wrong = interfaces(), []
+    gloo, nccl = (os.environ.get(f"{name}_SOCKET_IFNAME", "") for name in ("GLOO", "NCCL"))
+    if gloo and not set(gloo.split(",")) <= known.keys():
+        wrong.append(f"GLOO_SOCKET_IFNAME={gloo}")
+    if nccl and not nccl_takes(nccl, known):
+        wrong.append(f"NCCL_SOCKET_IFNAME={nccl}")
     return f"{', '.join(wrong)}; {socket.gethostname()} has {', '.join(known)}" if wrong else None
 
 
@@ -270,16 +280,16 @@ def numbers(found):
 
 def first_of(ranks, *keys):
     """What ranks say under these keys, as {key: what the first of them says}."""
-    return {key: f"rank {rank}: {own[key]}" for key in keys for rank, own in [*enumerate(ranks)][::-1] if own.get(key)}
+    found = {}
+    for key in keys:
+        said = [f"rank {rank}: {own[key]}" for rank, own in enumerate(ranks) if own.get(key)]
+        if said:
+            found[key] = said[0]
+    return found
 
 
-def diagnose(ranks):
-    """Print what the ranks found out about themselves. Returns what is wrong, as {key of FAULTS: where and what}."""
-    found, nodes = first_of(ranks, "failed", "interface"), {}
-    if "failed" in found:
-        return found
-    for own in ranks:
-        nodes.setdefault(own["node"], []).append(own)
+def show(ranks, nodes):
+    """Print what is installed, and what the ranks found out about themselves, node by node and rank by rank."""
     versions, mpi = {each.name.lower(): each.version for each in distributions()}, sys.modules.get("mpi4py.MPI")
     library = re.split("[\n,]", mpi.Get_library_version())[0] if mpi else "no MPI"
     print(f"versions: Python {sys.version.split()[0]}, torch {torch.__version__}, {' '.join(library.split())} loaded, "
@@ -291,9 +301,20 @@ def diagnose(ranks):
     for rank, own in enumerate(ranks):
         print(f"rank {rank}: {own['node']}, local rank {own['local_rank']}, CPU cores: {numbers(own['cores'])}, "
               f"GPUs: {len(own['uuids'])} (CUDA_VISIBLE_DEVICES: {own['visible']}), takes: {own['takes'] or 'none'}")
+
+
+def diagnose(ranks):
+    """Show what the ranks found out about themselves. Returns what is wrong, as {key of FAULTS: where and what}."""
+    found, nodes = first_of(ranks, "failed", "interface"), {}
+    if "failed" in found:
+        return found
+    for own in ranks:
+        nodes.setdefault(own["node"], []).append(own)
+    show(ranks, nodes)
     for node, here in nodes.items():
         gpus = max(len({uuid for own in here for uuid in own["uuids"]}), *(len(own["uuids"]) for own in here))
-        takes, cores = [own["takes"] for own in here], {core for own in here for core in own["cores"]}
+        takes = [own["takes"] for own in here]
+        cores = {core for own in here for core in own["cores"]}
         if None in takes and (here[0]["driver"] or any(own["takes"] for own in ranks)):
             found["no CUDA"] = f"{node}, CUDA_VISIBLE_DEVICES {here[takes.index(None)]['visible']}"
         elif gpus and len(here) > gpus:
@@ -309,28 +330,36 @@ def diagnose(ranks):
     return found
 
 
+def measure(size, device):
+    """Median seconds of some all-reduces of so many bytes, and whether each gave the right sum on this rank."""
+    rank, ranks, times, right = dist.get_rank(), dist.get_world_size(), [], True
+    tensor = torch.empty(size // 4, device=device)
+    for _ in range(6):
+        tensor.fill_(rank + 1)
+        tensor[0].item()  # the GPU has nothing left to do
+        started = time.perf_counter()
+        dist.all_reduce(tensor)
+        tensor[0].item()
+        times.append(time.perf_counter() - started)
+        right = right and bool((tensor == ranks * (ranks + 1) / 2).all())  # the others go on, and this rank with them
+    return statistics.median(times[1:]), right  # the first connects
+
+
 def all_reduce(store, seconds):
     """Time and check all-reduces over the chapters' backends; rank 0 prints. Returns {fault: what}, for agree()."""
-    rank, ranks, gpu = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), torch.cuda.is_available()
-    found = {}
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    libraries, backends, found = {"cpu": "gloo"}, "gloo", {}
     try:
-        if gpu:
+        if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=timedelta(seconds=seconds / 2),
-                                store=store, rank=rank, world_size=ranks)
-        for device, library in {"cpu": "gloo", **({"cuda": "NCCL"} if gpu else {})}.items():
+            libraries, backends = {"cpu": "gloo", "cuda": "NCCL"}, "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backends, timeout=timedelta(seconds=seconds / 2), store=store, rank=rank,
+                                world_size=ranks)
+        for device, library in libraries.items():
             for name, size in ("4 kB", 2 ** 12), ("1 MB", 2 ** 20), ("16 MB", 2 ** 24):
-                times, tensor = [], torch.empty(size // 4, device=device)
-                for _ in range(6):
-                    tensor.fill_(rank + 1)
-                    tensor[0].item()  # the GPU has nothing left to do
-                    started = time.perf_counter()
-                    dist.all_reduce(tensor)
-                    tensor[0].item()
-                    times.append(time.perf_counter() - started)
-                    if not (tensor == ranks * (ranks + 1) / 2).all():
-                        found["sum"] = f"{name} over {library}"  # the others go on, and this rank with them
-                median = statistics.median(times[1:])  # the first connects
+                median, right = measure(size, device)
+                if not right:
+                    found["sum"] = f"{name} over {library}"
                 if rank == 0:
                     print(f"all-reduce over {library}, {name}: {median:.6f} s, bus bandwidth "
                           f"{2 * (ranks - 1) / ranks * size / median / 1e9:.3f} GB/s")

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -115,6 +116,16 @@ def observe(main, ranks, folder, *flags, env=None, launcher=False, timeout=300):
     if launcher:
         return execute([*words[:place], OBSERVED, folder, *words[place:]], timeout, env=env)
     return forked.run([OBSERVED, folder, *words[place:]], ranks, environment() | NO_NETWORK | (env or {}), timeout)
+
+
+def wait(condition, seconds, what):
+    """What the condition gives once it is true; the test fails where that takes longer."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    pytest.fail(f"not within {seconds} s: {what}")
 
 
 def lines(path):

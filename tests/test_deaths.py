@@ -1,16 +1,21 @@
-"""One rank is killed, stopped or fails: the job ends soon, not with code 0, says why, and leaves nothing behind."""
+"""One rank is killed, stopped or fails: the job ends soon, not with code 0, says why, and leaves nothing behind.
+
+And --resume reaches what no death would have.
+"""
 
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
-from conftest import BIN, NO_NETWORK, ROOT, case, copy_of, environment, parameters, run
+import torch
+from conftest import BIN, NO_NETWORK, ROOT, case, copy_of, environment, observe, parameters, record, run, wait
 from forked import free_port
-from test_mistakes import wait
+from launch import command
 from tolerances import FP64, close
 
 pytestmark = pytest.mark.fault
@@ -84,6 +89,36 @@ def test_a_death_ends_the_job_and_is_told(chapter, launcher, death, folder):
     wait(lambda: not marked(folder), 2, "no process is left")
     said = (folder / "said").read_text()
     assert "dies now" in said and re.search(TIMED_OUT if death == "SIGSTOP" else FAILED[launcher], said), said
+
+
+@pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod/pytorch", marks=[slow])])
+def test_resume_after_a_death_reaches_the_parameters_of_an_uninterrupted_run(chapter, folder):
+    """On another number of ranks."""
+    checkpoint = folder / "checkpoint"
+    flags = "--global-batch-size", 48, "--precision", "fp64", "--lr", 0.001  # so low that rounding does not grow
+    words = command(chapter, 3, *flags, "--checkpoint", checkpoint, "--epochs", 2000, "--resume", "auto")
+    job = subprocess.Popen(words, env=environment() | NO_NETWORK | {"MARK": str(folder)}, stdin=subprocess.DEVNULL,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait(checkpoint.exists, 60, "first checkpoint")
+    rank_1, = marked(folder, PMI_RANK="1")
+    rank_1.kill()
+    assert job.wait(15) != 0
+    wait(lambda: not marked(folder), 5, "no rank is left")
+    done = torch.load(checkpoint)["step"] // 29 + 1  # whole epochs of 29 steps behind it, and one more
+    assert run(chapter, 2, *flags, "--epochs", done, "--checkpoint", checkpoint, "--resume", "auto").code == 0
+    record("01_single_node", 1, *flags, "--epochs", done, "--checkpoint", folder / "whole", folder=folder)
+    close("parameters, fp64", abs(parameters(checkpoint) - parameters(folder / "whole")).max(), FP64)
+
+
+def test_an_error_on_one_rank_alone_ends_the_job(folder):
+    """Not a mistake of the user's: one traceback, and the others end within seconds."""
+    line = "    report.begin("
+    main = copy_of("03_ddp", folder / "copy", (line, f"    assert rank != 1, 'only here'\n{line}"))
+    started = time.monotonic()
+    done = observe(main, 2, folder / "seen", launcher=True, env={"MARK": str(folder)})
+    assert done.code not in (0, 2) and done.err.count("Error: only here") == 1 and time.monotonic() - started < 60
+    assert done.err.count("Traceback") == 1, done.err
+    wait(lambda: not marked(folder), 5, "no rank is left")
 
 
 @pytest.mark.parametrize("launcher", ["mpiexec", pytest.param("torchrun", marks=slow)])

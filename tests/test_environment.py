@@ -121,11 +121,11 @@ def test_the_pins_are_a_whole(python):
 def test_what_debian_lacks_is_one_line_before_anything_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(build_horovod.os.path, "exists", lambda path: False)
-    set_up.look_around(tmp_path)
+    set_up.look_around()
     assert capsys.readouterr().out.count("\n") == 1
     monkeypatch.setattr(set_up.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(set_up.SetUpFailed, match=r"apt install python3-venv g\+\+ make python3-dev$"):
-        set_up.look_around(tmp_path)
+        set_up.look_around()
 
 
 @pytest.mark.check

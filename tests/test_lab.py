@@ -10,9 +10,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from conftest import BIN, PROGRAMS, ROOT, execute, lines
+from conftest import BIN, PROGRAMS, ROOT, execute, lines, wait
 from lab import Lab, real_lab
-from test_mistakes import wait
 from tolerances import RATE, close
 
 NAMES = count()

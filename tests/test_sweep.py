@@ -11,8 +11,7 @@ import pandas
 import psutil
 import pytest
 import sweep
-from conftest import ROOT, environment, execute, lines
-from test_mistakes import wait
+from conftest import ROOT, environment, execute, lines, wait
 
 SWEEP = [sys.executable, ROOT / "submit" / "sweep.py"]
 QUICK = ["--max-steps", "2", "--device", "cpu"]

@@ -12,6 +12,18 @@ WHOLE = sum(10**rank for rank in range(RANKS))
 
 def points(file):
     """(what, whether it is right, the hint if not), in the order in which a learner gets there."""
+    yield from points_of_exchange(file)
+    yield from points_of_half(
+        file, "reduce_scatter", "rank r sends chunk r first. What it receives it adds (+=) to its own chunk of that "
+        "number, and sends in the next step")
+    yield from points_of_half(
+        file, "all_gather", "rank r sends chunk r + 1 first, a finished sum. What it receives is one, too, and takes "
+        "the place of what is there (copy_)")
+    for length in 1000, 1002, 9:
+        yield from points_of_sum(file, length)
+
+
+def points_of_exchange(file):
     def exchanging(rank):
         """One exchange, which rank 0 begins later: who does not wait has an empty room, or sends what comes after."""
         chunk, room = torch.full((LENGTH,), float(rank)), torch.full((LENGTH,), -1.0)
@@ -29,43 +41,42 @@ def points(file):
         "irecv only begins to receive, and room is empty until wait() of what it returns; isend only begins to send, "
         "and what is written into chunk before its wait() may be sent instead")
 
-    for half, rule in [
-            ("reduce_scatter", "rank r sends chunk r first. What it receives it adds (+=) to its own chunk of that "
-             "number, and sends in the next step"),
-            ("all_gather", "rank r sends chunk r + 1 first, a finished sum. What it receives is one, too, and takes "
-             "the place of what is there (copy_)")]:
-        def halving(rank, half=half):
-            """A number says in each digit how often a rank is in it. After the first half one sum is whole."""
-            given = [torch.full((LENGTH,), float(10**rank), dtype=torch.float64) for _ in range(RANKS)]
-            if half == "all_gather":
-                given[(rank + 1) % RANKS].fill_(WHOLE)
-            calls = counted()
-            getattr(learner(file), half)(list(given))
-            return {"after": [int(chunk[0]) for chunk in given], "calls": calls}
-        ranks = on_ranks(file, halving, RANKS)
-        yield from messages(half, ranks, RANKS - 1, LENGTH)
-        sums = {(rank, chunk): number for rank, fact in enumerate(ranks) for chunk, number in enumerate(fact["after"])
-                if half == "all_gather" or chunk == (rank + 1) % RANKS}
-        (rank, chunk), number = next((item for item in sums.items() if item[1] != WHOLE), ((0, 1), WHOLE))
-        yield f"{half}: {len(sums)} sums over all ranks, in their places", number == WHOLE, (
-            f"on rank {rank} chunk {chunk} is {number}, and should be {WHOLE}, once each rank's numbers: {rule}. The "
-            "chunk itself has to change: = in place of += or copy_ makes another tensor")
 
-    for length in 1000, 1002, 9:
-        def summing(rank, length=length):
-            calls, own = counted(), torch.randn(length, dtype=torch.float64)
-            tensor = own.clone()
-            try:
-                learner(file).ring_all_reduce(tensor)
-            except IndexError as problem:
-                problem.args = f"{problem}, with {length:,} numbers; of 9 torch.chunk makes 3 chunks, not 4",
-                raise
-            return {"own": own, "after": tensor, "calls": calls}
-        ranks = on_ranks(file, summing, RANKS)
-        yield f"ring_all_reduce: every rank has the sum of {length:,} numbers", all(
-            same(rank["after"], sum(one["own"] for one in ranks)) for rank in ranks), (
-            "each number has to be in one chunk, also where N does not divide them, in the tensor's order and memory")
-        yield from messages("ring_all_reduce", ranks, 2 * (RANKS - 1), -(-length // RANKS))
+def points_of_half(file, half, rule):
+    """half: reduce_scatter or all_gather."""
+    def halving(rank):
+        """A number says in each digit how often a rank is in it. After the first half one sum is whole."""
+        given = [torch.full((LENGTH,), float(10**rank), dtype=torch.float64) for _ in range(RANKS)]
+        if half == "all_gather":
+            given[(rank + 1) % RANKS].fill_(WHOLE)
+        calls = counted()
+        getattr(learner(file), half)(list(given))
+        return {"after": [int(chunk[0]) for chunk in given], "calls": calls}
+    ranks = on_ranks(file, halving, RANKS)
+    yield from messages(half, ranks, RANKS - 1, LENGTH)
+    sums = {(rank, chunk): number for rank, fact in enumerate(ranks) for chunk, number in enumerate(fact["after"])
+            if half == "all_gather" or chunk == (rank + 1) % RANKS}
+    (rank, chunk), number = next((item for item in sums.items() if item[1] != WHOLE), ((0, 1), WHOLE))
+    yield f"{half}: {len(sums)} sums over all ranks, in their places", number == WHOLE, (
+        f"on rank {rank} chunk {chunk} is {number}, and should be {WHOLE}, once each rank's numbers: {rule}. The "
+        "chunk itself has to change: = in place of += or copy_ makes another tensor")
+
+
+def points_of_sum(file, length):
+    def summing(rank):
+        calls, own = counted(), torch.randn(length, dtype=torch.float64)
+        tensor = own.clone()
+        try:
+            learner(file).ring_all_reduce(tensor)
+        except IndexError as problem:
+            problem.args = f"{problem}, with {length:,} numbers; of 9 torch.chunk makes 3 chunks, not 4",
+            raise
+        return {"own": own, "after": tensor, "calls": calls}
+    ranks = on_ranks(file, summing, RANKS)
+    yield f"ring_all_reduce: every rank has the sum of {length:,} numbers", all(
+        same(rank["after"], sum(one["own"] for one in ranks)) for rank in ranks), (
+        "each number has to be in one chunk, also where N does not divide them, in the tensor's order and memory")
+    yield from messages("ring_all_reduce", ranks, 2 * (RANKS - 1), -(-length // RANKS))
 
 
 def messages(function, ranks, number, most):

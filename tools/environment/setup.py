@@ -73,7 +73,8 @@ def fits(version):
 
 def stamp(venv):
     """What the environment is to be made of; the site's as it is said now, or was the last time."""
-    gpu, mpicc = (*read(venv / STAMP).split("\n"), "", "")[1:3]
+    before = read(venv / STAMP).split("\n")
+    _, gpu, mpicc = before if len(before) == 3 else ("", "", "")
     parts = read(REQUIREMENTS), build_horovod.CHANGES, build_horovod.SETTINGS
     return (hashlib.sha256(repr(parts).encode()).hexdigest(), os.environ.get("HOROVOD_GPU_OPERATIONS", gpu),
             os.environ.get("SITE_MPICC", mpicc))
@@ -102,7 +103,7 @@ def ready(venv, packages=False):
     return has_packages(venv) and (packages or not may_write(venv) or not lacks_horovod(venv))
 
 
-def look_around(venv):
+def look_around():
     """Say in one line what this machine lacks. Raises SetUpFailed where there is no going on without it."""
     if sys.version_info < (3, 8):
         raise SetUpFailed(f"this is Python {sys.version.split()[0]}, and it takes 3.8 or newer: make PYTHON=python3.12")
@@ -118,27 +119,13 @@ def look_around(venv):
 
 def make_venv(venv, mpicc):
     """A virtual environment with pip and, where there is one for this machine, uv; what is there already stays."""
-    version = sys.version.split()[0]
     uv, = re.findall("^uv==[0-9.]+", read(REQUIREMENTS), re.M)
     install_uv = ["-m", "pip", "install", "--disable-pip-version-check", "--only-binary=:all:", uv]
     if not ask(venv, "sys.version"):
         for broken in (venv / "bin").glob("python*"):  # the Python that they led to is gone
             broken.unlink()
-    if ask(venv, "__import__('pip')"):
-        pass
-    elif fits(sys.version_info):
-        step(f"1/4 a virtual environment in {venv}, of Python {version}")
-        run([sys.executable, "-m", "venv", *["--system-site-packages"] * bool(mpicc), venv], ADVICE)
-    elif mpicc:
-        raise SetUpFailed(f"this is Python {version}: load a module of the site's that has 3.11 to 3.14")
-    else:
-        step(f"1/4 this is Python {version}; uv finds one of 3.11 to 3.14, or fetches it")
-        with tempfile.TemporaryDirectory() as other:
-            run([sys.executable, "-m", "venv", other], ADVICE)
-            run([f"{other}/bin/python", *install_uv], ADVICE)
-            run([f"{other}/bin/uv", "venv", "--system-certs", "--allow-existing", "--seed", "--python", ">=3.11,<3.15",
-                 venv], f"name one with PYTHON=python3.12, or {ADVICE}", shown="Using .*|Downloading .*",
-                env=dict(os.environ, UV_PYTHON_INSTALL_DIR=f"{venv}/python"))  # who may read the one, may the other
+    if not ask(venv, "__import__('pip')"):
+        make_empty_venv(venv, mpicc, install_uv)
     if not fits(map(int, ask(venv, "*sys.version_info[:2]").split())):
         raise SetUpFailed(f"{venv} is not of Python 3.11 to 3.14: take another place with VENV=..., or remove it")
     if not (venv / "bin/uv").exists():
@@ -146,6 +133,25 @@ def make_venv(venv, mpicc):
             run([venv / "bin/python", *install_uv], ADVICE)
         except SetUpFailed as problem:
             step(f"pip takes the place of uv: {problem}")
+
+
+def make_empty_venv(venv, mpicc, install_uv):
+    """One with pip alone: of this Python, or where it does not fit of one that uv finds or fetches."""
+    version = sys.version.split()[0]
+    if fits(sys.version_info):
+        step(f"1/4 a virtual environment in {venv}, of Python {version}")
+        options = ["--system-site-packages"] if mpicc else []
+        run([sys.executable, "-m", "venv", *options, venv], ADVICE)
+        return
+    if mpicc:
+        raise SetUpFailed(f"this is Python {version}: load a module of the site's that has 3.11 to 3.14")
+    step(f"1/4 this is Python {version}; uv finds one of 3.11 to 3.14, or fetches it")
+    with tempfile.TemporaryDirectory() as other:
+        run([sys.executable, "-m", "venv", other], ADVICE)
+        run([f"{other}/bin/python", *install_uv], ADVICE)
+        run([f"{other}/bin/uv", "venv", "--system-certs", "--allow-existing", "--seed", "--python", ">=3.11,<3.15",
+             venv], f"name one with PYTHON=python3.12, or {ADVICE}", shown="Using .*|Downloading .*",
+            env=dict(os.environ, UV_PYTHON_INSTALL_DIR=f"{venv}/python"))  # who may read the one, may the other
 
 
 def installer(venv):
@@ -274,7 +280,7 @@ def main():
                 raise SetUpFailed(f"{venv} is not there, not finished, or made with other pins, and you may not write "
                                   "there: ask its owner to run make setup in a checkout like yours, or take another "
                                   "place with VENV=...")
-            look_around(venv)
+            look_around()
             venv.mkdir(parents=True, exist_ok=True)
             with alone(venv):
                 if not ready(venv, args.packages):  # another set-up may have made it meanwhile

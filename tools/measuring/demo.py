@@ -117,9 +117,7 @@ def verdict(records: list[dict]) -> str:
 
 def table(records: pandas.DataFrame) -> str:
     """All that the demo prints of its records, for the README."""
-    found = []
-    for record in records.astype(object).where(records.notna(), None).to_dict("records"):
-        found.append(record)
+    found = records.astype(object).where(records.notna(), None).to_dict("records")  # None where pandas has NaN
     return "\n".join([HEAD, COLUMNS, *map(row, found), "", verdict(found)])
 
 
@@ -229,7 +227,7 @@ def show(results: Path) -> None:
     else:
         measure(later, runs, records, parts)
     figure = (FIGURES if results.resolve() == RECORDS else results) / "demo.png"
-    draw(records).savefig(figure, dpi=200)
+    draw(records).savefig(figure, dpi=style.DPI)
     runs.publish(results / "demo.jsonl", keep=bool(reason))  # with a compiler the next demo adds chapter 2
     if not reason:
         shutil.rmtree(parts)

@@ -1,5 +1,6 @@
-"""Train chapters 2 to 5 on the nodes of submit/lab.sh, over links of chosen speed. Records: lab.jsonl and, of
-all-reduces, lab_allreduce.jsonl.
+"""Train chapters 2 to 5 on the nodes of submit/lab.sh, over links of chosen speed. Records: lab.jsonl.
+
+And time all-reduces there. Records: lab_allreduce.jsonl.
 
     python -m tools.measuring.lab                           # 16 minutes; killed, it goes on where it was (same commit)
     python -m tools.measuring.lab --folder /tmp/trial       # elsewhere, from any tree
@@ -31,7 +32,6 @@ NODES = 4
 STEPS, WARM_UP, REPEATS = 5, 5, 3  # workshop.py leaves out the first five
 WAY_STEPS = 3  # timed, of each way and repeat
 PERCEPTRON = ("--width", 192, "--layers", 2)
-BYTES = {"02_horovod/pytorch": 6505768, "03_ddp": 6505768, "04_deepspeed": 6505768, "05_zero": 2664232}  # of gradients
 SIZES = (4096, 65536, 2**20, 6505768, 25 * 2**20)  # of all-reduces: the fourth is the cnn's gradients
 WAYS = ("plain", "fp16", "accumulate", "batch", "bucket", "one")
 

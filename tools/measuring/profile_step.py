@@ -47,8 +47,10 @@ def timeline(path):
     merged = []
     for start, end in sorted(found):  # the tensors of one fused all-reduce have the same times
         if merged and start < merged[-1][1]:
-            start, end = merged[-1][0], max(end, merged.pop()[1])
-        merged.append((start, end))
+            begun, ended = merged.pop()
+            merged.append((begun, max(ended, end)))
+        else:
+            merged.append((start, end))
     return merged
 
 

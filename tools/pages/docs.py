@@ -39,6 +39,7 @@ PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|changes|scale|slow|bench): (.+?) -->\n"
                    r"(?:```\w*\n.*?^```\n)?", re.M | re.S)
 FINDINGS = re.compile(r"<!-- findings -->\n(?:\|.*\n)*")
+ROOMS = ("[0-9]*", "exercises", "reading_data", "submit")  # folders that have pages at any depth
 LATER = ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero")
 COPIES = {  # file: the folders that have its copy, so that a chapter's folder runs wherever it is copied
     "01_single_node/ranks.py": LATER, "01_single_node/workshop.py": LATER,
@@ -145,14 +146,16 @@ def render(text, run=recorded):
         return f"<!-- {kind}: {words} -->\n```{language}\n{content}\n```\n"
 
     text = FINDINGS.sub(lambda _: f"<!-- findings -->\n{agree_verdicts.table()}\n", FENCE.sub(fence, text))
-    wrong = [hunk for number, hunk in enumerate(everything) if shown.count(number) != 1]
+    wrong = [lines for number, lines in enumerate(everything) if shown.count(number) != 1]
     if wrong:
         raise ValueError("hunks that are not shown, or shown twice:\n" + "\n\n".join(wrong))
     return text
 
 
 def readmes():
-    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("[0-9ers]*/**/*.md"))]
+    """The pages: those of the top folder, of docs, and of the rooms that attendees enter."""
+    rooms = [path for room in ROOMS for path in ROOT.glob(f"{room}/**/*.md")]
+    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(rooms)]
 
 
 def copies():
