@@ -383,7 +383,7 @@ def main():
     launcher, variables = recognise()
     twins = 0 if launcher else others()
     if twins:
-        fail("launcher", f"{twins + 1} processes on {socket.gethostname()}")
+        fail("launcher", f"{twins + 1} processes on {socket.gethostname()}", hold=10)  # those that start late count it
     begin("meeting", "{MASTER_ADDR}:{MASTER_PORT} does not answer as PyTorch would".format_map(os.environ))
     try:
         store = meet(seconds)

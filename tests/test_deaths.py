@@ -21,7 +21,7 @@ from tolerances import FP64, close
 pytestmark = pytest.mark.fault
 
 PATIENCE = 20  # seconds: the --timeout of the ranks that wait for a stopped one; a first step of TensorFlow takes some
-SOON = 60  # seconds: torchrun and deepspeed give a stopped rank 30 s to end by itself
+SOON = 150  # seconds: torchrun and deepspeed give a stopped rank 30 s to end by itself; other programs may be busy
 LAUNCHERS = {"mpiexec": ["mpiexec", "-n", 2, sys.executable],
              "torchrun": ["torchrun", "--nproc-per-node", 2],
              "horovodrun": ["horovodrun", "--gloo", "-np", 2, sys.executable],
@@ -84,9 +84,9 @@ def test_a_death_ends_the_job_and_is_told(chapter, launcher, death, folder):
                 {dies}
 """), name="workshop.py")
     job = start(launcher, [place.with_name("main.py"), *["--timeout", PATIENCE] * (death == "SIGSTOP")], folder)
-    wait(lambda: "dies now" in (folder / "said").read_text() or job.poll() is not None, 100, "a death")
+    wait(lambda: "dies now" in (folder / "said").read_text() or job.poll() is not None, 300, "a death")
     assert job.wait(SOON) not in (0, 2)
-    wait(lambda: not marked(folder), 2, "no process is left")
+    wait(lambda: not marked(folder), 20, "no process is left")
     said = (folder / "said").read_text()
     assert "dies now" in said and re.search(TIMED_OUT if death == "SIGSTOP" else FAILED[launcher], said), said
 
@@ -99,11 +99,11 @@ def test_resume_after_a_death_reaches_the_parameters_of_an_uninterrupted_run(cha
     words = command(chapter, 3, *flags, "--checkpoint", checkpoint, "--epochs", 2000, "--resume", "auto")
     job = subprocess.Popen(words, env=environment() | NO_NETWORK | {"MARK": str(folder)}, stdin=subprocess.DEVNULL,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait(checkpoint.exists, 60, "first checkpoint")
+    wait(checkpoint.exists, 300, "first checkpoint")
     rank_1, = marked(folder, PMI_RANK="1")
     rank_1.kill()
-    assert job.wait(15) != 0
-    wait(lambda: not marked(folder), 5, "no rank is left")
+    assert job.wait(SOON) != 0
+    wait(lambda: not marked(folder), 20, "no rank is left")
     done = torch.load(checkpoint)["step"] // 29 + 1  # whole epochs of 29 steps behind it, and one more
     assert run(chapter, 2, *flags, "--epochs", done, "--checkpoint", checkpoint, "--resume", "auto").code == 0
     record("01_single_node", 1, *flags, "--epochs", done, "--checkpoint", folder / "whole", folder=folder)
@@ -116,20 +116,20 @@ def test_an_error_on_one_rank_alone_ends_the_job(folder):
     main = copy_of("03_ddp", folder / "copy", (line, f"    assert rank != 1, 'only here'\n{line}"))
     started = time.monotonic()
     done = observe(main, 2, folder / "seen", launcher=True, env={"MARK": str(folder)})
-    assert done.code not in (0, 2) and done.err.count("Error: only here") == 1 and time.monotonic() - started < 60
+    assert done.code not in (0, 2) and done.err.count("Error: only here") == 1 and time.monotonic() - started < SOON
     assert done.err.count("Traceback") == 1, done.err
-    wait(lambda: not marked(folder), 5, "no rank is left")
+    wait(lambda: not marked(folder), 20, "no rank is left")
 
 
 @pytest.mark.parametrize("launcher", ["mpiexec", pytest.param("torchrun", marks=slow)])
 def test_ctrl_c_ends_the_job_without_a_traceback_of_the_ranks(launcher, folder):
     """A terminal sends it to the launcher and all ranks at once."""
     job = start(launcher, [ROOT / "03_ddp" / "main.py", "--epochs", 500], folder, start_new_session=True)
-    wait(lambda: "epoch 2/" in (folder / "said").read_text() or job.poll() is not None, 100, "two epochs")
+    wait(lambda: "epoch 2/" in (folder / "said").read_text() or job.poll() is not None, 300, "two epochs")
     for process in marked(folder):
         process.send_signal(signal.SIGINT)
     assert job.wait(SOON) != 0
-    wait(lambda: not marked(folder), 2, "no process is left")
+    wait(lambda: not marked(folder), 20, "no process is left")
     said = (folder / "said").read_text().replace("main.py FAILED", "")
     assert "main.py" not in said, said
 
