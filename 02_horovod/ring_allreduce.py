@@ -125,7 +125,7 @@ def meet() -> tuple[int, int]:
     """
     launcher, _, world_size = launched()
     if world_size == 1 or launcher in ("torchrun", "srun"):  # without MPI
-        sys.exit("one rank has nobody to send to: mpiexec -n 2 python ring_allreduce.py "
+        sys.exit("it needs two or more ranks of MPI: mpiexec -n 2 python ring_allreduce.py "
                  "(the mpiexec beside python)")
     from mpi4py import MPI  # noqa: F401  starts MPI, which find_ranks() would end
     rank, world_size, _ = find_ranks()

@@ -104,7 +104,7 @@ def main():
             logits = engine(standardised(images))
             loss = cross_entropy(logits, labels)
             engine.backward(loss)  # the last of the accumulated ones averages over the ranks
-            engine.step()  # changes parameters after that one; zeroes the gradients
+            engine.step()  # changes parameters after the last one; zeroes the gradients
             step = engine.global_steps
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)

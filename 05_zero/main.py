@@ -120,7 +120,7 @@ def main():
             engine.backward(loss)  # averages: at stages 2 and 3 each time, else the last time
             if step == watched and engine.is_gradient_accumulation_boundary():
                 account.close()
-            engine.step()  # changes parameters after that one; zeroes the gradients
+            engine.step()  # changes parameters after the last one; zeroes the gradients
             step = engine.global_steps
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)

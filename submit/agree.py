@@ -1,4 +1,6 @@
-"""Do the ranks of your own script train one model? Start it as you always do, with this file before it:
+"""Do the ranks of your own script train one model?
+
+Start it as you always do, with this file before it:
 
     mpiexec -n 4 python submit/agree.py my_train.py --its flags      # or srun, torchrun, horovodrun, deepspeed
 

@@ -1,4 +1,6 @@
-"""Find what keeps ranks from training together. Run this first on a compute node, started exactly as a chapter is:
+"""Find what keeps ranks from training together.
+
+Run it first on a compute node, started exactly as a chapter is:
 
     mpiexec -n 4 python submit/doctor.py            # or srun, or torchrun; python alone is one rank
 

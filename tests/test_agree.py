@@ -186,7 +186,7 @@ def test_the_same_losses_with_and_without(tmp_path):
     """And weights: the training is not changed."""
     told = [(TOLD, f"{TOLD}\n            print(rank, loss.item(), model[0].weight.sum().item(), torch.rand(1).item())")]
     script = changed("your_script_ddp", told, tmp_path)
-    plain = forked.run([script], 2, environment(), timeout=90)
+    plain = forked.run([script], 2, environment(), timeout=90, cwd=tmp_path)  # it saves digits.pt
     seen = watched(script, "--steps", 6)
     for rank in "01":
         with_it, without = ([line for line in done.out.splitlines() if line.startswith(f"{rank} ")]

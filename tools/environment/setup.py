@@ -22,6 +22,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import build_horovod
@@ -185,13 +186,15 @@ def install_packages(venv, mpicc):
 
 def mend_torchvision(venv):
     """Where torchvision does not load for want of its operators' names, declare them."""
-    if ask(venv, "__import__('torchvision')"):
+    load = [venv / "bin/python", "-c", "import torchvision"]
+    with suppress(SetUpFailed):
+        run(load, "")
         return
     place = Path(ask(venv, "__import__('importlib.util').util.find_spec('torchvision').submodule_search_locations[0]"))
     if venv in place.parents:
         with open(place / "extension.py", "a") as file:
             file.write(OPERATORS)
-    run([venv / "bin/python", "-c", "import torchvision"], f"remove {venv}, and make setup makes it again")
+    run(load, f"remove {venv}, and make setup makes it again")
 
 
 def add_horovod(venv, cache, mpicc):

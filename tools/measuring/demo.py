@@ -228,7 +228,7 @@ def show(results: Path) -> None:
         measure(later, runs, records, parts)
     figure = (FIGURES if results.resolve() == RECORDS else results) / "demo.png"
     draw(records).savefig(figure, dpi=style.DPI)
-    runs.publish(results / "demo.jsonl", keep=bool(reason))  # with a compiler the next demo adds chapter 2
+    runs.publish(results / "demo.jsonl", keep=bool(reason))  # a demo after make setup may add chapter 2
     if not reason:
         shutil.rmtree(parts)
     print(f"\n{verdict(records)}\nA second rank pays where a step computes for longer than the ranks take to send and "
