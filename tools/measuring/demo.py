@@ -130,7 +130,8 @@ def draw(records: list[dict]) -> Figure:
     for name, x in columns.items():
         axis.text(x, -1, name, va="center", ha="right")
     for place, record in enumerate(pairs):
-        axis.barh(place, record["speed_up"], 0.7, color=style.LIBRARIES[style.CHAPTERS[record["chapter"]]])
+        library = style.CHAPTERS.get(record["chapter"])  # a new chapter may have none: black
+        axis.barh(place, record["speed_up"], 0.7, color=style.LIBRARIES.get(library, style.MEASURED))
         step = 1000 * record["step_seconds"]
         computes = step * record["speed_up"] / 2  # what one rank would take for half of the images
         for milliseconds, x in zip((computes, max(0, step - computes)), columns.values()):
