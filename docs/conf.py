@@ -13,34 +13,31 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
 ROOT = Path(__file__).resolve().parent.parent
-LESSONS = {  # the program of each chapter: the one that it grows from
+# What git knows: a reader's own notes in a chapter's folder are no page.
+listed = subprocess.run(["git", "ls-files", "*.md", "*.ipynb"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+LESSONS = {  # a program: the one that it grows from; those of later chapters as their pages say
     "01_single_node/main.py": None, "01_single_node/main_tf.py": None, "01_single_node/ranks.py": None,
-    "01_single_node/workshop.py": None, "02_horovod/pytorch/main.py": "01_single_node/main.py",
-    "02_horovod/tensorflow/main.py": "01_single_node/main_tf.py", "03_ddp/main.py": "01_single_node/main.py",
-    "03_ddp/your_script.py": None, "03_ddp/your_script_ddp.py": "03_ddp/your_script.py",
-    "04_deepspeed/main.py": "03_ddp/main.py", "05_zero/main.py": "04_deepspeed/main.py",
-    "05_zero/fsdp.py": "05_zero/main.py"}
+    "01_single_node/workshop.py": None, "03_ddp/your_script.py": None,
+    "03_ddp/your_script_ddp.py": "03_ddp/your_script.py", "05_zero/fsdp.py": "05_zero/main.py",
+    **{new: old for page in listed if page.endswith("/README.md")
+       for old, new in re.findall(r"<!-- diff (\S+) (\S+) -->", (ROOT / page).read_text())}}
 PARTS = {
-    "The day": ["01_single_node/README", "02_horovod/README", "03_ddp/README", "04_deepspeed/README", "05_zero/README",
-                "exercises/README", "submit/README", "03_ddp/YOUR_SCRIPT", "submit/AGREE", "docs/WHAT_GOES_WRONG"],
+    "The day": ["0*/README", "exercises/README", "submit/README", "03_ddp/YOUR_SCRIPT", "submit/AGREE",
+                "docs/WHAT_GOES_WRONG"],
     "To look up": ["docs/GLOSSARY", "docs/DEMO", "docs/SETUP", "docs/PARALLELISM", "reading_data/README",
                    "docs/SOURCES", "docs/TEACHING", "CONTRIBUTING"]}
-BELOW = {
-    "01_single_node/README": ["batch_size", "../docs/lessons/01_*"],
-    "02_horovod/README": ["allreduce", "pytorch/README", "tensorflow/README", "../docs/lessons/02_*"],
-    "03_ddp/README": ["model_vs_data_parallelism", "scaling", "cost_model", "AT_SCALE", "SLOW_LINK",
-                      "../docs/lessons/03_*"],
-    "04_deepspeed/README": ["../docs/lessons/04_*"],
-    "05_zero/README": ["memory", "MEASUREMENTS", "../docs/lessons/05_*"],
+BELOW = {  # and below a chapter its programs
+    "01_single_node/README": ["batch_size"],
+    "02_horovod/README": ["allreduce", "pytorch/README", "tensorflow/README"],
+    "03_ddp/README": ["model_vs_data_parallelism", "scaling", "cost_model", "AT_SCALE", "SLOW_LINK"],
+    "05_zero/README": ["memory", "MEASUREMENTS"],
     "exercises/README": ["[1-9]_*/README", "10_*/README"],
     "submit/README": ["LAB"]}
 
 project = html_title = "Scaling Deep Learning"
 extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design"]
 root_doc = "README"
-# What git knows: a reader's own notes in a chapter's folder are no page.
-listed = subprocess.run(["git", "ls-files", "*.md", "*.ipynb"], cwd=ROOT, capture_output=True, text=True)
-include_patterns = [*(name for name in listed.stdout.split() if not name.startswith(".")), "docs/lessons/*"]
+include_patterns = [*(name for name in listed if not name.startswith(".")), "docs/lessons/*"]
 html_theme = "furo"
 html_static_path = html_css_files = ["site.css"]
 html_copy_source = html_show_copyright = False
@@ -93,7 +90,9 @@ def prepare(app, name, source):
     text = re.sub(r"\]\(([\w./]+\.py)\)", to_its_page, source[0])
     if name == root_doc:
         text += "".join(toctree(pages, caption) for caption, pages in PARTS.items())
-    text += toctree(BELOW[name]) if name in BELOW else ""
+    programs = [f"../docs/lessons/{name[:3]}*"] if re.match(r"\d\d_\w+/README$", name) else []
+    below = [*BELOW.get(name, []), *programs]
+    text += toctree(below) if below else ""
     reason, hunk = r"^((?:.+\n)+)\n", r"<!-- hunk: .* -->\n(```diff\n(?:(?!```).*\n)*```)\n"
     beside = ("::::{grid} 1 1 1 2\n:::{grid-item}\n:columns: 12 12 12 4\n\\1:::\n"
               ":::{grid-item}\n:columns: 12 12 12 8\n\\2\n:::\n::::\n")

@@ -25,8 +25,6 @@ from tools.pages import docs, notebooks
 BIN = Path(sys.executable).parent
 PROGRAMS = Path(__file__).with_name("programs")
 OBSERVED = PROGRAMS / "observed.py"
-ON = {"01_single_node": 1, "01_single_node/main_tf.py": 1, "02_horovod/pytorch": 2, "02_horovod/tensorflow": 2,
-      "03_ddp": 2, "04_deepspeed": 2}  # the chapters, and on how many ranks to try each
 NO_NETWORK = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
 
 
@@ -196,3 +194,8 @@ def main_files():
     """Every lesson file there is, whatever chapters exist."""
     patterns = "0*/main*.py", "0*/*/main.py", "0*/fsdp.py"
     return sorted(tracked(path for pattern in patterns for path in ROOT.glob(pattern)))
+
+
+LESSONS = {str(path.relative_to(ROOT)).removesuffix("/main.py"): path for path in main_files()}  # as records name them
+ON = {name: 1 if name.startswith("01") else 2 for name, path in LESSONS.items()
+      if "workshop.parse_args(" in path.read_text()}  # those with --model, and on how many ranks to try each

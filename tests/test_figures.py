@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT, tracked
+from conftest import LESSONS, ROOT, tracked
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from matplotlib.text import Text
@@ -19,6 +19,11 @@ from tools.measuring import demo
 from tools.pages import docs, drawings, figures
 
 PICTURES = sorted((ROOT / "assets" / "figures").glob("*.png"))
+
+
+@pytest.mark.check
+def test_every_lesson_has_a_row_of_the_demo_and_its_colour():
+    assert LESSONS.keys() == {run[0] for run in demo.RUNS} == style.CHAPTERS.keys()
 
 
 @pytest.mark.check

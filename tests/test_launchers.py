@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -106,10 +105,6 @@ def test_chapter_1_refuses_several_ranks(name, words):
     assert len(re.findall(LONE, done.err)) == 1, done.err
 
 
-ALL = "01_single_node", "01_single_node/main_tf.py", "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", \
-    "04_deepspeed", "05_zero", "05_zero/fsdp.py"
-
-
 @pytest.mark.check
 @pytest.mark.parametrize(("nodes", "first"), [
     ("nid[003-004,007]", "nid003"), ("a,b[1-2]", "a"), ("nid000012", "nid000012")])
@@ -148,17 +143,3 @@ def test_local_rank_picks_the_gpu_and_a_single_one_is_index_0(chapter, gpus, cho
     observe(chapter, 2, tmp_path, "--dataset", "digits", env={"FAKE_GPUS": gpus})
     assert "tensorflow" not in chapter or lines(tmp_path / "threads.0") == 2 * [int(THREADS)]
     assert [lines(tmp_path / f"gpus.{rank}") for rank in range(2)] == [[index] for index in chosen]
-
-
-@pytest.mark.parametrize("chapter", [
-    case(chapter, marks=[] if chapter == "03_ddp" else [pytest.mark.slow]) for chapter in ALL])
-def test_a_folder_travels(chapter, tmp_path):
-    """Each chapter's folder, copied to a place with blanks and umlauts in its name, runs there."""
-    name = Path(chapter).name if chapter.endswith(".py") else "main.py"
-    folder = ROOT / chapter.removesuffix(name)
-    place = tmp_path / "Übung der Gäste"
-    shutil.copytree(folder, place, ignore=shutil.ignore_patterns("__pycache__", "data"))
-    mpiexec = [] if chapter.startswith("01") else [BIN / "mpiexec", "-n", 2]
-    done = execute([*mpiexec, sys.executable, name, "--max-steps", 2, "--results", "r"], cwd=place)
-    assert done.code == 0, done.err
-    assert [each["chapter"] for each in lines(place / "r")] == [chapter]

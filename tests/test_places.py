@@ -3,14 +3,16 @@
 import json
 import os
 import re
+import shutil
 import sys
 
 import pytest
-from conftest import BIN, ROOT, case, execute, lines, run
+from conftest import BIN, LESSONS, ROOT, case, execute, lines, run
 from test_checkpoints import own_mounts, within
-from test_launchers import ALL
 
 SOME = ("--epochs", 1, "--max-steps", 3)
+every = pytest.mark.parametrize("chapter", [
+    case(chapter, marks=[] if chapter == "03_ddp" else [pytest.mark.slow]) for chapter in LESSONS])
 BARE = {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": "/proc/nowhere", "LC_ALL": "C"}  # where root may not write either
 
 
@@ -22,18 +24,28 @@ def test_a_reader_that_has_gone_ends_the_job():
     assert done.out.startswith("digits: ") and len(done.out.splitlines()) == 1
 
 
+@every
+def test_a_folder_travels(chapter, tmp_path):
+    """Each chapter's folder, copied to a place with blanks and umlauts in its name, runs there."""
+    main, place = LESSONS[chapter], tmp_path / "Übung der Gäste"
+    shutil.copytree(main.parent, place, ignore=shutil.ignore_patterns("__pycache__", "data"))
+    mpiexec = [] if chapter.startswith("01") else [BIN / "mpiexec", "-n", 2]
+    done = execute([*mpiexec, sys.executable, main.name, "--max-steps", 2, "--results", "r"], cwd=place)
+    assert done.code == 0, done.err
+    assert [each["chapter"] for each in lines(place / "r")] == [chapter]
+
+
 @own_mounts
 @pytest.mark.fault
-@pytest.mark.parametrize("chapter", [
-    case(chapter, marks=[] if chapter == "03_ddp" else [pytest.mark.slow]) for chapter in ALL])
+@every
 def test_a_read_only_checkout(chapter, tmp_path):
     """All that could write beside itself: bytecode, caches, what is compiled."""
     folder = tmp_path / "Gäste"
     folder.mkdir()
-    main = ROOT / chapter if chapter.endswith(".py") else ROOT / chapter / "main.py"
     mpiexec = [] if chapter.startswith("01") else [BIN / "mpiexec", "-n", 2]
+    flags = *SOME, "--results", folder / "r", "--checkpoint", folder / "c"
     words = within(f"mount --bind '{ROOT}' '{ROOT}' && mount -o remount,ro,bind '{ROOT}'", [
-        *mpiexec, sys.executable, "-O", main, *SOME, "--results", folder / "r", "--checkpoint", folder / "c"])
+        *mpiexec, sys.executable, "-O", LESSONS[chapter], *flags])
     done = execute(words, timeout=200, env=BARE, cwd="/")
     assert done.code == 0 and "test accuracy" in done.out, done.err
     assert [found["chapter"] for found in lines(folder / "r")] == [chapter]

@@ -35,7 +35,7 @@ TEXTS = list(pages())
 
 @pytest.mark.check
 def test_what_every_chapter_has_is_the_same_to_the_byte():
-    pairs = list(docs.copies())
+    pairs = [pair for pair in docs.copies() if pair[1].with_name("main.py") in TRACKED]
     assert len(pairs) >= 10
     for master, copy in pairs:
         assert copy.read_bytes() == master.read_bytes(), f"{copy.relative_to(ROOT)}: make docs"

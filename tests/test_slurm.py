@@ -10,7 +10,7 @@ import time
 
 import check_script as header
 import pytest
-from conftest import BIN, ROOT, case, copy_of, execute, lines, parameters
+from conftest import BIN, LESSONS, ROOT, case, copy_of, execute, lines, parameters, tracked
 from lab import LAB, Lab
 from tolerances import FP64, close
 
@@ -21,6 +21,15 @@ MISSING = next((name for name in ("slurmctld", "slurmd", "munged", "sbatch", "qs
 WHY = f"no {MISSING} here: apt install slurmctld slurmd slurm-client munge slurm-wlm-torque" if MISSING else LAB
 real_slurm = pytest.mark.skipif(bool(WHY), reason=str(WHY))
 ONE_STEP = ("--max-steps", "1", "--device", "cpu")
+LAUNCHES = {  # how a site's command begins; any other by mpiexec or srun
+    "polaris": "mpiexec -n 8 --ppn 4 --depth=8 --cpu-bind depth bash -c",
+    "slurm_gpu": "srun --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none python",
+    "mvapich": "srun --kill-on-bad-exit=1 --export=ALL,LD_PRELOAD=/opt/m/lib/libmpi.so python",
+    "mvapich4": "mpiexec -n 8 -ppn 4 -bind-to none python",
+    "frontier": "srun --kill-on-bad-exit=1 --gpus-per-task=1 --gpu-bind=closest python",
+    "lumi": "srun --mpi=none --kill-on-bad-exit=1 --cpu-bind=mask_cpu=",
+    "aurora": "mpiexec --pmi=pmix -n 24 --ppn 12 --cpu-bind list:4-7:",
+    "slurm_cpu": "srun --mpi=pmi2 --kill-on-bad-exit=1 python", "here": "mpiexec -n 2 python"}
 
 
 class Cluster:
@@ -185,26 +194,24 @@ def test_a_submit_script_runs_without_a_scheduler(tmp_path):
 
 
 @pytest.mark.check
-@pytest.mark.parametrize(("site", "env", "expected"), [
-    ("polaris", {"PBS_NODEFILE": "nodes"}, "mpiexec -n 8 --ppn 4 --depth=8 --cpu-bind depth bash -c"),
-    ("slurm_gpu", {}, "srun --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none python"),
-    ("mvapich", {"MVAPICH": "/opt/m"}, "srun --kill-on-bad-exit=1 --export=ALL,LD_PRELOAD=/opt/m/lib/libmpi.so python"),
-    ("mvapich4", {"SLURM_NTASKS": "8", "SLURM_NNODES": "2"}, "mpiexec -n 8 -ppn 4 -bind-to none python"),
-    ("frontier", {"PYTORCH": "/opt/p", "USER": "me"},
-     "srun --kill-on-bad-exit=1 --gpus-per-task=1 --gpu-bind=closest python"),
-    ("lumi", {"CONTAINER": "/opt/c.sif", "USER": "me"}, "srun --mpi=none --kill-on-bad-exit=1 --cpu-bind=mask_cpu="),
-    ("aurora", {"PBS_NODEFILE": "nodes"}, "mpiexec --pmi=pmix -n 24 --ppn 12 --cpu-bind list:4-7:"),
-    ("slurm_cpu", {}, "srun --mpi=pmi2 --kill-on-bad-exit=1 python"), ("here", {}, "mpiexec -n 2 python")])
-def test_a_site_s_launch_command(site, env, expected, tmp_path):
-    """With stand-ins that print their words; the nodes of a PBS file count once, however often they stand in it."""
+@pytest.mark.parametrize("site", [path.stem for path in sorted(tracked(ROOT.glob("submit/sites/*.sh")))])
+def test_a_site_has_a_row_and_launches(site, tmp_path):
+    """With stand-ins that print their words; the nodes of a PBS file count once, however often they stand in it.
+
+    Then as the sweep does, which sets RANKS and NODES.
+    """
+    assert f"[{site}](sites/{site}.sh)" in (ROOT / "submit" / "README.md").read_text()
     (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")
+    env = {"PBS_NODEFILE": "nodes", "SLURM_NTASKS": "8", "SLURM_NNODES": "2", "SLURM_CPUS_PER_TASK": "8", "USER": "me",
+           "MVAPICH": "/opt/m", "PYTORCH": "/opt/p", "CONTAINER": "/opt/c.sif"}
     words = f'module() {{ :; }}; conda() {{ :; }}; mpiexec() {{ echo mpiexec "$@"; }}; srun() {{ echo srun "$@"; }}; ' \
-            f'. "{ROOT}/submit/sites/{site}.sh"; launch python main.py --epochs 3'
-    done = execute(["bash", "-euc", words], env=env | {"SLURM_CPUS_PER_TASK": "8"}, cwd=tmp_path)
+            f'. "{ROOT}/submit/sites/{site}.sh"; launch python main.py --epochs 3; RANKS=5 NODES=1; launch python; env'
+    done = execute(["bash", "-euc", words], env=env, cwd=tmp_path)
     assert done.code == 0, done.err
-    assert done.out.startswith(expected) and done.out.endswith("python main.py --epochs 3\n")
-    assert "srun" not in done.out or "SRUN_CPUS_PER_TASK=8" in execute(
-        ["bash", "-euc", f"{words} >/dev/null; env"], env=env | {"SLURM_CPUS_PER_TASK": "8"}, cwd=tmp_path).out
+    first, second, *variables = done.out.splitlines()
+    assert first.startswith(LAUNCHES.get(site, ("mpiexec ", "srun "))) and first.endswith("python main.py --epochs 3")
+    assert re.search(" (-n |--ntasks=)5 ", second)
+    assert first.startswith("mpiexec") or "SRUN_CPUS_PER_TASK=8" in variables
 
 
 @pytest.mark.check
@@ -245,8 +252,8 @@ def test_headers(script):
 def test_every_chapter_has_the_scripts_that_are_tried(name):
     """Chapter 1's has no launcher."""
     assert (ROOT / "01_single_node" / name).exists()
-    for folder in "02_horovod/pytorch", "02_horovod/tensorflow", "04_deepspeed", "05_zero":
-        text = re.sub(r"(-N |--job-name=)\w+", r"\1ddp", (ROOT / folder / name).read_text())
+    for folder in {path.parent for path in LESSONS.values()} - {ROOT / "01_single_node"}:
+        text = re.sub(r"(-N |--job-name=)\w+", r"\1ddp", (folder / name).read_text())
         assert text.replace(":-../..}", ":-..}") == (ROOT / "03_ddp" / name).read_text()
 
 

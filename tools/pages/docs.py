@@ -23,7 +23,6 @@ import difflib
 import re
 import sys
 import textwrap
-from pathlib import Path
 
 import agree_verdicts
 import pandas
@@ -40,11 +39,8 @@ FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|changes|scale
                    r"(?:```\w*\n.*?^```\n)?", re.M | re.S)
 FINDINGS = re.compile(r"<!-- findings -->\n(?:\|.*\n)*")
 ROOMS = ("[0-9]*", "exercises", "reading_data", "submit")  # folders that have pages at any depth
-LATER = ("02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed", "05_zero")
-COPIES = {  # file: the folders that have its copy, so that a chapter's folder runs wherever it is copied
-    "01_single_node/ranks.py": LATER, "01_single_node/workshop.py": LATER,
-    "01_single_node/resnet.py": ["02_horovod/tensorflow"],
-    "04_deepspeed/ds_config.py": ["05_zero"], "04_deepspeed/checkpoints.py": ["05_zero"]}
+MASTERS = ("01_single_node/ranks.py", "01_single_node/workshop.py", "01_single_node/resnet.py",
+           "04_deepspeed/ds_config.py", "04_deepspeed/checkpoints.py")
 TABLES = {"demo": demo, "zero": zero, "read_data": reading, "public_scripts": public_scripts,
           "notebook_seconds": notebook_seconds, "batch": sweep}
 
@@ -159,10 +155,12 @@ def readmes():
 
 
 def copies():
-    """Pairs of paths: a file that every chapter has, and each of its copies."""
-    for name, folders in COPIES.items():
-        for folder in folders:
-            yield ROOT / name, ROOT / folder / Path(name).name
+    """Pairs of paths: a file that several chapters have, and its copy beside each main.py that imports it."""
+    for master in map(ROOT.joinpath, MASTERS):
+        for main in sorted(ROOT.glob("[0-9][0-9]_*/**/main.py")):
+            imports = re.search(rf"^ *(import|from) {master.stem}\b", main.read_text(), re.M)
+            if imports and main.parent != master.parent:
+                yield master, main.parent / master.name
 
 
 def main():

@@ -60,11 +60,11 @@ def main():
     for path in parser.parse_args().notebooks or notebooks():
         if not os.path.isfile(path) or path.suffix != ".ipynb":
             sys.exit(f"{path}: there is no such notebook")
+        print("run:", path, flush=True)
         try:
             nbformat.write(run(path.resolve()), path)
         except (CellExecutionError, CellTimeoutError) as problem:
             sys.exit(f"{path}: {problem}")
-        print("run:", path)
 
 
 if __name__ == "__main__":
