@@ -197,14 +197,20 @@ def mend_torchvision(venv):
     run(load, f"remove {venv}, and make setup makes it again")
 
 
+def without_compiler(venv):
+    """What to install before Horovod can be built; nothing where all of it is there."""
+    lacking = build_horovod.lacking(ask(venv, INCLUDE))
+    return f"{NO_COMPILER}{' '.join(lacking)}, then make setup" if lacking else ""
+
+
 def add_horovod(venv, cache, mpicc):
     """Install Horovod, or note why chapter 2 has to do without."""
     step("4/4 Horovod")
     without = venv / WITHOUT_HOROVOD
-    lacking = build_horovod.lacking(ask(venv, INCLUDE))
+    lacking = without_compiler(venv)
     try:
         if lacking:
-            raise SetUpFailed(f"{NO_COMPILER}{' '.join(lacking)}, then make setup")
+            raise SetUpFailed(lacking)
         build_horovod.install(venv, cache, try_ranks=not mpicc)
         if without.exists():
             without.unlink()
@@ -243,7 +249,7 @@ def make_packages(venv):
         run([venv / "bin/mpiexec", "-n", "2", venv / "bin/python", "-c", RANKS],
             f"MPI does not start two ranks: does {venv}/bin/mpiexec -n 2 hostname?",
             env=dict(os.environ, MPIEXEC_TIMEOUT="300"))
-    (venv / WITHOUT_HOROVOD).write_text(NOT_YET)
+    (venv / WITHOUT_HOROVOD).write_text(without_compiler(venv) or NOT_YET)
     (venv / STAMP).write_text(f"{made}\n{gpu}\n{mpicc}")
     step(f"{time.monotonic() - started:.0f} s for the packages")
 
