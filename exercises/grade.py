@@ -24,7 +24,8 @@ def shown(path):
 def grade(folder, file):
     """Run a learner's file and print its grade; the exit code."""
     from runner import NotRun  # here: a mistake on the command line is answered before torch is imported
-    title = ast.get_docstring(ast.parse((folder / "exercise.py").read_text())).splitlines()[0].rstrip(".")
+    said = ast.get_docstring(ast.parse((folder / "exercise.py").read_text())) or folder.name
+    title = said.splitlines()[0].rstrip(".")
     print(f"exercise {folder.name.split('_')[0]}: {title}\n  {shown(file)}")
     sys.path.insert(0, str(folder))
     try:

@@ -34,7 +34,9 @@ def check(path):
                 found.append(f"not read by the scheduler: it comes after the first command (line {command})")
         elif line.strip() and not line.lstrip().startswith("#"):
             command = command or number
-            plain = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", line)  # ${WORKSHOP:-..} is .. unless told
+            # ${WORKSHOP:-..} is .. unless the variable is set
+            plain = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda variable: os.environ.get(variable[1]) or variable[2],
+                           line)
             places = re.findall(r'(?:^|[;&] *)(?:cd|\.|source) +"?(\.{1,2}/[\w./-]+)', plain)
             found += [f"no file {place}" for place in places if not (path.parent / place).exists()]
         problems += [f"line {number}: {problem}" for problem in found]

@@ -34,7 +34,12 @@ def main(latency, nodes):
     while True:
         wait = max(0, under_way[0][0] - time.monotonic()) if under_way else None
         for key, _ in selector.select(wait):
-            frame = os.read(key.fd, LARGEST)
+            try:
+                frame = os.read(key.fd, LARGEST)
+            except OSError:  # the device is gone with its node
+                selector.unregister(key.fd)
+                devices.remove(key.fd)
+                continue
             behind[frame[6:12]] = key.fd
             there = behind.get(frame[:6])
             arrives = time.monotonic() + seconds

@@ -202,7 +202,7 @@ def test_under_each_launcher(launcher, tmp_path):
     words = {"mpiexec": [BIN / "mpiexec", "-n", 2, sys.executable],
              "torchrun": [BIN / "torchrun", "--nproc-per-node", 2],
              "horovodrun": [BIN / "horovodrun", "--gloo", "-np", 2, sys.executable],
-             "deepspeed": [BIN / "deepspeed", "--num_gpus", 2]}[launcher]
+             "deepspeed": [BIN / "deepspeed", "--num_gpus", 2, "--master_port", forked.free_port()]}[launcher]
     file = {"horovodrun": "by_horovod", "deepspeed": "by_deepspeed"}.get(launcher)
     script = changed(file, [], tmp_path) if file else ROOT / "03_ddp" / "your_script_ddp.py"
     done = execute([*words, AGREE, script], timeout=120, cwd=tmp_path)

