@@ -4,7 +4,7 @@ Every record names the commit of the code that made it, with -dirty behind it wh
 records are fine anywhere but in assets/: programs that write there refuse to start, and what draws figures and tables
 from there refuses the record. What lies in assets/, and pages and notebooks (*.md, *.ipynb), are what measuring writes
 and change no measurement: they make nothing dirty, so that several studies can be made one after the other, and
-committed together. Nor do files that git does not know.
+committed together. Nor do a learner's answers to exercises, and files that git does not know.
 """
 
 import json
@@ -18,7 +18,7 @@ from tempfile import NamedTemporaryFile
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "assets"
 RECORDS, FIGURES = ASSETS / "records", ASSETS / "figures"
-OUTPUTS = [":(exclude)assets", ":(exclude)*.md", ":(exclude)*.ipynb"]
+OUTPUTS = [":(exclude)assets", ":(exclude)*.md", ":(exclude)*.ipynb", ":(exclude)exercises/*/exercise.py"]
 UNKNOWN = "no-commit"  # a tree without its history, or without git
 
 

@@ -111,7 +111,7 @@ def test_resume_after_a_death_reaches_the_parameters_of_an_uninterrupted_run(cha
 
 
 def test_an_error_on_one_rank_alone_ends_the_job(folder):
-    """Not a mistake of the user's: one traceback, and the others end within seconds."""
+    """Not a mistake of the user's: one traceback, and the others end, too."""
     line = "    report.begin("
     main = copy_of("03_ddp", folder / "copy", (line, f"    assert rank != 1, 'only here'\n{line}"))
     started = time.monotonic()

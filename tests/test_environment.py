@@ -118,6 +118,14 @@ def test_the_pins_are_a_whole(python):
 
 
 @pytest.mark.check
+def test_the_network_is_asked_only_where_a_package_of_the_tests_is_missing(monkeypatch):
+    asked = []
+    monkeypatch.setattr(set_up, "run", lambda words, *_, **options: asked.append(words[-1]))
+    set_up.install_tests(Path(sys.prefix))
+    assert len(asked) == 2 and set(asked) <= {"--offline", "--no-index"}
+
+
+@pytest.mark.check
 def test_what_debian_lacks_is_one_line_before_anything_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(build_horovod.os.path, "exists", lambda path: False)

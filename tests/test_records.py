@@ -42,7 +42,7 @@ def test_what_is_published_is_of_a_commit_of_this_history(path):
 def tree(tmp_path, monkeypatch):
     """A copy of the programs, with a history of one commit, that takes the place of the repository."""
     folder = tmp_path / "workshop"
-    for name in "submit", "tools", "03_ddp", "assets/records":
+    for name in "submit", "tools", "03_ddp", "exercises", "assets/records":
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     git(folder, "init")
     git(folder, "add", ".")
@@ -56,9 +56,9 @@ def tree(tmp_path, monkeypatch):
 def test_what_makes_a_tree_dirty_and_where_that_matters(tree, tmp_path):
     """An attendee edits a main.py and sweeps it: the records say so, that is all."""
     head = git(tree, "rev-parse", "--short", "HEAD").stdout.strip()
-    for name in "assets/records/zero.jsonl", "submit/README.md", "results.jsonl":
+    for name in "assets/records/zero.jsonl", "submit/README.md", "exercises/2_ring/exercise.py", "results.jsonl":
         (tree / name).write_text("measured\n")
-    assert records.commit() == head, "measuring writes such files"
+    assert records.commit() == head, "measuring and learners write such files"
     assert records.refusal(tree / "assets" / "records" / "weak.jsonl") is None
     (tree / "03_ddp" / "main.py").write_text("")
     assert records.commit() == f"{head}-dirty"
