@@ -156,7 +156,7 @@ def test_a_rank_that_dies_ends_the_step(death, cluster, tmp_path):
             if self.rank == 1 and number == 3:
                 {dies}
 """), name="workshop.py")
-    flags = "--device", "cpu", "--timeout", 5
+    flags = "--device", "cpu", "--timeout", 20
     started = time.monotonic()
     cluster.run("srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "-N", 2, "-n", 2, BIN / "python",
                 place.with_name("main.py"), *flags, codes=(137, 143))  # srun's, of the rank that ended first
