@@ -234,11 +234,11 @@ def main():
         print("sent: by the rank that sends most; bus: 2(N-1)/N S / time, what each rank of a ring "
               "sends a second\n")
         print(f"{'S, bytes':>11} {'algorithm':>20} {'steps':>5} {'sent, bytes':>11} {'ms':>30} "
-              f"{'bus, GB/s':>9}")
+              f"{'bus, GB/s':>9}", flush=True)
     for size in args.sizes:
         records = measure(size, args.repeats)
         if rank == 0:
-            print(*map(table_row, records), sep="\n")
+            print(*map(table_row, records), sep="\n", flush=True)
         if rank == 0 and args.results:
             with open(args.results, "a") as file:
                 file.writelines(json.dumps(record | about) + "\n" for record in records)

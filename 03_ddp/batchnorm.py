@@ -78,11 +78,14 @@ def main():
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)  # random numbers, too: in fp32 they depend on the CPU
     dist.init_process_group("gloo")
+    if rank == 0:
+        print(f"{ranks} rank{'s' * (ranks > 1)}, {BATCH} images a step, mean loss of {STEPS} steps",
+              flush=True)
     each = train(nn.BatchNorm2d, rank, ranks)
+    if rank == 0:
+        print(f"statistics of each rank's images: {each:.6f}", flush=True)
     together = train(BatchNormOfAllRanks, rank, ranks)
     if rank == 0:
-        print(f"{ranks} rank{'s' * (ranks > 1)}, {BATCH} images a step, mean loss of {STEPS} steps")
-        print(f"statistics of each rank's images: {each:.6f}")
         print(f"statistics of all ranks' images:  {together:.6f}")
     dist.barrier()
 

@@ -23,7 +23,7 @@ def check(path):
         problems.append("line 1: the first line has to name the shell: #!/bin/bash")
     for number, line in enumerate(text.splitlines(), 1):
         found = []
-        match = re.match(r"(#|# +(?=\w+ *-))(SBATCH|PBS)\b(.*)", line)
+        match = re.match(r"(#| +#(?=SBATCH)|# +(?=\w+ *-))(SBATCH|PBS)\b(.*)", line)
         if match and match[1] != "#":
             found.append(f"not read by the scheduler: it wants `#{match[2]} ` at the start of the line")
         elif match:

@@ -57,8 +57,7 @@ def refusal(path: "str | os.PathLike") -> "str | None":  # quoted: a notebook's 
         return None
     if mark == UNKNOWN:
         return f"{path.relative_to(ROOT)} is published, and this tree has no history: measure in a clone made by git"
-    return (f"{path.relative_to(ROOT)} is published, and this tree is {mark}: commit or stash your changes first, or "
-            "write elsewhere")
+    return (f"{path.relative_to(ROOT)} is published, and this tree is {mark}: commit or stash your changes first")
 
 
 def opens(path: "str | os.PathLike") -> bool:

@@ -260,6 +260,7 @@ def test_every_chapter_has_the_scripts_that_are_tried(name):
 @pytest.mark.check
 @pytest.mark.parametrize(("line", "said"), [
     ("# SBATCH --nodes=2", "not read by the scheduler"), ("# PBS -q debug", "not read by the scheduler"),
+    (" #SBATCH --nodes=2", "not read by the scheduler"),
     ("#SBATCH nodes=2", "no option"), ("ls\n#SBATCH --nodes=2", "first command"),
     ("cd ../nowhere/else", "no file ../nowhere/else"),
     ('. "${WORKSHOP:-..}/submit/sit.sh"', "no file ../submit/sit.sh")])

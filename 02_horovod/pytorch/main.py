@@ -1,6 +1,6 @@
 """Train an image classifier on many devices with Horovod.
 
-    mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun; python: one rank
+    mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
     mpiexec -n 4 python main.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
 
 ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
@@ -39,7 +39,7 @@ def batches(dataset, sampler, size, drop_last=False):
 def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = workshop.parse_args(__doc__)
-    hvd.init()  # all ranks meet, by MPI or gloo, on GPUs by NCCL
+    hvd.init()  # all ranks meet, by MPI or gloo
     rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
     refuse_lone_ranks(world_size)
     device = workshop.choose_device(args, world_size)  # the CPU, or a kind of GPU
