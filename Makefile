@@ -29,6 +29,7 @@ demo: PART = --packages
 demo: setup ## train every chapter's network on 1 and 2 ranks; a table and a picture of what each costs
 	@"$(VENV)/bin/python" -m tools.measuring.demo
 
+check: WORKERS = 0
 check: tested ## after editing a page or a tool: what needs no ranks
 	@$(RUFF)
 	@! command -v shellcheck >/dev/null || git ls-files -z '*.sh' '*.pbs' '*.slurm' .ci/run | xargs -0 shellcheck
