@@ -132,7 +132,7 @@ def test_what_debian_lacks_is_one_line_before_anything_is_made(tmp_path, monkeyp
     set_up.look_around()
     assert capsys.readouterr().out.count("\n") == 1
     monkeypatch.setattr(set_up.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(set_up.SetUpFailed, match=r"python3-venv, and for chapter 2 g\+\+ make python3-dev$"):
+    with pytest.raises(set_up.SetUpFailed, match=r"apt install python3-venv g\+\+ make python3-dev$"):
         set_up.look_around()
 
 

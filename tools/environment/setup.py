@@ -112,9 +112,8 @@ def look_around():
     if not fits(sys.version_info):  # its headers are not those that will be used
         lacking = [name for name in lacking if name != "python3-dev"]
     if not importlib.util.find_spec("ensurepip"):
-        for_horovod = f", and for chapter 2 {' '.join(lacking)}" if lacking else ""
-        raise SetUpFailed("Python makes no environments here: on Debian and Ubuntu apt install python3-venv"
-                          f"{for_horovod}")
+        raise SetUpFailed(f"Python makes no environments here: on Debian and Ubuntu apt install python3-venv "
+                          f"{' '.join(lacking)}".strip())
     if lacking:
         step(f"the others work, but {NO_COMPILER}{' '.join(lacking)}")
 
