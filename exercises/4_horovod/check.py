@@ -50,7 +50,7 @@ def points(file):
     try:
         import solution  # for its data and its model
     except ImportError:
-        raise NotRun("Horovod is not installed: .venv/without-horovod says why; the other exercises go without") from None
+        raise NotRun("Horovod is not installed: .venv/without-horovod says why; the others need none") from None
     model = solution.build_model()
     optimizer = torch.optim.SGD(model.parameters(), solution.RATE, solution.MOMENTUM)
     for parameter in model.parameters():  # as an earlier training would leave them
