@@ -157,9 +157,8 @@ def rank_0_first(rank: int) -> Iterator[None]:
 def run(main: Callable[[], None]) -> None:
     """Call main(), and end this process as one of many.
 
-    sys.exit("a line") on all ranks is a mistake of the user's: rank 0 prints it, the exit code is
-    2. If one rank alone finds it, use rank_0_first() or exit_together(). Another exception ends
-    this rank with a traceback, and its launcher ends the others.
+    sys.exit("a line") on all ranks: rank 0 prints it, the exit code is 2. On one rank alone, use
+    rank_0_first() or exit_together(). Another exception: a traceback, and the launcher ends all.
     """
     launcher, rank, world_size = launched()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from each rank
@@ -182,4 +181,5 @@ def run(main: Callable[[], None]) -> None:
     dist = sys.modules.get("torch.distributed")
     if dist and dist.is_initialized():
         dist.destroy_process_group()  # gloo's threads may abort if they outlive Python
+        time.sleep(0.2)  # FSDP and DeepSpeed keep these threads: they let go of their tensors
     sys.exit(code)

@@ -32,9 +32,10 @@ FINDINGS = {
         "the same optimizer on all ranks; load its state on all of them, or on none"),
     "own gradients": Finding(
         "each rank takes its own gradients: there are as many trainings as ranks",
-        "the wrapper is missing, or is bypassed by `model(x)` or `ddp.module(x)` instead of `ddp(x)`, or "
-        "`no_sync` stays on",
-        "call the wrapped model, and let the last backward before each step average"),
+        "the wrapper of the model (with Horovod: of the optimizer) is missing, or is bypassed by `model(x)` or "
+        "`ddp.module(x)` instead of `ddp(x)`, or `no_sync` stays on",
+        "call the wrapped model, and let the last backward before each step average; with Horovod, take the step of "
+        "`hvd.DistributedOptimizer`"),
     "one rank's": Finding(
         "all ranks take the gradients of one of them, and the others' images are lost",
         "gradients are broadcast, not averaged",

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launch import ROOT, machine
-from records import refusal
+from records import clean, refusal
 from tqdm import tqdm
 
 SAME = ("git", "host", "processor", "cpus", "torch")  # of the runs of one study
@@ -62,7 +62,7 @@ class Runs:
     def __init__(self, path):
         found = machine()
         self.path, self.here, self.results = Path(path), {name: found.get(name) for name in SAME}, []
-        self.here["code"] = code()
+        self.here["code"] = None if clean(self.here["git"]) else code()
         lines = read(self.path)
         if any(line["here"] != self.here for line in lines):
             print(f"{self.path} is of other code or another machine: begun again", file=sys.stderr)

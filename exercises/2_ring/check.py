@@ -50,7 +50,7 @@ def points_of_half(file, half, rule):
         if half == "all_gather":
             given[(rank + 1) % RANKS].fill_(WHOLE)
         calls = counted()
-        getattr(learner(file), half)(list(given))
+        getattr(learner(file), half)(tuple(given))  # as tensor_split returns them
         return {"after": [int(chunk[0]) for chunk in given], "calls": calls}
     ranks = on_ranks(file, halving, RANKS)
     yield from messages(half, ranks, RANKS - 1, LENGTH)

@@ -22,7 +22,7 @@ def exchange(chunk, room):
 def reduce_scatter(chunks):
     """The first half, N - 1 steps: rank r ends with the sum over all ranks of chunk r + 1, the last rank of chunk 0.
 
-    `chunks` are N tensors, this rank's numbers. They are changed in place. Rank r begins by sending chunk r.
+    `chunks` is a tuple of N tensors, this rank's numbers. They are changed in place. Rank r begins by sending chunk r.
     What it receives in a step, it adds to its own chunk of the same number. In the next step it sends that chunk.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
