@@ -304,10 +304,11 @@ class Report:
                      "--warmup-epochs")
         self.print(f"epoch {epoch + 1}/{self.args.epochs}: loss {loss:.4f}, accuracy "
                    f"{accuracy:.4f}, {speed:,.0f} images/s")
-        for start, end in zip(self.times, self.times[1:]):
-            step_time = start.elapsed_time(end) / 1000 if self.gpu else end - start
-            self.step_seconds.append(step_time)
+        self.step_seconds += [start.elapsed_time(end) / 1000 if self.gpu else end - start
+                              for start, end in zip(self.times, self.times[1:])]
         self.record |= {"loss": loss, "accuracy": accuracy}
+        if self.rank == 0 and not self.steps_left and sys.stderr.isatty():
+            print("testing ...", end="\r", file=sys.stderr, flush=True)  # until the next line
 
     def end(self, right, total, **more):
         """After the evaluation. `more` goes into the record, and overrides what is there."""
