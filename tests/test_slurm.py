@@ -238,6 +238,16 @@ def test_polaris_gives_each_rank_the_gpu_that_is_near_its_cores():
 
 
 @pytest.mark.check
+@pytest.mark.parametrize(("plugin", "net"), [("", "set by none"), ("1", "AWS Libfabric")])
+def test_polaris_leaves_nccl_s_plugin_out_unless_asked(plugin, net):
+    """Also where the site's module has chosen it."""
+    words = 'module() { export NCCL_NET="of a module"; }; conda() { :; }; ' \
+            f'. "{ROOT}/submit/sites/polaris.sh"; echo "${{NCCL_NET-set by none}}"'
+    done = execute(["bash", "-c", words], env={"NCCL_PLUGIN": plugin})
+    assert done.out.strip() == net, done.err
+
+
+@pytest.mark.check
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_headers(script):
     text = (ROOT / script).read_text()

@@ -20,6 +20,8 @@ if [ "${NCCL_PLUGIN:-0}" = 1 ]; then
     export FI_CXI_DISABLE_HOST_REGISTER=1 FI_MR_CACHE_MONITOR=userfaultfd FI_CXI_DEFAULT_CQ_SIZE=131072
     export FI_CXI_DEFAULT_TX_SIZE=131072 FI_CXI_RDZV_PROTO=alt_read FI_CXI_RX_MATCH_MODE=software
     export FI_CXI_REQ_BUF_SIZE=16MB FI_CXI_RDZV_GET_MIN=0 FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=16000 FI_CXI_RDZV_THRESHOLD=2000
+else  # [3] leaves the plugin out by this, whatever a module has set
+    unset NCCL_NET NCCL_NET_GDR_LEVEL NCCL_CROSS_NIC NCCL_COLLNET_ENABLE
 fi
 
 export MPICH_GPU_SUPPORT_ENABLED=0  # [2] else MPI wants a library for GPUs; the chapters send by MPI what is on CPUs
