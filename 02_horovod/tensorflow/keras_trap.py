@@ -29,7 +29,7 @@ def build_model():
 
 
 def with_fit(model):
-    """As Horovod's documentation shows for Keras, without two lines at which Keras 3 ends."""
+    """As Horovod's documentation shows for Keras, without the lines at which Keras 3 ends."""
     model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
     model.fit(images, labels, batch_size=32, epochs=2, shuffle=False, verbose=0)
 
