@@ -51,7 +51,7 @@ def make_parser(doc: str, lr: float) -> Parser:
     add("--dataset", choices=("digits", "mnist", "svhn", "synthetic"), default="digits")
     add("--data-dir", default="data", help="where MNIST and SVHN are, or are downloaded to (data)")
     batch = parser.add_mutually_exclusive_group()
-    batch.add_argument("--batch-size", type=whole, help="images per step on each rank (64)")
+    batch.add_argument("--batch-size", type=whole, help="images of a rank at a time (64)")
     batch.add_argument("--global-batch-size", type=whole, help="images per step on all ranks")
     add("--epochs", type=whole, default=5)
     add("--max-steps", type=whole, default=math.inf, help="stop after this many steps")

@@ -49,6 +49,7 @@ class Watch:
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
         self.replace(dataloader._BaseDataLoaderIter, "__init__", self.begin_epoch)
+        self.replace(dataloader._BaseDataLoaderIter, "_reset", self.begin_again)
         self.replace(dataloader._BaseDataLoaderIter, "_next_index", self.draw)
         self.replace(dataloader._BaseDataLoaderIter, "__next__", self.use)
         self.replace(DistributedSampler, "set_epoch", self.set_epoch)
@@ -289,6 +290,13 @@ class Watch:
         found["epochs"].append([])
         iterator.agree = found, loader.dataset
         original(iterator, loader, *args)
+
+    def begin_again(self, original, iterator, loader, first_iter=False):
+        """Persistent workers keep their iterator: it is new in the first epoch only."""
+        if first_iter:
+            original(iterator, loader, first_iter)
+        else:
+            self.begin_epoch(original, iterator, loader)
 
     def draw(self, original, iterator):
         index = original(iterator)

@@ -2,7 +2,7 @@
 # A cluster on this machine: nodes with host names and addresses of their own, a switch, a link whose speed you choose.
 #
 #     submit/lab.sh up 2 --rate 1gbit                  # nid1 and nid2; [--latency 1ms] [--slurm]
-#     submit/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec over the nodes, ranks spread evenly; [--ppn 1]
+#     submit/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec, each node an equal share, rounded up; [--ppn 1]
 #     submit/lab.sh rate 100mbit                       # at once, also while something runs; none: no limit
 #     submit/lab.sh on nid2 ip address                 # a command on a node, or on login
 #     submit/lab.sh kill nid2                          # the node dies, with all that runs on it

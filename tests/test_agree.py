@@ -196,6 +196,12 @@ def test_the_same_losses_with_and_without(tmp_path):
     assert "2 ranks on 1 node, 6 steps; DDP" in seen.out
 
 
+def test_workers_that_stay_begin_a_new_epoch():
+    """More steps than an epoch has: its items are drawn by the other rank in the next."""
+    done = watched(ROOT / "03_ddp" / "your_script_ddp.py", "--steps", 30)
+    assert f"verdict: {NOTHING}\n" in done.out, done.out + done.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpiexec", "torchrun", "deepspeed",
                                       pytest.param("horovodrun", marks=skip_without("02_horovod"))])

@@ -107,7 +107,8 @@ def test_ranks_that_one_process_does_not_see_are_refused(variables, said, clean_
 @pytest.mark.check
 @pytest.mark.parametrize(("variables", "said"), [
     ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2"), ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2"),
-    ({"SLURM_NTASKS": "4"}, "SLURM_NTASKS=4")])
+    ({"SLURM_NTASKS": "4"}, "SLURM_NTASKS=4"),
+    ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}, "HOROVOD_SIZE=2")])  # horovodrun's ranks do not meet so
 def test_variables_that_are_left_from_another_job_are_refused(variables, said, clean_environment):
     clean_environment.update(variables)
     with pytest.raises(SystemExit, match=f"{said}, but this program sees 1"):

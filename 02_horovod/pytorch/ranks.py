@@ -55,7 +55,7 @@ def find_ranks() -> tuple[int, int, int]:
             sizes = [size for _, size in LAUNCHERS.values() if env.get(size, "1") != "1"]
             refuse_other_sizes(sizes, int(env["GROUP_WORLD_SIZE"]))
         return rank, world_size, int(env["LOCAL_RANK"])
-    refuse_lone_ranks(world_size)
+    refuse_lone_ranks(1 if launcher == "horovodrun" else world_size)  # its ranks meet by hvd.init()
     if launcher in MPIEXECS:
         local_rank, host, port = meet_by_mpi(launcher, world_size)
     elif launcher == "srun":  # without MPI: every rank finds the same place in Slurm's variables
