@@ -1,6 +1,6 @@
 """ds_config.json, read and checked.
 
-What DeepSpeed would answer with a traceback, or not at all, is one line here.
+Most of what DeepSpeed would answer with a traceback, or not at all, is one line here.
 """
 
 import argparse
@@ -14,6 +14,8 @@ from types import ModuleType
 from torch import nn
 
 CONFIG = Path(__file__).with_name("ds_config.json")
+KINDS = {"gradient_accumulation_steps": (int,), "gradient_clipping": (int, float),
+         "bf16": (dict,), "fp16": (dict,), "zero_optimization": (dict,)}
 
 
 def read_config(args: argparse.Namespace, device: str, zero: dict | None = None) -> dict:
@@ -22,17 +24,13 @@ def read_config(args: argparse.Namespace, device: str, zero: dict | None = None)
     A precision that the file asks for is put into args. Exits with a line where file and flags
     contradict each other.
     """
-    try:
-        config = json.loads(CONFIG.read_text())
-    except ValueError as problem:
-        sys.exit(f"ds_config.json beside main.py: {problem}")
+    config = read_file()
     if {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys():
         sys.exit("ds_config.json: take the batch out of it, --batch-size sets it")
     if zero:
         if config.get("zero_optimization", {}).keys() & zero.keys():
             sys.exit(f"ds_config.json: take {', '.join(zero)} out of it, flags set them")
         config["zero_optimization"] = config.get("zero_optimization", {}) | zero
-    config.setdefault("gradient_accumulation_steps", 1)
     if args.precision == "bf16":
         config["bf16"] = {"enabled": True}
     for name in ("bf16", "fp16"):
@@ -42,6 +40,22 @@ def read_config(args: argparse.Namespace, device: str, zero: dict | None = None)
         sys.exit("--precision fp64: DeepSpeed has none; take fp32")
     if args.precision == "fp16" and device == "cpu":
         sys.exit("ds_config.json: fp16 needs a GPU: take it out")
+    return config
+
+
+def read_file():
+    try:
+        config = json.loads(CONFIG.read_text())
+    except ValueError as problem:
+        sys.exit(f"ds_config.json beside main.py: {problem}")
+    if not isinstance(config, dict):
+        sys.exit('ds_config.json: it has to be {"key": value, ...}')
+    config.setdefault("gradient_accumulation_steps", 1)
+    for key in KINDS.keys() & config.keys():
+        if type(config[key]) not in KINDS[key]:
+            sys.exit(f"ds_config.json: {key} cannot be {json.dumps(config[key])}")
+    if config["gradient_accumulation_steps"] < 1:
+        sys.exit("ds_config.json: gradient_accumulation_steps is less than 1")
     return config
 
 

@@ -52,6 +52,9 @@ def test_no_gradient_is_clipped(chapter):
     ('{"gradient_clipping": 0.0', "", "ds_config.json.*line 1 column"),
     ({"train_batch_size": 64}, "", "ds_config.json.*--batch-size"),
     ({"fp16": {"enabled": True}}, "", "fp16 needs a GPU"),
+    ("[]", "", "has to be {"), ({"bf16": True}, "", "bf16 cannot be true"),
+    ({"gradient_accumulation_steps": 0}, "", "steps is less than 1"),
+    ({"gradient_accumulation_steps": "2"}, "", "steps cannot be .2."),
     ({}, "--precision fp64", "fp64.*fp32"),
 ], ids=str)
 def test_a_configuration_that_cannot_be(text, flags, said, tmp_path):
