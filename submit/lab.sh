@@ -139,14 +139,15 @@ hold() {  # the lab's folder, the number of nodes, with Slurm or not: the login 
     mount -t proc proc /proc
     hostname login
     {
-        echo "127.0.0.1 localhost"
+        printf '%s localhost\n' 127.0.0.1 ::ffff:127.0.0.1
         printf '%s login\n' $network.254 ::ffff:$network.254
         for number in $(seq "$count"); do printf "%s nid$number\n" "$network.$number" "::ffff:$network.$number"; done
     } >"$lab/hosts"
     mount --bind "$lab/hosts" /etc/hosts
     ip link set lo up
     if [ "$(<"$lab/latency")" = none ]; then
-        ip link add name switch type bridge
+        # Its own address; else it has that of a wire, which may be killed, and nodes go on sending there for a minute
+        ip link add name switch address 02:00:00:00:00:fe type bridge
     else
         mtu=65000  # few frames: a program passes them on. The kernel's own delay, netem, is missing from some.
         python3 "${program%.sh}_wire.py" "$(<"$lab/latency")" "$count" &

@@ -64,6 +64,11 @@ def test_nodes_have_names_and_addresses_of_their_own_and_share_no_memory(lab, tm
     assert not lab("on", "nid1", "ls", "/dev/shm").out and not mine.exists()
     lab("on", "nid1", "sh", "-c", "exit 7", code=7)
     assert sorted(lab("run", "-n", 3, "--ppn", 2, "hostname").out.split()) == ["nid1", "nid1", "nid2"]
+    switch = lab("on", "login", "ip", "-brief", "link", "show", "switch").out.split()[2]
+    for node in "nid1", "nid2":
+        lab("kill", node)
+    now = lab("on", "login", "ip", "-brief", "link", "show", "switch").out.split()[2]
+    assert now == switch, "nodes that live on know the login node by this"
 
 
 @real_lab
