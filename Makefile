@@ -7,7 +7,7 @@ PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 # What git knows: an attendee's own script is not checked
 RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check
 .DEFAULT_GOAL := help
-.PHONY: help setup tested exercise demo check test test-core test-all test-cpus faults bench docs notebooks site pins
+.PHONY: help setup tested exercise demo check test test-root test-core test-all test-cpus faults bench docs notebooks site pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ check: tested ## after editing a page or a tool: what needs no ranks
 test: tested ## prove it, with real ranks (WORKERS=2: tests at once)
 	@$(RUFF)
 	@$(PYTEST) -m "not slow" --durations 10
+
+test-root: tested ## as root, after make test: what needs namespaces or a real Slurm
+	@$(PYTEST) -m "root and not slow"
 
 test-core: tested ## the proof's core, for one more system: each program trains and resumes, mistakes, exercises
 	@$(PYTEST) -m core

@@ -8,12 +8,13 @@ ranks.py is for your own programs, too; workshop.py has this course's flags, dat
 
 import os
 
+import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
+
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-import workshop
 from ranks import refuse_lone_ranks, run
 
 
@@ -38,7 +39,7 @@ def main():
     # The device: one process, one GPU or CPU.
     args = workshop.parse_args(__doc__)
     refuse_lone_ranks(1, one_process=True)  # several would each train the same
-    device = workshop.choose_device(args)  # the CPU, or a kind of GPU
+    device = workshop.choose_device(args)  # a GPU where there is one, else the CPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 

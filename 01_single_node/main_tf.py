@@ -10,9 +10,10 @@ import json
 import math
 import os
 
+import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
+
 import numpy as np
 
-import workshop
 from ranks import refuse_lone_ranks, run
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -40,6 +41,8 @@ def main():
     args = workshop.parse_args(__doc__)
     refuse_lone_ranks(1, one_process=True)  # several would each train the same
     gpus = tf.config.list_physical_devices("GPU")[:1] if args.device != "cpu" else []
+    if not gpus:
+        workshop.take_cpu(args)
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # take what is needed, not all there is

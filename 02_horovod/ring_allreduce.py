@@ -23,8 +23,9 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "pytorch"))
-from ranks import find_ranks, gather, launched, rank_0_first, run
 from workshop import Parser, refuse_unwritable, whole
+
+from ranks import find_ranks, gather, launched, rank_0_first, run
 
 SIZES = [4096 * 4**k for k in range(8)]  # bytes: 4 kB to 64 MB
 REPEATS, WARM_UP = 15, 2

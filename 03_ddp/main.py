@@ -9,6 +9,8 @@ ranks.py is for your own programs, too; workshop.py has this course's flags, dat
 import os
 from datetime import timedelta
 
+import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,7 +18,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-import workshop
 from ranks import find_ranks, gather, rank_0_first, run
 
 
@@ -41,12 +42,12 @@ def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = workshop.parse_args(__doc__)
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
-    device = workshop.choose_device(args, world_size)  # the CPU, or a kind of GPU
-    if device.type != "cpu":  # a rank may see one GPU only, as number 0
-        torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
     timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
-    dist.init_process_group(workshop.BACKENDS[device.type], timeout=timeout)
+    dist.init_process_group(workshop.backend(args), timeout=timeout)
+    device = workshop.choose_device(args, local_rank)  # a GPU of its own, or for all the CPU
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 

@@ -27,6 +27,8 @@ import weakref
 from collections import Counter
 from importlib.util import find_spec
 
+from workshop import Parser, refuse_unwritable, whole
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -40,7 +42,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ranks import find_ranks, gather, run
-from workshop import Parser, refuse_unwritable, whole
 
 LAYERS, IMAGES, PIXELS, CLASSES = 4, 1797, 64, 10
 LEARNING_RATE, TOLERANCE = 1.5, 1e-12  # the rate per 256 images of batch: the linear rule

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split  # DDP
 
-from ranks import find_ranks, gather, run  # DDP: the file beside this one
+from ranks import find_ranks, gather, own_gpu, run  # DDP: the file beside this one
 
 
 def load():
@@ -26,10 +26,11 @@ def load():
 def main():
     rank, world_size, local_rank = find_ranks()  # DDP: under any launcher
     torch.manual_seed(0)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda":  # DDP
-        torch.cuda.set_device(local_rank % torch.cuda.device_count())  # DDP: "cuda" is this one
-    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")  # DDP: meet
+    torch.distributed.init_process_group()  # DDP: meet, through gloo on CPUs and NCCL on GPUs
+    gpu = own_gpu(local_rank)  # DDP: its index, or None where two ranks would share one
+    device = torch.device("cpu" if gpu is None else "cuda")
+    if gpu is not None:  # DDP
+        torch.cuda.set_device(gpu)  # DDP: from here on, "cuda" is this GPU
 
     train, test = load()
     sampler = DistributedSampler(train, drop_last=True)  # DDP: shuffles, and deals out the images

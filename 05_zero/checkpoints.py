@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import torch.distributed as dist
-
 from workshop import refuse_other, training_of
+
+import torch.distributed as dist
 
 
 def save(args: argparse.Namespace, step: int, write: Callable[[str], None]) -> None:

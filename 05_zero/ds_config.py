@@ -70,12 +70,13 @@ def import_deepspeed(device: str) -> ModuleType:
 
 
 def initialize(deepspeed: ModuleType, model: nn.Module, **options: object) -> tuple:
-    """Return DeepSpeed's engine and optimizer, or exit with a line on what it does not take."""
+    """Return DeepSpeed's engine and optimizer; exit with DeepSpeed's reason where it fails."""
     try:
         engine, optimizer, _, _ = deepspeed.initialize(model=model, **options)
     except Exception as problem:
         reason = " ".join(str(problem).split())[:150]
-        sys.exit(f"DeepSpeed does not take ds_config.json: {reason}")
+        sys.exit(f"deepspeed.initialize(), with ds_config.json, failed: "
+                 f"{type(problem).__name__}: {reason}")
     dtype = next(model.parameters()).dtype  # DeepSpeed has cast them
     for buffer in model.buffers():
         if buffer.is_floating_point():  # BatchNorm's statistics go with the parameters

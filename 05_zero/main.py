@@ -10,13 +10,14 @@ import signal
 from datetime import timedelta
 from functools import partial
 
+import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-import workshop
 from accounting import Accounting, deepspeed_formula, held_by_deepspeed, report_bytes
 from checkpoints import last_saved, save
 from ds_config import import_deepspeed, initialize, read_config
@@ -52,12 +53,12 @@ def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
     args = parse_args(__doc__, stages=(0, 1, 2, 3), stage=2)
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
-    device = workshop.choose_device(args, world_size)  # the CPU, or a kind of GPU
-    if device.type != "cpu":  # a rank may see one GPU only, as number 0
-        torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
     timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
-    dist.init_process_group(workshop.BACKENDS[device.type], timeout=timeout)
+    dist.init_process_group(workshop.backend(args), timeout=timeout)
+    device = workshop.choose_device(args, local_rank)  # a GPU of its own, or for all the CPU
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
     dtype = torch.float32  # of parameters; DeepSpeed has no fp64
     torch.manual_seed(args.seed)
 

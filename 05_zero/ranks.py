@@ -69,8 +69,8 @@ def find_ranks() -> tuple[int, int, int]:
     return rank, world_size, int(local_rank)
 
 
-def meet_by_mpi(launcher, world_size):
-    """Return the local rank, rank 0's node and a port that is free there: rank 0 tells all."""
+def load_mpi(launcher):
+    """Return mpi4py's MPI, not yet initialized; exit with one line where it is not this mpiexec's."""
     try:
         import mpi4py
         mpi4py.rc.initialize = False  # else a mismatched one aborts before the check below
@@ -78,7 +78,14 @@ def meet_by_mpi(launcher, world_size):
     except (ImportError, RuntimeError) as problem:
         sys.exit(f"mpi4py does not load; it has to be of the MPI of this mpiexec: {problem}")
     if (launcher == "Open MPI") != ("Open MPI" in MPI.Get_library_version()):
-        sys.exit(f"this mpiexec is of {launcher}, mpi4py is not: take the mpiexec beside python")
+        sys.exit(f"this mpiexec is of {launcher}, mpi4py is not: "
+                 "use the mpiexec in the same folder as python")
+    return MPI
+
+
+def meet_by_mpi(launcher, world_size):
+    """Return the local rank, rank 0's node and a port that is free there: rank 0 tells all."""
+    MPI = load_mpi(launcher)
     only_to_meet = not MPI.Is_initialized()  # else the program uses MPI itself
     if only_to_meet:
         MPI.Init()
@@ -124,7 +131,7 @@ def refuse_other_sizes(names, count):
 
 def gather(value: object) -> list:
     """Return the values of all ranks, in their order, on every rank; they have met before."""
-    if hvd := sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow"):
+    if hvd := horovod():
         return hvd.allgather_object(value, name="values")  # by name: their types may differ
     import torch.distributed as dist
     values = [None] * dist.get_world_size()
@@ -132,11 +139,40 @@ def gather(value: object) -> list:
     return values
 
 
+class SameOnAllRanks(SystemExit):
+    """An exit of all ranks with the same message, which rank 0 prints."""
+
+
+def horovod():
+    """Return the Horovod that this program uses, or None."""
+    return sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow")
+
+
+def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
+    """Return the index of this rank's GPU, or None where ranks would have to share one.
+
+    All ranks call it, after init_process_group() or hvd.init(). NCCL refuses two ranks on one GPU.
+    """
+    import torch
+    index = uuid = None
+    if kind and torch.get_device_module(kind).is_available():
+        gpus = torch.get_device_module(kind)
+        index = local_rank % gpus.device_count()  # a rank may see its own GPU only, as number 0
+        uuid = str(gpus.get_device_properties(index).uuid)
+    return index if one_each(uuid) else None
+
+
+def one_each(gpu: object) -> bool:
+    """Return True if each rank has a GPU, and no two have the same. gpu: its name, or None."""
+    gpus = gather(gpu)
+    return None not in gpus and len(set(gpus)) == len(gpus)
+
+
 def exit_together(message: str | None) -> None:
     """All ranks call it: if one of them has a message, all exit with it."""
     for line in gather(message):
         if line:
-            sys.exit(line)
+            raise SameOnAllRanks(line)
 
 
 @contextmanager
@@ -154,30 +190,86 @@ def rank_0_first(rank: int) -> Iterator[None]:
         exit_together(None)  # wait for the others
 
 
+def all_ranks_fail(launcher: str | None, world_size: int) -> bool | None:
+    """Return True once all ranks have called this, False after three seconds in which one has not.
+
+    They are counted in torch.distributed's store or, where they have not met yet, by MPI. None:
+    there is no way to count them.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if world_size == 1:
+        return True
+    with suppress(RuntimeError, SystemExit):  # the store has ended; mpi4py does not load
+        if dist and dist.is_initialized():
+            store = dist.distributed_c10d._get_default_store()
+            store.add("failed ranks", 1)
+            return soon(lambda: store.add("failed ranks", 0) == world_size)
+        if launcher in MPIEXECS and not (MPI := load_mpi(launcher)).Is_finalized():
+            if not MPI.Is_initialized():
+                MPI.Init()  # waits for the other ranks
+            complete = soon(MPI.COMM_WORLD.Ibarrier().Test)
+            hvd = horovod()
+            if complete and not (hvd and hvd.is_initialized()):  # which finalizes MPI at exit
+                MPI.Finalize()  # before a rank exits: mpiexec would kill those that have not
+            return complete
+    return None
+
+
+def soon(condition, seconds=3):
+    """Return True once the condition holds, False if it does not within these seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def end_job(launcher: str | None, code: int) -> None:
+    """End this process, and by it the whole job: what others wait for would never come."""
+    if launcher in MPIEXECS:
+        time.sleep(1)  # mpiexec passes on what was printed
+        MPI = sys.modules.get("mpi4py.MPI")
+        if MPI and MPI.Is_initialized() and not MPI.Is_finalized():
+            MPI.COMM_WORLD.Abort(code)
+        if launcher != "Open MPI":  # MPICH may miss an exit code, but no signal
+            os.kill(os.getpid(), signal.SIGTERM)
+    sys.stdout.flush()
+    os._exit(code)  # the launcher sees it
+
+
 def run(main: Callable[[], None]) -> None:
     """Call main(), and end this process as one of many.
 
-    sys.exit("a line") on all ranks: rank 0 prints it, the exit code is 2. On one rank alone, use
-    rank_0_first() or exit_together(). Another exception: a traceback, and the launcher ends all.
+    sys.exit("a line") ends the job with exit code 2, and an exception with its traceback. What all
+    ranks fail with, rank 0 prints; what one rank fails with, that rank prints, with its number.
     """
     launcher, rank, world_size = launched()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from each rank
-    code = 0
+    code, message = 0, None
     try:
         main()
     except SystemExit as end:
-        code = 2 if isinstance(end.code, str) else end.code or 0
-        if isinstance(end.code, str) and rank == 0:
-            print(f"{os.path.basename(sys.argv[0])}: {end.code}", file=sys.stderr)
-        elif code:
-            time.sleep(2)  # rank 0 speaks before the launcher ends it
+        code, same = end.code or 0, isinstance(end, SameOnAllRanks)
+        if isinstance(code, str):
+            code, message = 2, code
     except Exception:
-        if launcher not in MPIEXECS:
-            raise  # the launcher sees the exit code
-        time.sleep(1)  # if another rank's end is the cause, mpiexec ends this one first
-        print(f"rank {rank} of {world_size}:\n{traceback.format_exc()}", file=sys.stderr)
-        time.sleep(1)  # mpiexec passes on what was printed
-        os.kill(os.getpid(), signal.SIGTERM)  # mpiexec may miss an exit code, but no signal's
+        if world_size == 1:
+            raise
+        code, message, same = 1, traceback.format_exc(), False
+    if message:
+        if not same:
+            same = all_ranks_fail(launcher, world_size)
+        if same is None and rank > 0:
+            time.sleep(3)  # if rank 0 fails as well, its launcher ends this rank meanwhile
+        if not same or rank == 0:
+            number = f"rank {rank}: " if same is False or rank > 0 else ""
+            line = f"{os.path.basename(sys.argv[0])}: {number}{message}\n"
+            print(line, end="", file=sys.stderr, flush=True)
+        if not same:
+            end_job(launcher, code)
+        if world_size > 1:
+            time.sleep(0.5)  # rank 0, which hosts the store, leaves after the others
     dist = sys.modules.get("torch.distributed")
     if dist and dist.is_initialized():
         dist.destroy_process_group()  # gloo's threads may abort if they outlive Python

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 THREADS = os.environ.get("TEST_THREADS", "1")  # a rank; `make test-cpus` tries another number
 os.environ["OMP_NUM_THREADS"] = THREADS  # before anything here imports PyTorch
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests are about CPUs: a machine's GPU may be one, and ranks are several
 
 import forked
 import launch
@@ -39,6 +40,12 @@ def case(chapter, *values, marks=(), **options):
 def skip_without(chapter):
     """The mark that skips what needs a chapter which set-up had to leave out."""
     return pytest.mark.skipif(bool(missing(chapter)), reason=str(missing(chapter)))
+
+
+def needs_root(reason):
+    """A decorator of tests that only root can run on every system. reason: why they cannot run here, or None."""
+    skip = pytest.mark.skipif(bool(reason), reason=f"{reason} (as root: make test-root)")
+    return lambda test: pytest.mark.root(skip(test))
 
 
 def chapters(*names):

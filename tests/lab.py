@@ -8,8 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
-import pytest
-from conftest import BIN, ROOT, environment
+from conftest import BIN, ROOT, environment, needs_root
 
 SPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "true")
 
@@ -26,7 +25,7 @@ def why_not():
 
 
 LAB = why_not()
-real_lab = pytest.mark.skipif(bool(LAB), reason=str(LAB))
+real_lab = needs_root(LAB)
 
 
 class Lab:

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import ROOT, case, copy_of, execute, in_one_process, load_module, run
 
 pytestmark = pytest.mark.fault
@@ -17,10 +16,10 @@ FLAGS = [  # of a chapter, where {} is a folder, and what the line has to say
     ("--batch-size 0", "--batch-size.*0.*whole number from 1"),
     ("--epochs many", "--epochs.*many"),
     ("--results {}/new --lr nan", "--lr has to be above 0"),
-    ("--batch-size 8 --global-batch-size 16", "not allowed with"),
+    ("--batch-size 8 --global-batch-size 16", "--global-batch-size.*--batch-size"),
     ("--batch-size 1438", "1437 training images, fewer than the .*--dataset synthetic"),
     ("--dataset synthetic --image-size 3", "--image-size"),
-    ("--device cuda", "no such GPU.*--device cpu"),
+    ("--device cuda", "there is no such GPU.*--device cpu"),
     ("--precision bf16 --model resnet18 --device cpu", "16 pixels or fewer"),  # PyTorch's gradients would be random
     ("--dataset mnist --data-dir {}/file", "no whole mnist.*--dataset digits"),
     ("--results {}/missing/new", "cannot write .*missing/new"),
@@ -31,8 +30,6 @@ FLAGS = [  # of a chapter, where {} is a folder, and what the line has to say
     ("--resume --checkpoint {}/file", "cannot continue from .*file"),
     ("--results {}/new --lr 1e12 --epochs 1", "nan in epoch 1.*--lr"),
 ]
-if torch.cuda.is_available():
-    FLAGS = [row for row in FLAGS if "cuda" not in row[0]]
 ONE_PROCESS = [  # ranks in the environment of a program that is one
     ({rank: "0", ranks: "2"}, f"{ranks}=2, but this program sees 1") for rank, ranks in (
         ("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -117,7 +114,7 @@ def test_variables_that_are_left_from_another_job_are_refused(variables, said, c
 
 @pytest.mark.parametrize(("chapter", "text", "said"), [
     case("04_deepspeed", '{"a": 1,}', "ds_config.json"),
-    case("04_deepspeed", '{"scheduler": {"type": "Nonsense"}}', "ds_config.json: .*Nonsense"),  # DeepSpeed finds it
+    case("04_deepspeed", '{"scheduler": {"type": "Nonsense"}}', "ds_config.json.*Nonsense"),  # DeepSpeed finds it
     case("05_zero", '{"zero_optimization": {"stage": 3}}', "take stage, .* out of it", marks=[pytest.mark.slow])])
 def test_a_wrong_ds_config(chapter, text, said, tmp_path, files):
     main = copy_of(chapter, tmp_path / "copy")

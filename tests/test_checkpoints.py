@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import NO_NETWORK, PROGRAMS, case, environment, execute, run
+from conftest import NO_NETWORK, PROGRAMS, case, environment, execute, needs_root, run
 from forked import run as fork
 from launch import command
 
@@ -64,7 +64,7 @@ def within(mount, words):
     return ["unshare", "--mount", *user, "sh", "-c", f'{mount} && exec "$@"', "sh", *words]
 
 
-own_mounts = pytest.mark.skipif(not namespaces(), reason="this kernel allows no mount of a test's own")
+own_mounts = needs_root(None if namespaces() else "this kernel allows no mount of a test's own")
 
 
 @own_mounts

@@ -55,6 +55,12 @@ def marked(folder, **variables):
     return found
 
 
+def ranks(folder, **variables):
+    """Those that run a main.py: Python 3.14 starts helpers beside them, which inherit their variables."""
+    return [process for process in marked(folder, **variables)
+            if any(word.endswith("main.py") for word in process.cmdline())]
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A folder for start(); what a test that fails leaves behind is ended."""
@@ -100,7 +106,7 @@ def test_resume_after_a_death_reaches_the_parameters_of_an_uninterrupted_run(cha
     job = subprocess.Popen(words, env=environment() | NO_NETWORK | {"MARK": str(folder)}, stdin=subprocess.DEVNULL,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait(checkpoint.exists, 300, "first checkpoint")
-    rank_1, = marked(folder, PMI_RANK="1")
+    rank_1, = ranks(folder, PMI_RANK="1")
     rank_1.kill()
     assert job.wait(SOON) != 0
     wait(lambda: not marked(folder), 20, "no rank is left")
@@ -119,6 +125,20 @@ def test_an_error_on_one_rank_alone_ends_the_job(folder):
     assert done.code not in (0, 2) and done.err.count("Error: only here") == 1 and time.monotonic() - started < SOON
     assert done.err.count("Traceback") == 1, done.err
     wait(lambda: not marked(folder), 20, "no rank is left")
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+def test_a_rank_that_fails_while_the_others_wait_in_a_library_says_why(launcher, folder):
+    """In deepspeed.initialize(), where rank 0 would wait for half an hour, whatever --timeout says."""
+    call = "        engine, optimizer, _, _ = deepspeed.initialize("
+    fails = '        if os.environ["RANK"] == "1":\n            raise RuntimeError("invalid device ordinal")\n'
+    place = copy_of("04_deepspeed", folder / "copy", (call, fails + call), name="ds_config.py")
+    job = start(launcher, [place.with_name("main.py")], folder)
+    assert job.wait(SOON) != 0
+    wait(lambda: not marked(folder), 20, "no process is left")
+    told = (folder / "said").read_text()
+    assert re.findall("^.*main.py: .*", told, re.M) == [
+        "main.py: rank 1: deepspeed.initialize(), with ds_config.json, failed: RuntimeError: invalid device ordinal"]
 
 
 @pytest.mark.parametrize("launcher", ["mpiexec", pytest.param("torchrun", marks=slow)])
@@ -148,7 +168,7 @@ def test_a_job_of_torchrun_whose_worker_dies_four_times_goes_on(folder):
 
     def goes_on():
         """The new rank 1, once its job has saved."""
-        return saved() > before and set(marked(folder, RANK="1")) - killed
+        return saved() > before and set(ranks(folder, RANK="1")) - killed
 
     killed = set()
     for _ in range(deaths):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 import runs
@@ -18,7 +19,8 @@ RUNS = [("01_single_node", ONE, 1, demo.EXACT, None), ("03_ddp", "3  DDP", 1, de
 def made_up(chapter, name, ranks, flags, against, folder):
     """The record of a run that was not made."""
     return {"chapter": chapter, "ranks": ranks, "images_per_second": 1000.0 * ranks, "test_accuracy": 0.98,
-            "dataset": "digits", "step_seconds": 0.064 / ranks, "difference": 0.0, "processor": "a CPU", "cpus": 2}
+            "dataset": "digits", "step_seconds": 0.064 / ranks, "difference": 0.0, "others": 0.01,
+            "processor": "a CPU", "cpus": 2}
 
 
 @pytest.fixture
@@ -102,8 +104,23 @@ def row(speed, ranks=2, **more):
     return made_up("03_ddp", "", ranks, (), None, None) | {"name": "DDP", "speed_up": speed} | more
 
 
+def test_it_notices_what_other_programs_use():
+    """A loop on one core, started by a process that is none of this one's children that have ended."""
+    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        before = demo.core_seconds()
+        time.sleep(1)
+        passed, others = (after - start for after, start in zip(demo.core_seconds(), before))
+    finally:
+        loop.kill()
+        loop.wait()
+    assert others > demo.BUSY * passed
+
+
 def test_what_it_says_follows_its_numbers():
     assert demo.verdict([row(None, 1), row(1.5), row(0.5)]).startswith(
         "Two ranks were faster than one in 1 of 2 programs: from 0.50 to 1.50 times.")
     assert "shared one core" in demo.verdict([row(0.5, cpus=1)]) and "shared" not in demo.verdict([row(0.5)])
+    assert "Other programs" not in demo.verdict([row(1.5)])
+    assert "Other programs used up to 62% of the cores meanwhile" in demo.verdict([row(1.5), row(0.5, others=0.62)])
     assert demo.row(row(1.5, difference=1e-9)).endswith("yes") and demo.row(row(1.5, difference=1e-3)).endswith("NO")

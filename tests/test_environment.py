@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -83,6 +84,24 @@ def test_a_set_up_that_fails_half_way_is_not_taken_for_ready_and_keeps_what_the_
     with pytest.raises(ZeroDivisionError):
         set_up.make(ready)
     assert not set_up.ready(ready) and set_up.stamp(ready)[1:] == ("NCCL", "cc")
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("python", "venv", "said"), [
+    ("shared", "shared", "^$"), ("home", "shared", "its Python lies in .*home, .*PYTHON=/usr/bin/python3"),
+    ("shared", "home", "other users may not enter .*home. To share it: chmod")])
+def test_an_environment_that_others_cannot_use_is_told(python, venv, said, monkeypatch, capsys):
+    """Its interpreter lies in a private home, or it does itself. (pytest's own folders are private.)"""
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        for name, mode in ("shared", 0o755), ("home", 0o700):
+            Path(place, name).mkdir()
+            Path(place, name, "python3").touch()
+            Path(place, name, "python3").chmod(0o755)
+            Path(place, name).chmod(mode)
+        monkeypatch.setattr(set_up, "ask", lambda *_: f"{place}/{python}/python3")
+        set_up.look_at_sharing(Path(place, venv, "venv"))
+    assert re.search(said, capsys.readouterr().out)
 
 
 # What is in its way

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from conftest import BIN, PROGRAMS, ROOT, execute, lines, wait
+from conftest import BIN, PROGRAMS, ROOT, execute, lines, needs_root, wait
 from lab import Lab, real_lab
 from tolerances import RATE, close
 
@@ -114,7 +114,7 @@ def test_a_killed_run_leaves_no_rank(lab):
 
 
 @real_lab
-@pytest.mark.skipif(os.geteuid() != 0, reason="this is no test for root alone: whoever runs it is an ordinary user")
+@needs_root(os.geteuid() and "an ordinary user runs all tests as one")
 def test_an_ordinary_user_has_a_lab_too(tmp_path):
     """Root becomes nobody, who may not read everything here: a copy of lab.sh, and no Python."""
     nobody = "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env", f"TMPDIR={tmp_path}"

@@ -136,10 +136,37 @@ def test_ranks_meet_though_mpi_sends_only_while_it_is_called():
 
 
 @pytest.mark.parametrize(("chapter", "gpus", "chosen"), [
-    case("03_ddp", "4,own", [0, 1]), case("03_ddp", "1,own", [0, 0]),
-    case("02_horovod/tensorflow", "4,own", [0, 1], marks=[pytest.mark.slow])])
+    case("03_ddp", "4,node", [0, 1]), case("03_ddp", "1,own", [0, 0]),
+    case("02_horovod/tensorflow", "4,node", [0, 1], marks=[pytest.mark.slow])])
 def test_local_rank_picks_the_gpu_and_a_single_one_is_index_0(chapter, gpus, chosen, tmp_path):
     """The run itself ends where a real GPU would be needed. TensorFlow's two pools of threads are as large as told."""
     observe(chapter, 2, tmp_path, "--dataset", "digits", env={"FAKE_GPUS": gpus})
     assert "tensorflow" not in chapter or lines(tmp_path / "threads.0") == 2 * [int(THREADS)]
     assert [lines(tmp_path / f"gpus.{rank}") for rank in range(2)] == [[index] for index in chosen]
+
+
+SHARED = "not every rank has a GPU of its own"
+
+
+@pytest.mark.parametrize(("chapter", "gpus", "reason"), [
+    case("03_ddp", "1,node", SHARED), case("04_deepspeed", "1,node", SHARED), case("05_zero", "1,node", SHARED),
+    case("05_zero/fsdp.py", "1,node", SHARED), case("02_horovod/pytorch", "1,node", SHARED),
+    case("02_horovod/pytorch", "4,node,without", "Horovod is built without GPU support"),
+    case("02_horovod/tensorflow", "1,node", SHARED, marks=[pytest.mark.slow]),
+    case("02_horovod/tensorflow", "4,node,without", None, marks=[pytest.mark.slow])])
+def test_two_ranks_never_share_a_gpu(chapter, gpus, reason, tmp_path):
+    """By default all ranks train on the CPU, and a line says why; --device cuda is refused.
+
+    TensorFlow could not go back to the CPU: there it is refused by default, too.
+    """
+    flags = "--max-steps", 1, "--results", tmp_path / "results"
+    done = observe(chapter, 2, tmp_path / "auto", *flags, env={"FAKE_GPUS": gpus})
+    if chapter.endswith("tensorflow") and reason == SHARED:
+        assert done.code == 2 and f"{reason}: start one rank per GPU" in done.err, done
+    else:
+        said = f"{reason}: all ranks train on the CPU\n" if reason else "digits: "
+        assert done.code == 0 and done.out.startswith(said), done
+        assert [record["device"] for record in lines(tmp_path / "results")] == ["cpu"]
+    done = observe(chapter, 2, tmp_path / "cuda", *flags, "--device", "cuda", env={"FAKE_GPUS": gpus})
+    assert done.code == 2 and len(done.err.splitlines()) == 1, done
+    assert f"{reason or 'there is no such GPU'}: start one rank per GPU, or use --device cpu" in done.err

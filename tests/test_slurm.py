@@ -10,7 +10,7 @@ import time
 
 import check_script as header
 import pytest
-from conftest import BIN, LESSONS, ROOT, case, copy_of, execute, lines, parameters, tracked
+from conftest import BIN, LESSONS, ROOT, case, copy_of, execute, lines, needs_root, parameters, tracked
 from lab import LAB, Lab
 from tolerances import FP64, close
 
@@ -19,7 +19,7 @@ SCRIPTS = sorted(path.relative_to(ROOT) for pattern in ("0*/**/submit.*", "submi
 MISSING = next((name for name in ("slurmctld", "slurmd", "munged", "sbatch", "qsub")
                 if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")), None)
 WHY = f"no {MISSING} here: apt install slurmctld slurmd slurm-client munge slurm-wlm-torque" if MISSING else LAB
-real_slurm = pytest.mark.skipif(bool(WHY), reason=str(WHY))
+real_slurm = needs_root(WHY)
 ONE_STEP = ("--max-steps", "1", "--device", "cpu")
 LAUNCHES = {  # how a site's command begins; any other by mpiexec or srun
     "polaris": "mpiexec -n 8 --ppn 4 --depth=8 --cpu-bind depth bash -c",

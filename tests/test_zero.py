@@ -154,7 +154,7 @@ def test_resume_reaches_the_parameters_of_an_uninterrupted_run(chapter, flags, r
 
 
 @pytest.mark.parametrize(("chapter", "flags", "said"), [
-    (FIVE, "--stage 4", "--stage.*4.*0, 1, 2, 3"),
+    (FIVE, "--stage 4", "--stage.*4"),
     (FSDP, "--offload cpu", "no GPU"), (FSDP, "--stage 1 --checkpoint c", "--checkpoint.*--stage 3")])
 def test_mistakes_are_one_line(chapter, flags, said, tmp_path):
     done = run(chapter, 1, *flags.split(), cwd=tmp_path)

@@ -9,13 +9,14 @@ ranks.py is for your own programs, too; workshop.py has this course's flags, dat
 import os
 import signal
 
+import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
+
 import horovod.torch as hvd
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-import workshop
 from ranks import rank_0_first, refuse_lone_ranks, run
 
 
@@ -42,9 +43,10 @@ def main():
     hvd.init()  # all ranks meet, by MPI or gloo
     rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
     refuse_lone_ranks(world_size)
-    device = workshop.choose_device(args, world_size)  # the CPU, or a kind of GPU
-    if device.type != "cpu":  # a rank may see one GPU only, as number 0
-        torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
+    gpus = hvd.cuda_built() or hvd.rocm_built()  # else Horovod aborts on a GPU's tensors
+    device = workshop.choose_device(args, local_rank, gpus)  # a GPU of its own, or for all the CPU
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 

@@ -10,11 +10,11 @@ import json
 import math
 import os
 import signal
-import sys
+
+import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import numpy as np
 
-import workshop
 from ranks import rank_0_first, refuse_lone_ranks, run
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -45,8 +45,9 @@ def main():
     rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
     refuse_lone_ranks(world_size)
     gpus = tf.config.list_physical_devices("GPU") if args.device != "cpu" else []
-    installed = len(gpus)
-    gpus = gpus[local_rank % max(1, installed):][:1]  # a rank may see its own only
+    if not hvd.cuda_built() and not hvd.rocm_built():  # Horovod would abort on a GPU's tensors
+        gpus = []
+    gpus = gpus[local_rank % max(1, len(gpus)):][:1]  # a rank may see its own only
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # take what is needed, not all there is
@@ -54,6 +55,7 @@ def main():
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations side by side
     device = "cuda" if gpus else "cpu"
+    workshop.refuse_shared_gpus(args, gpus)
     keras.utils.set_random_seed(args.seed)
     keras.config.set_floatx("float64" if args.precision == "fp64" else "float32")
     policy = "mixed_bfloat16" if args.precision == "bf16" else keras.config.floatx()
@@ -65,8 +67,6 @@ def main():
     args.batch_size = args.global_batch_size // world_size  # per rank; check() refuses a remainder
     with rank_0_first(rank):  # rank 0, which may download, then all others
         workshop.check(args, device, world_size)
-        if 1 < installed < hvd.local_size():
-            sys.exit(f"{hvd.local_size()} ranks, {installed} GPUs: start one a GPU")
         train, test = workshop.load_data(args)
     images, labels = tf.constant(train[0].transpose(0, 2, 3, 1)), train[1]  # channels come last
     test_images, test_labels = tf.constant(test[0].transpose(0, 2, 3, 1)), test[1]

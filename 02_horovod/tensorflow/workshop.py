@@ -21,12 +21,14 @@ from itertools import islice
 import numpy as np
 from tqdm import tqdm
 
-from ranks import exit_together
+from ranks import SameOnAllRanks, exit_together, launched, one_each, own_gpu, run
 
 CLASSES = 10
 SYNTHETIC = 256  # images that differ: BatchNorm divides by their variance, which may not be 0
 BACKENDS = {  # torch.distributed's, by device: AMD's GPUs are cuda, too; Intel's, untried, are xpu
     "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl", "cpu": "gloo"}
+NO_MULTIPLE = "--global-batch-size: not a multiple of the {} ranks"
+SHARED_GPU = "not every rank has a GPU of its own"
 STARTED = time.perf_counter()
 
 
@@ -80,14 +82,21 @@ def parse_args(doc: str) -> argparse.Namespace:
 
 # Checks: a mistake that would train something else, or lose work, is one line before training
 
+def refuse_batch_early() -> None:
+    """End all ranks where they cannot share the global batch, before they import PyTorch."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--global-batch-size")
+    batch, (_, _, world_size) = parser.parse_known_args()[0].global_batch_size or "", launched()
+    if batch.isdecimal() and int(batch) % world_size:
+        run(partial(sys.exit, NO_MULTIPLE.format(world_size)))
+
+
 def check(args: argparse.Namespace, device: str, world_size: int = 1,
           accumulation: int = 1) -> None:
     """Exit where the flags cannot be followed. args.resume becomes whether to load a checkpoint."""
-    if args.device not in ("auto", device):
-        sys.exit(f"--device {args.device}: no such GPU is seen here; take --device cpu")
     if args.global_batch_size % (world_size * accumulation):
         steps = f" x {accumulation} accumulation steps" if accumulation > 1 else ""
-        sys.exit(f"--global-batch-size: not a multiple of the {world_size} ranks{steps}")
+        sys.exit(NO_MULTIPLE.format(world_size) + steps)
     if args.image_size < 6:
         sys.exit("--image-size: the networks need 6 pixels a side or more")
     if not 0 < args.lr < math.inf or not 0 <= args.warmup_epochs < math.inf:
@@ -115,15 +124,59 @@ def refuse_unwritable(path: str | None) -> None:
         sys.exit(f"cannot write {path}: name a file in a folder that you may write to")
 
 
-def choose_device(args: argparse.Namespace, world_size: int = 1) -> object:
-    """torch.device of the kind of GPU that is seen here and --device allows, or of the CPU."""
+def gpu_kind(args: argparse.Namespace) -> str | None:
+    """Return the kind of GPU that is seen here and --device allows, as PyTorch names it, or None."""
     import torch
-    allowed = [name for name in BACKENDS if args.device in ("auto", name)]
-    seen = [name for name in allowed if torch.get_device_module(name).is_available()]
-    device = torch.device((seen or ["cpu"])[0])
-    if device.type == "cpu" and world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+    kinds = [kind for kind in BACKENDS if kind != "cpu" and args.device in ("auto", kind)]
+    return next((kind for kind in kinds if torch.get_device_module(kind).is_available()), None)
+
+
+def backend(args: argparse.Namespace) -> str:
+    """Return the backend for init_process_group(): gloo between CPUs, NCCL between GPUs."""
+    return BACKENDS[gpu_kind(args) or "cpu"]
+
+
+def choose_device(args: argparse.Namespace, local_rank: int | None = None,
+                  gpus: bool = True) -> object:
+    """Return this rank's torch.device: a GPU of its own, or the CPU, which then all ranks take.
+
+    local_rank: None for a program of one process. gpus: False where the ranks can send nothing from
+    GPU to GPU. Exits where --device asks for GPUs in vain.
+    """
+    import torch
+    kind, index, reason = gpu_kind(args), 0, SHARED_GPU
+    if kind and not gpus:
+        kind, reason = None, "Horovod is built without GPU support"
+    if args.device != "cpu" and local_rank is not None:
+        index = own_gpu(local_rank, kind)
+    if kind and index is not None:
+        return torch.device(kind, index)
+    take_cpu(args, reason if gpu_kind(args) else None)
+    if local_rank is not None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # or the ranks crowd each other on the cores
-    return device
+    return torch.device("cpu")
+
+
+def refuse_shared_gpus(args: argparse.Namespace, gpus: list) -> None:
+    """Exit if two ranks would take the same one of TensorFlow's GPUs; gpus: this rank's, or none.
+
+    TensorFlow cannot let go of a GPU once the ranks can tell each other which they have.
+    """
+    seen = [os.environ.get(f"{maker}_VISIBLE_DEVICES") for maker in ("CUDA", "ROCR", "HIP")]
+    alone = one_each((socket.gethostname(), *seen, gpus[0].name) if gpus else None)
+    if gpus and not alone:
+        exit_together(f"{SHARED_GPU}: start one rank per GPU, or use --device cpu")
+    if not alone:
+        take_cpu(args)
+
+
+def take_cpu(args: argparse.Namespace, reason: str | None = None) -> None:
+    """Say why all ranks take the CPU though there is a GPU; exit where --device forbids that."""
+    if args.device not in ("auto", "cpu"):
+        raise SameOnAllRanks(f"--device {args.device}: {reason or 'there is no such GPU'}: start "
+                             "one rank per GPU, or use --device cpu")
+    if reason and args.device == "auto" and launched()[1] == 0:
+        print(f"{reason}: all ranks train on the CPU", flush=True)
 
 
 # Data sets
@@ -313,22 +366,36 @@ class Report:
     def end(self, right, total, **more):
         """After the evaluation. `more` goes into the record, and overrides what is there."""
         self.print(f"test accuracy {right / total:.4f} ({right} of {total} images)")
-        if self.rank > 0 or not self.args.results or not self.step_seconds:
-            return
+        problem = None
+        if self.rank == 0 and self.args.results and self.step_seconds:
+            problem = self.write_record({"test_accuracy": right / total, **more})
+        if self.args.results:
+            self.exit(problem)
+
+    def write_record(self, results):
+        """Append the record with these results to the file; return what is wrong where it fails."""
         step_time = statistics.median(self.step_seconds[5:] or self.step_seconds)  # 5 warm up
         bytes_each = 8 if self.args.precision == "fp64" else 4
         link = {"link": os.environ["LAB_LINK"]} if "LAB_LINK" in os.environ else {}  # submit/lab.sh
         self.record |= {"steps": len(self.step_seconds), "step_seconds": step_time,
                         "images_per_second": self.args.global_batch_size / step_time,
                         "gradient_bytes": bytes_each * self.record["parameters"],
-                        "peak_memory_bytes": self.peak_memory(), "test_accuracy": right / total,
-                        "total_seconds": time.perf_counter() - STARTED, **link, **more}
+                        "peak_memory_bytes": self.peak_memory(),
+                        "total_seconds": time.perf_counter() - STARTED, **link, **results}
         line = json.dumps(self.record)
         try:
             with open(self.args.results, "a") as file:
                 file.write(f"{line}\n")
         except OSError as problem:  # the disk may have filled up: the numbers are not lost
-            sys.exit(f"{self.args.results} has not got its record ({problem.strerror}): {line}")
+            return (f"could not write the record to {self.args.results} ({problem.strerror}): "
+                    f"{line}")
+
+    def exit(self, message):
+        """Exit on all ranks if one has a message; all ranks call it."""
+        if self.record["ranks"] > 1:
+            exit_together(message)
+        elif message:
+            sys.exit(message)
 
     def peak_memory(self):
         if self.gpu:
@@ -350,3 +417,6 @@ def quiet() -> Iterator[None]:
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
+
+
+refuse_batch_early()

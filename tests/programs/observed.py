@@ -4,7 +4,8 @@ Into FOLDER go a copy of the checkpoint after each epoch (parameters.1, .2, ...)
 data (batches.RANK: the indices of all its batches; TensorFlow's chapters: a line a batch), each optimizer step
 (rates.RANK: the learning rate), each input of PyTorch's cnn (inputs.RANK: mean, standard deviation, dtype) and each
 choice of a GPU (gpus.RANK) or of how many threads TensorFlow takes (threads.RANK). FAKE_GPUS=N,same|own lets the
-framework believe in N GPUs, to see which one is taken.
+framework believe in N GPUs, the same or others for each rank, and Horovod in having been built for them unless
+FAKE_GPUS=N,same,without. Taking one that is not there fails, as it does on a GPU.
 
 TWIN=smooth trains the twin of smooth.py, TWIN=reversed,N that twin with the N images of each batch in the opposite
 order, TWIN=order,N the chapter's own network so.
@@ -27,7 +28,7 @@ folder, main = Path(sys.argv[1]), sys.argv[2]
 sys.argv = sys.argv[2:]
 sys.path[0] = str(Path(main).parent)
 twin, _, batch_size = os.environ.get("TWIN", "").partition(",")
-fake_gpus, identity = os.environ.get("FAKE_GPUS", "0,").split(",")
+fake_gpus, identity, *without = os.environ.get("FAKE_GPUS", "0,").split(",")
 
 
 def rank():
@@ -50,9 +51,15 @@ def observe_replace(source, target, original=os.replace):
 
 def fake_horovod(framework):
     """Horovod as if it had been built for GPUs."""
-    if "import horovod" in Path(main).read_text():
+    if "import horovod" in Path(main).read_text() and not without:
         hvd = importlib.import_module(f"horovod.{framework}")
         hvd.cuda_built = lambda: True
+
+
+def take_gpu(index):
+    if index >= int(fake_gpus):
+        raise RuntimeError(f"invalid device ordinal: {index} of {fake_gpus}")
+    note("gpus", index)
 
 
 def observe_torch():
@@ -85,9 +92,11 @@ def observe_torch():
         torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: int(fake_gpus)
         torch.cuda.is_bf16_supported = lambda *_: False
         torch.accelerator.device_count = lambda: int(fake_gpus)
-        torch.cuda.set_device = torch.accelerator.set_device_index = lambda index: note("gpus", index)
+        torch.cuda.set_device = torch.accelerator.set_device_index = take_gpu
         torch.cuda.current_device = lambda: 0
-        torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid=rank() if identity == "own" else "the same")
+        torch.accelerator.current_stream = lambda: SimpleNamespace(is_capturing=lambda: False)  # Adam asks
+        torch.cuda.get_device_properties = lambda index: SimpleNamespace(
+            uuid=f"{rank() if identity == 'own' else 'node'} {index}")
         meet = dist.init_process_group
         dist.init_process_group = lambda backend, **options: meet("gloo", **options)
 
@@ -126,7 +135,7 @@ def observe_tensorflow():
 
     def take(gpus, _):
         for gpu in gpus:
-            note("gpus", gpu)
+            take_gpu(gpu.index)
 
     if twin in ("smooth", "reversed"):
         smooth.keras_twin()
@@ -139,7 +148,8 @@ def observe_tensorflow():
     keras.optimizers.SGD.learning_rate = keras.optimizers.SGD.learning_rate.setter(set_rate)
     if int(fake_gpus):
         fake_horovod("tensorflow")
-        tensorflow.config.list_physical_devices = lambda _: [*range(int(fake_gpus))]
+        tensorflow.config.list_physical_devices = lambda _: [SimpleNamespace(name=f"GPU:{index}", index=index)
+                                                             for index in range(int(fake_gpus))]
         tensorflow.config.set_visible_devices = take
         tensorflow.config.experimental.set_memory_growth = lambda *_: None
 

@@ -7,9 +7,9 @@ import numpy as np
 
 chapter, file = sys.argv[1:]
 sys.path[0] = chapter
-import main_tf  # noqa: E402
-
 import workshop  # noqa: E402
+
+import main_tf  # noqa: E402
 
 sys.argv = ["main_tf.py"]
 args = workshop.parse_args("plain Keras")

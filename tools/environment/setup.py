@@ -76,9 +76,32 @@ def stamp(venv):
     """What the environment is to be made of; the site's as it is said now, or was the last time."""
     before = read(venv / STAMP).split("\n")
     _, gpu, mpicc = before if len(before) == 3 else ("", "", "")
-    parts = read(REQUIREMENTS), build_horovod.CHANGES, build_horovod.SETTINGS
+    parts = read(REQUIREMENTS), build_horovod.CHANGES, build_horovod.WITHOUT_CUDA, build_horovod.SETTINGS
     return (hashlib.sha256(repr(parts).encode()).hexdigest(), os.environ.get("HOROVOD_GPU_OPERATIONS", gpu),
             os.environ.get("SITE_MPICC", mpicc))
+
+
+def closed_to_others(path):
+    """The first folder on the way to a file, or the file, that other users may not enter or read; or None."""
+    path = Path(os.path.realpath(str(path)))
+    for place in [*reversed(path.parents), path]:
+        if place.exists() and not place.stat().st_mode & (1 if place.is_dir() else 4):
+            return place
+    return None
+
+
+def look_at_sharing(venv):
+    """Say in one line why other users could not use an environment that is made outside of the checkout."""
+    if ROOT in venv.parents:
+        return
+    python = ask(venv, "sys.executable") or sys.executable
+    if closed_to_others(python):
+        step("only you can use this environment: its Python lies in {}, which other users may not enter. To share it, "
+             "remove it and name another: make setup VENV='{}' PYTHON=/usr/bin/python3".format(
+                 closed_to_others(python), venv))
+    elif closed_to_others(venv):
+        step("only you can use this environment: other users may not enter {}. To share it: chmod o+rx".format(
+            closed_to_others(venv)))
 
 
 def may_write(venv):
@@ -279,6 +302,7 @@ def make(venv, packages=False):
         add_horovod(venv, cache, mpicc)
         step(f"{time.monotonic() - started:.0f} s for Horovod")
     step(f"ready; to type commands yourself: . '{os.path.relpath(venv)}/bin/activate'")
+    look_at_sharing(venv)
     if mpicc:
         step("then, on compute nodes: submit/doctor.pbs or doctor.slurm, which starts ranks and lets them all-reduce")
 
@@ -302,6 +326,7 @@ def main():
                                   "place with VENV=...")
             look_around()
             venv.mkdir(parents=True, exist_ok=True)
+            look_at_sharing(venv)
             with alone(venv):
                 if not ready(venv, args.packages):  # another set-up may have made it meanwhile
                     make(venv, args.packages)

@@ -42,10 +42,10 @@ SECTIONS = {  # number: title, A, B (each a file, its ranks, how often it runs a
 def bare_loop(flags):
     """Time chapter 1's training with these flags, without all but forward, loss, backward and step."""
     sys.path.insert(0, str(ROOT / "01_single_node"))
+    import workshop
+
     import main as chapter
     import torch
-
-    import workshop
 
     sys.argv = ["main.py", *flags]
     args = workshop.parse_args(chapter.__doc__)

@@ -4,13 +4,12 @@ Chapter 2 comes last: where Horovod is not built yet, that is done when all othe
 """
 
 import fcntl
-import math
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas
+import psutil
 from launch import ROOT, launch, missing
 from matplotlib.figure import Figure
 from one_line import Parser
@@ -28,11 +28,12 @@ from tqdm import tqdm
 from tools import style
 from tools.measuring.parameters import parameters
 
-DIGITS = ("--dataset", "digits", "--global-batch-size", 64)
+CPU = ("--device", "cpu")  # two ranks cannot share a GPU, and one on a GPU is no measure for two on CPUs
+DIGITS = (*CPU, "--dataset", "digits", "--global-batch-size", 64)
 EXACT = (*DIGITS, "--precision", "fp64")
 SMALL = ("--width", 256, "--layers", 8, "--epochs", 2)  # chapter 5's network
-LARGE = ("--dataset", "synthetic", "--image-size", 48, "--model", "resnet18", "--global-batch-size", 64, "--lr", 0.01,
-         "--epochs", 1, "--max-steps", 8)  # of which five warm up
+LARGE = (*CPU, "--dataset", "synthetic", "--image-size", 48, "--model", "resnet18", "--global-batch-size", 64,
+         "--lr", 0.01, "--epochs", 1, "--max-steps", 8)  # of which five warm up
 RUNS = [  # chapter, name, ranks, flags, the name of the row on one rank that it is compared with
     ("01_single_node", "1  PyTorch", 1, EXACT, None),
     ("03_ddp", "3  PyTorch's DDP", 2, EXACT, "1  PyTorch"),
@@ -48,38 +49,52 @@ RUNS = [  # chapter, name, ranks, flags, the name of the row on one rank that it
     ("02_horovod/pytorch", "2  Horovod, PyTorch", 2, EXACT, "1  PyTorch"),
     ("02_horovod/tensorflow", "2  Horovod, TensorFlow", 2, EXACT, "1  TensorFlow"),
 ]
+BUSY = 0.1  # the share of the cores, used by other programs, from which on the demo says so
 EQUAL = 1e-8  # of parameters near 1, in fp64: rounding leaves eight digits and more alone
 HEAD = """\
 Each row trains a network to read handwritten digits, with 64 images in every step.
 A rank is one process that trains. Two ranks take 32 of the 64 images each, and then
-average what they have learned from them, so that both have the same network again.
-The larger network trains on larger images without a meaning, for its speed alone.
+average their gradients, so that both have the same network again. The larger network
+trains on random images, only to measure speed. All run on the CPU.
 
-  images/s  images learned from in a second
+  images/s  training images per second
   speed-up  images/s, divided by those of the same training on one rank
-  read      the share of 360 new digits that it reads rightly
-  same      has it the parameters that one rank arrives at? (Blank: cannot be told.)
+  accuracy  the share of 360 new digits that it reads correctly
+  same      same parameters as one rank? (Blank: cannot be told.)
 """
-COLUMNS = f"{'chapter, trained with':<25} {'ranks':>5} {'images/s':>9} {'speed-up':>9} {'read':>8} {'same':>5}"
+COLUMNS = f"{'chapter, trained with':<25} {'ranks':>5} {'images/s':>9} {'speed-up':>9} {'accuracy':>8} {'same':>5}"
 
 
 def train(chapter: str, name: str, ranks: int, flags: tuple, against: str | None, folder: Path) -> dict:
-    """The record of a run, with how far its parameters are from those of the row that it is compared with.
+    """Return the record of a run, with `difference` and `others` added.
 
-    difference is None where there is none, or where it computes with too few digits to tell. The folder keeps the
-    parameters of the rows on one rank.
+    difference: the largest of its parameters from those of the row that it is compared with; None where there is no
+    such row, or where it computes with too few digits to tell. The folder keeps the parameters of rows on one rank.
+    others: the share of the machine's cores that other programs used meanwhile, from 0 to 1.
     """
-    if "fp64" not in flags:
-        return launch(chapter, ranks, *flags) | {"difference": None}
     with tempfile.TemporaryDirectory() as temporary:
         checkpoint = Path(temporary, "checkpoint")
-        record = launch(chapter, ranks, *flags, "--checkpoint", checkpoint)
-        found = parameters(checkpoint)
-    first = folder / f"{against or name}.npy"
-    if against is None:
-        np.save(first, found)
-    known = against and first.exists()
-    return record | {"difference": float(abs(found - np.load(first)).max()) if known else None}
+        exact = ("--checkpoint", checkpoint) if "fp64" in flags else ()
+        before = core_seconds()
+        record = launch(chapter, ranks, *flags, *exact)
+        elapsed, others = (after - start for after, start in zip(core_seconds(), before))
+        record |= {"difference": None, "others": max(0, others / elapsed)}
+        if exact:
+            row = parameters(checkpoint)
+            first = folder / f"{against or name}.npy"
+            if against is None:
+                np.save(first, row)
+            elif first.exists():
+                record["difference"] = float(abs(row - np.load(first)).max())
+    return record
+
+
+def core_seconds() -> tuple[float, float]:
+    """Return the core seconds that have passed on this machine, and those that programs other than ours have used."""
+    times, own = psutil.cpu_times(), os.times()
+    passed = sum(times) - getattr(times, "guest", 0) - getattr(times, "guest_nice", 0)  # which user has, too
+    used = passed - times.idle - getattr(times, "iowait", 0)
+    return passed, used - sum(own[:4])  # user and system time of this process and of its children
 
 
 # What is printed and drawn
@@ -99,20 +114,24 @@ def row(record: dict) -> str:
             f"{same:>5}").rstrip()
 
 
+def busy(records: list[dict]) -> str:
+    """A sentence if other programs used the cores while the rows were measured; else nothing."""
+    shares = [record["others"] for record in records]
+    if max(shares, default=0) < BUSY:
+        return ""
+    return (f"Other programs used up to {max(shares):.0%} of the cores meanwhile ({statistics.median(shares):.0%} in "
+            "the median row): run it again on an idle machine before you trust a speed-up.")
+
+
 def verdict(records: list[dict]) -> str:
-    """In how many programs more ranks are faster, in one sentence."""
+    """In how many programs more ranks are faster, and whether the machine was busy."""
     pairs = [record for record in records if record["speed_up"] is not None]
     if not pairs:
         return "No program ran on two ranks here."
-    faster = sum(record["speed_up"] > 1 for record in pairs)
-    best, worst = max(pairs, key=lambda each: each["speed_up"]), min(pairs, key=lambda each: each["speed_up"])
-    remark = ""
-    if best["speed_up"] > 2.2:
-        remark = " More than twice is more than they can give: other programs slowed the one rank."
-    elif best["cpus"] == 1:
-        remark = " They shared one core."
-    return (f"Two ranks were faster than one in {faster} of {len(pairs)} programs: from {worst['speed_up']:.2f} to "
-            f"{best['speed_up']:.2f} times.{remark}")
+    speed_ups = [record["speed_up"] for record in pairs]
+    cores = " They shared one core." if pairs[0]["cpus"] == 1 else ""
+    return (f"Two ranks were faster than one in {sum(speed > 1 for speed in speed_ups)} of {len(pairs)} programs: from "
+            f"{min(speed_ups):.2f} to {max(speed_ups):.2f} times.{cores} {busy(records)}".strip())
 
 
 def table(records: pandas.DataFrame) -> str:
@@ -122,29 +141,34 @@ def table(records: pandas.DataFrame) -> str:
 
 
 def draw(records: list[dict]) -> Figure:
-    """A bar for each program: how many times as fast two ranks are as one, and what a step of theirs is made of."""
+    """On the left how much two ranks gain here, on the right what others have published of many GPUs."""
     pairs = [record for record in records if record["speed_up"] is not None]
-    figure, axis = style.picture(2.1 + 0.4 * len(pairs), title=textwrap.fill(verdict(records), 76))
-    longest = max([2, *(record["speed_up"] for record in pairs)])
-    columns = {"a step computes": 1.62 * longest, "and waits": 2.05 * longest}
-    for name, x in columns.items():
-        axis.text(x, -1, name, va="center", ha="right")
+    pairs.sort(key=lambda record: "larger" not in record["name"])
+    figure, (here, elsewhere) = style.picture(max(4.4, 2 + 0.42 * len(pairs)), 1, 2, width_ratios=(1.25, 1),
+                                             title="More ranks pay where a step computes for long")
     for place, record in enumerate(pairs):
-        library = style.CHAPTERS.get(record["chapter"])  # a new chapter may have none: black
-        axis.barh(place, record["speed_up"], 0.7, color=style.LIBRARIES.get(library, style.MEASURED))
-        step = 1000 * record["step_seconds"]
-        computes = step * record["speed_up"] / 2  # what one rank would take for half of the images
-        for milliseconds, x in zip((computes, max(0, step - computes)), columns.values()):
-            axis.text(x, place, f"{milliseconds:.{1 if milliseconds < 100 else 0}f} ms", va="center", ha="right")
-    axis.axvline(1, ymax=len(pairs) / (len(pairs) + 1), color=style.IDEAL)
-    axis.set_yticks(range(len(pairs)), [record["name"] for record in pairs])
-    axis.tick_params(axis="y", length=0)
-    axis.set(xlim=(0, 2.1 * longest), ylim=(len(pairs) - 0.5, -1.5),
-             xticks=range(math.floor(longest) + 1), xlabel="times as fast as one rank")
-    axis.xaxis.label.set(x=0, horizontalalignment="left")
+        color = style.LIBRARIES["DDP"] if "larger" in record["name"] else style.ABSENT
+        here.barh(place, record["speed_up"], 0.7, color=color)
+        here.text(0.05, place, f"{record['speed_up']:.2f}", va="center",
+                  color="white" if "larger" in record["name"] else "black")
+    here.axvline(1, color=style.IDEAL)
+    here.set_yticks(range(len(pairs)), [record["name"] for record in pairs])
+    here.tick_params(axis="y", length=0)
+    here.set(title="two ranks here", xlabel="times as fast as one rank\n(grey: a tiny network)",
+             xlim=(0, max([2, *(record["speed_up"] for record in pairs)])), ylim=(len(pairs) - 0.5, -0.5))
+    published = pandas.read_csv(RECORDS / "published.csv").query("group in ('A', 'B')")
+    gpus = published.nodes * published.gpus
+    speed_ups = published.images_per_second / (published.base_images_per_second / published.base_gpus)
+    elsewhere.plot([1, gpus.max()], [1, gpus.max()], color=style.IDEAL, linewidth=1)
+    elsewhere.plot(gpus, speed_ups, "o", color=style.LIBRARIES["DDP"])
+    elsewhere.set(title="GPUs, published", xlabel="GPUs\n(large networks)", ylabel="times as fast as one GPU",
+                  xscale="log", yscale="log", xlim=(4, 1200), ylim=(4, 1200))
+    for axis in elsewhere.xaxis, elsewhere.yaxis:
+        axis.set_major_formatter("{x:.0f}")
     if records:
-        style.foot(figure, "Two ranks win where a step computes for longer than it sends gradients and waits. "
-                   f"{records[0]['processor']}, {records[0]['cpus']} cores, one thread a rank, one run")
+        machine = f"{records[0]['processor']}, {records[0]['cpus']} cores, one thread per rank, one run"
+        style.foot(figure, f"Left: {machine}. {busy(records)} Right: ResNet, Inception, VGG; sources in "
+                   "assets/records/published.csv; the line is perfect scaling.")
     return figure
 
 

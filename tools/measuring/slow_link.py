@@ -73,9 +73,9 @@ class Training:
 
     def __init__(self, way, args, rank, ranks):
         sys.path.insert(0, str(ROOT / "03_ddp"))
-        import main as chapter
-
         import workshop
+
+        import main as chapter
         sys.path.remove(str(ROOT / "03_ddp"))
         self.way, self.args = way, args
         dtype = torch.float64 if args.precision == "fp64" else torch.float32
@@ -172,8 +172,9 @@ def measure_all_reduces(sizes, repeats, ranks, gather):
 
 
 def main():
-    from ranks import find_ranks, gather
     from workshop import BACKENDS, Parser, refuse_unwritable, whole
+
+    from ranks import find_ranks, gather
     parser = Parser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--ways", nargs="+", choices=WAYS, default=[], help="how gradients travel")

@@ -29,11 +29,11 @@ STEPS, EPOCHS = 100, 10  # a run ends after so many steps and then so many epoch
 
 def training(batch: int, rate: float, seed: int) -> Iterator[tuple[int, float, float]]:
     """Train on and on: (steps done, loss of the last one, test accuracy) at each test. Like main.py, epoch by epoch."""
+    import workshop
+
     import main as chapter
     import torch
     from torch.nn.functional import cross_entropy
-
-    import workshop
     torch.manual_seed(seed)
     train, test = workshop.load_tensors(SimpleNamespace(dataset="digits", batch_size=batch, global_batch_size=batch),
                                         torch.device("cpu"))

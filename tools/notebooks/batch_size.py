@@ -28,9 +28,10 @@ from records import ROOT, published
 from torch.nn.functional import cross_entropy
 
 sys.path.append(str(ROOT / "01_single_node"))
+import workshop
+
 import main as chapter
 
-import workshop
 from tools.style import ABSENT, IDEAL, MEASURED, PREDICTED, RULES, Picture, head, picture
 
 IMAGES = 1437  # digits to train with
