@@ -13,7 +13,8 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tools.measuring.cpus import SETTINGS
-from tools.pages import notebooks
+from tools.notebooks import recorded_ranks
+from tools.pages import notebooks, ready
 
 PATHS = tracked(notebooks.notebooks())
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -128,3 +129,26 @@ def test_batch_size_trains_as_main_py_does(tmp_path):
     found = execute([sys.executable, "-c", program], env={"OMP_NUM_THREADS": "1"}, cwd=ROOT)
     assert found.code == 0, found.err
     assert float(found.out) == json.loads((tmp_path / "record").read_text())["test_accuracy"]
+
+
+@pytest.mark.check
+def test_without_an_mpiexec_the_commands_of_the_notebooks_show_their_record(tmp_path):
+    """All of them, with the lines of their results file; another command is told that there is none."""
+    commands = {match for path in PATHS for cell in code(load(path))
+                for match in re.findall(r"mpiexec ((?:-l )?-n \d+ python [^|\"{\n]*[^|\"{\s])", cell.source)}
+    assert len(commands) == len(recorded_ranks.COMMANDS)
+    for words in (words for _, words in recorded_ranks.COMMANDS):
+        assert any(words.startswith(command) for command in commands), words
+        results = [] if "average" in words or "ring" in words else ["--results", tmp_path / "results"]
+        done = execute([sys.executable, recorded_ranks.__file__, *words.split(), *results])
+        assert done.code == 0 and done.out.startswith("There is no mpiexec here. Recorded on "), done
+        assert not results or json.loads((tmp_path / "results").read_text().splitlines()[0])
+    assert execute([sys.executable, recorded_ranks.__file__, "-n", 2, "hostname"]).code == 1
+
+
+def test_needs_finds_the_stand_in(monkeypatch):
+    monkeypatch.setattr(ready.shutil, "which", lambda _: None)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    ready.needs()
+    assert execute(["mpiexec", "-n", 2, "python", "three_ways.py"], env={"PATH": os.environ["PATH"]}).code == 0
