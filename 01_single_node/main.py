@@ -12,7 +12,6 @@ import workshop  # first: it refuses a wrong batch at once, and PyTorch takes se
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from ranks import refuse_lone_ranks, run
@@ -30,9 +29,10 @@ def build_model(name: str, images: torch.Tensor) -> nn.Module:
         nn.Linear(128, 10))
 
 
-def batches(dataset, sampler, size, drop_last=False):
+def batches(dataset, sampler, size, device, drop_last=False):
     """A batch is one dataset[indices], fast with tensors; other data sets want batch_size=size."""
-    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
+    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
+                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
 
 
 def main():
@@ -46,15 +46,15 @@ def main():
     # Batch and data: every epoch is shuffled anew; a remainder that fills no batch stays out.
     args.global_batch_size = args.batch_size = args.global_batch_size or args.batch_size or 64
     workshop.check(args, device.type)
-    train, test = workshop.load_tensors(args, device)
+    train, test = workshop.load_tensors(args)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
     def standardised(images):
         return (images.to(dtype) - mean) / std
 
     sampler = RandomSampler(train, generator=torch.Generator())
-    train_batches = batches(train, sampler, args.batch_size, drop_last=True)
-    test_batches = batches(test, range(len(test)), args.batch_size)
+    train_batches = batches(train, sampler, args.batch_size, device, drop_last=True)
+    test_batches = batches(test, range(len(test)), args.batch_size, device)
 
     # The model and its optimizer.
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
@@ -65,11 +65,12 @@ def main():
     step = 0
     if args.resume:
         with workshop.resuming(args):
-            checkpoint = torch.load(args.checkpoint, map_location=device)
+            checkpoint = torch.load(args.checkpoint, map_location="cpu")
             workshop.refuse_other(checkpoint["training"], args)
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             step = checkpoint["step"]
+            del checkpoint  # or it stays in memory
 
     # Training.
     epoch_steps = len(train) // args.global_batch_size
@@ -83,11 +84,12 @@ def main():
         sampler.generator.manual_seed(args.seed + epoch)  # another order each epoch
         losses, hits = [], []
         for images, labels in report.steps(train_batches):
+            images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
                 logits = model(standardised(images))
-                loss = cross_entropy(logits, labels)
+                loss = nn.functional.cross_entropy(logits, labels)
             loss.backward()
             optimizer.step()
             step += 1
@@ -95,8 +97,7 @@ def main():
             hits.append(logits.argmax(1) == labels)
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
-        epoch_done = step % epoch_steps == 0
-        if args.checkpoint and epoch_done:
+        if args.checkpoint and step % epoch_steps == 0:
             state = {"training": workshop.training_of(args), "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, f"{args.checkpoint}.tmp")
@@ -107,7 +108,7 @@ def main():
     right = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         for images, labels in test_batches:
-            right += (model(standardised(images)).argmax(1) == labels).sum()
+            right += (model(standardised(images.to(device))).argmax(1) == labels.to(device)).sum()
     report.end(right.item(), len(test))
 
 

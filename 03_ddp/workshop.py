@@ -125,7 +125,7 @@ def refuse_unwritable(path: str | None) -> None:
 
 
 def gpu_kind(args: argparse.Namespace) -> str | None:
-    """Return the kind of GPU that is seen here and --device allows, as PyTorch names it, or None."""
+    """Return the kind of GPU that is here and that --device allows, in PyTorch's name, or None."""
     import torch
     kinds = [kind for kind in BACKENDS if kind != "cpu" and args.device in ("auto", kind)]
     return next((kind for kind in kinds if torch.get_device_module(kind).is_available()), None)
@@ -230,8 +230,8 @@ def load_files(args):
                  "which needs none")
 
 
-def load_tensors(args: argparse.Namespace, device: object) -> list:
-    """What load_data() returns, as two TensorDatasets on the device: SVHN takes 300 MB there."""
+def load_tensors(args: argparse.Namespace) -> list:
+    """What load_data() returns, as two TensorDatasets, in the CPU's memory."""
     import torch
     from torch.utils.data import TensorDataset
 
@@ -251,9 +251,9 @@ def load_tensors(args: argparse.Namespace, device: object) -> list:
     sets = []
     for images, labels in load_data(args):
         channels = 3 if "resnet" in getattr(args, "model", "") else images.shape[1]
-        images = torch.from_numpy(images).to(device).expand(-1, channels, -1, -1)
+        images = torch.from_numpy(images).expand(-1, channels, -1, -1)
         kind = Repeated if args.dataset == "synthetic" else TensorDataset
-        sets.append(kind(images, torch.from_numpy(labels).to(device)))
+        sets.append(kind(images, torch.from_numpy(labels)))
     return sets
 
 
@@ -345,7 +345,7 @@ class Report:
     def now(self):
         if not self.gpu:
             return time.perf_counter()
-        # A GPU notes the time in passing: nobody waits.
+        # An event is recorded on the GPU when it comes to it; the CPU does not wait.
         return self.gpu.current_stream().record_event(self.gpu.Event(enable_timing=True))
 
     def epoch(self, epoch, loss, accuracy):

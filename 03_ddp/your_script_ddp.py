@@ -26,9 +26,10 @@ def load():
 def main():
     rank, world_size, local_rank = find_ranks()  # DDP: under any launcher
     torch.manual_seed(0)
-    torch.distributed.init_process_group()  # DDP: meet, through gloo on CPUs and NCCL on GPUs
+    torch.distributed.init_process_group(  # DDP: meet; gloo carries what is on CPUs, NCCL the rest
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")  # DDP
     gpu = own_gpu(local_rank)  # DDP: its index, or None where two ranks would share one
-    device = torch.device("cpu" if gpu is None else "cuda")
+    device = torch.device("cpu" if gpu is None else "cuda")  # DDP
     if gpu is not None:  # DDP
         torch.cuda.set_device(gpu)  # DDP: from here on, "cuda" is this GPU
 

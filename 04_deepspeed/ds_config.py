@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from types import ModuleType
 
+import torch
 from torch import nn
 
 CONFIG = Path(__file__).with_name("ds_config.json")
@@ -59,9 +60,16 @@ def read_file():
     return config
 
 
-def import_deepspeed(device: str) -> ModuleType:
-    """DeepSpeed without what it says and compiles at its start."""
-    os.environ["DS_ACCELERATOR"] = device
+def import_deepspeed(device: torch.device) -> ModuleType:
+    """DeepSpeed without what it says and compiles at its start.
+
+    It takes LOCAL_RANK for the number of this rank's GPU. A rank that sees its own GPU only has
+    number 0 (deepspeed/runtime/engine.py, _set_distributed_vars; zero/partition_parameters.py).
+    """
+    os.environ["DS_ACCELERATOR"] = device.type
+    if device.index is not None:
+        os.environ["LOCAL_RANK"] = str(device.index)
+        os.environ.pop("OMPI_COMM_WORLD_LOCAL_RANK", None)  # which would have to be the same
     import deepspeed
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo is used; else it compiles
     deepspeed.utils.logger.setLevel("ERROR")
@@ -78,7 +86,31 @@ def initialize(deepspeed: ModuleType, model: nn.Module, **options: object) -> tu
         sys.exit(f"deepspeed.initialize(), with ds_config.json, failed: "
                  f"{type(problem).__name__}: {reason}")
     dtype = next(model.parameters()).dtype  # DeepSpeed has cast them
-    for buffer in model.buffers():
-        if buffer.is_floating_point():  # BatchNorm's statistics go with the parameters
-            buffer.data = buffer.to(dtype)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and dtype != torch.float32:
+            keep_statistics(module, dtype)
     return engine, optimizer
+
+
+def keep_statistics(norm: nn.Module, dtype: torch.dtype) -> None:
+    """Keep BatchNorm's running mean and variance in fp32 beside those that it computes with.
+
+    In bf16 they would not move any more where an update is below 1/256 of their value.
+    """
+    mean, variance = norm.running_mean.clone(), norm.running_var.clone()
+    norm.running_mean.data, norm.running_var.data = mean.to(dtype), variance.to(dtype)
+    norm.register_buffer("mean_fp32", mean)
+    norm.register_buffer("variance_fp32", variance)
+    momentum, norm.momentum = norm.momentum, 0.0  # PyTorch's own update, of the bf16 ones
+
+    def update(_, inputs):
+        if norm.training:
+            images = inputs[0].detach().float()
+            new_variance, new_mean = torch.var_mean(images, (0, 2, 3))
+            mean.lerp_(new_mean, momentum)
+            variance.lerp_(new_variance, momentum)
+        else:
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(variance)
+
+    norm.register_forward_pre_hook(update)

@@ -6,7 +6,6 @@
 ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
-import signal
 from datetime import timedelta
 from functools import partial
 
@@ -15,12 +14,11 @@ import workshop  # first: it refuses a wrong batch at once, and PyTorch takes se
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from checkpoints import last_saved, save
 from ds_config import import_deepspeed, initialize, read_config
-from ranks import find_ranks, gather, rank_0_first, run
+from ranks import alarm, find_ranks, gather, rank_0_first, run
 
 
 def build_model(name: str, images: torch.Tensor) -> nn.Module:
@@ -35,9 +33,10 @@ def build_model(name: str, images: torch.Tensor) -> nn.Module:
         nn.Linear(128, 10))
 
 
-def batches(dataset, sampler, size, drop_last=False):
+def batches(dataset, sampler, size, device, drop_last=False):
     """A batch is one dataset[indices], fast with tensors; other data sets want batch_size=size."""
-    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
+    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
+                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
 
 
 def main():
@@ -61,8 +60,8 @@ def main():
         args.global_batch_size = args.global_batch_size or parts * (args.batch_size or 64)
         args.batch_size = config["train_micro_batch_size_per_gpu"] = args.global_batch_size // parts
         workshop.check(args, device.type, world_size, accumulation)
-        train, test = workshop.load_tensors(args, device)
-    deepspeed = import_deepspeed(device.type)
+        train, test = workshop.load_tensors(args)
+    deepspeed = import_deepspeed(device)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision, dtype)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
@@ -70,8 +69,8 @@ def main():
         return ((images.to(dtype) - mean) / std).to(compute)
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    train_batches = batches(train, sampler, args.batch_size, drop_last=True)
-    test_batches = batches(test, range(rank, len(test), world_size), args.batch_size)
+    train_batches = batches(train, sampler, args.batch_size, device, drop_last=True)
+    test_batches = batches(test, range(rank, len(test), world_size), args.batch_size, device)
 
     # The model and its optimizer.
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
@@ -100,10 +99,11 @@ def main():
         sampler.set_epoch(epoch)  # else every epoch has the same order
         losses, hits = [], []
         for images, labels in report.steps(train_batches, accumulation):
-            signal.alarm(args.timeout)  # DeepSpeed's own groups wait for half an hour
+            images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
+            alarm(args.timeout)  # DeepSpeed's own groups wait for half an hour
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             logits = engine(standardised(images))
-            loss = cross_entropy(logits, labels)
+            loss = nn.functional.cross_entropy(logits.to(dtype), labels)
             engine.backward(loss)  # the last of the accumulated ones averages over the ranks
             engine.step()  # changes parameters after the last one; zeroes the gradients
             step = engine.global_steps
@@ -113,9 +113,9 @@ def main():
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= world_size
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
-        epoch_done = step % epoch_steps == 0
-        if args.checkpoint and epoch_done:  # every rank saves its part
+        if args.checkpoint and step % epoch_steps == 0:  # every rank saves its part
             save(args, step, partial(engine.save_checkpoint, args.checkpoint, save_latest=False))
+    alarm(0)
 
     # Evaluation: every test image once, on one of the ranks. Through `model`, not `engine`: ranks
     # may have different numbers of batches.
@@ -125,7 +125,7 @@ def main():
     right = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         for images, labels in test_batches:
-            right += (model(standardised(images)).argmax(1) == labels).sum()
+            right += (model(standardised(images.to(device))).argmax(1) == labels.to(device)).sum()
     dist.all_reduce(right, dist.ReduceOp.SUM)
     report.end(right.item(), len(test), gradient_bytes=parameters * compute.itemsize)
     dist.barrier()  # rank 0 hosts the connections: it waits for all

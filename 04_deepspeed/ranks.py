@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -70,7 +71,7 @@ def find_ranks() -> tuple[int, int, int]:
 
 
 def load_mpi(launcher):
-    """Return mpi4py's MPI, not yet initialized; exit with one line where it is not this mpiexec's."""
+    """Return mpi4py's MPI, not yet initialized; exit with one line if it is not mpiexec's."""
     try:
         import mpi4py
         mpi4py.rc.initialize = False  # else a mismatched one aborts before the check below
@@ -151,7 +152,8 @@ def horovod():
 def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
     """Return the index of this rank's GPU, or None where ranks would have to share one.
 
-    All ranks call it, after init_process_group() or hvd.init(). NCCL refuses two ranks on one GPU.
+    NCCL refuses two ranks on one GPU. All ranks call it, after hvd.init(), or after
+    init_process_group("cpu:gloo,cuda:nccl"): the ranks compare their GPUs over gloo.
     """
     import torch
     index = uuid = None
@@ -223,6 +225,31 @@ def soon(condition, seconds=3):
             return True
         time.sleep(0.05)
     return False
+
+
+timer = None  # of alarm()
+
+
+def alarm(seconds: int) -> None:
+    """Restart a clock: if alarm() is not called again within these seconds, end the job. 0: stop.
+
+    For libraries that would wait for ever for a rank that has stopped.
+    """
+    global timer
+    if timer:
+        timer.cancel()
+    timer = threading.Timer(seconds, time_is_up, [seconds])
+    timer.daemon = True
+    if seconds:
+        timer.start()
+
+
+def time_is_up(seconds):
+    rank = launched()[1]
+    print(f"{os.path.basename(sys.argv[0])}: rank {rank}: no step within {seconds} s: another rank "
+          "has stopped, or --timeout is too short\n", end="", file=sys.stderr, flush=True)
+    time.sleep(1)  # the launcher passes on what was printed
+    os.kill(os.getpid(), signal.SIGALRM)
 
 
 def end_job(launcher: str | None, code: int) -> None:

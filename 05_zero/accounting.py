@@ -2,7 +2,6 @@
 
 import argparse
 import gc
-import math
 import time
 from collections.abc import Iterable
 
@@ -46,7 +45,7 @@ class Accounting:
 
     def __init__(self, model, tensors, data, device):
         self.model, self.tensors, self.data, self.device = model, tensors, data, device
-        self.bytes, self.hooks = {}, []
+        self.bytes, self.hooks, self.problem = {}, [], None
 
     def watch(self):
         """Before the forward: look at the tensors whenever a layer has done a part of its work."""
@@ -68,26 +67,32 @@ class Accounting:
         self.hooks.append(output.register_hook(self.look))  # when the layers behind are through
 
     def look(self, *_):
-        now = count(self.tensors(), self.device)
+        try:
+            now = count(self.tensors(), self.device)
+        except Exception as problem:  # this library has other names
+            self.problem = f"{type(problem).__name__}: {problem}"
+            return
         for role in ROLES[:2]:
             self.bytes[f"peak {role}"] = max(now[role], self.bytes.get(f"peak {role}", 0))
 
     def close(self):
         """After the step's backward and before its optimizer step.
 
-        Raises RuntimeError if it finds no parameters, gradients or state, or cannot place 5 % of
-        all tensors beside the step's batch.
+        Notes a problem if it finds no parameters, gradients or state, or cannot place 5 % of all
+        tensors beside the step's batch. The training goes on.
         """
         for hook in self.hooks:
             hook.remove()
         self.look()
+        if self.problem:
+            return
         if self.device.type != "cpu":
             gpu = torch.get_device_module(self.device)
             self.bytes["allocator's peak"] = gpu.max_memory_allocated()
         for role in ROLES:
             if role != "master copy" and not storages(self.tensors()[role]):
-                raise RuntimeError(f"the accounting finds no {role}: have the framework's names "
-                                   "changed?")
+                self.problem = f"no {role} where this program looks for them"
+                return
         batch = 4 * sum(tensor.nbytes for tensor in self.data)  # a step's images in fp32, at most
         until = time.monotonic() + 5
         while time.monotonic() < until:  # gloo's thread may hold an averaged bucket for a moment
@@ -99,7 +104,13 @@ class Accounting:
             if self.bytes["unclassified"] <= 0.05 * known + batch:
                 return
             del everything, groups  # or the next look finds what they hold
-        raise RuntimeError(f"the accounting cannot place {self.bytes['unclassified']:,} bytes")
+        self.problem = f"{self.bytes['unclassified']:,} bytes of tensors of unknown use"
+
+
+def layer_sizes(model: torch.nn.Sequential) -> list[int]:
+    """The number of parameters of each layer, also where DeepSpeed has cut them into shards."""
+    return [sum(getattr(parameter, "ds_numel", parameter.numel())
+                for parameter in layer.parameters()) for layer in model]
 
 
 def formula(stage: int, ranks: int, parameters: float, layer: float, *, width: int, gathered: int,
@@ -126,20 +137,28 @@ def formula(stage: int, ranks: int, parameters: float, layer: float, *, width: i
 def report_bytes(account: Accounting, expected: dict[str, float]) -> list[dict]:
     """Print a line for each rank and one for the formula, in bytes, from rank 0.
 
-    Returns what each rank counted, in their order; nothing after fewer than two steps.
+    Returns what each rank counted, in their order; nothing after fewer than two steps, or where
+    a rank could not count, which rank 0 says.
     """
-    if not account.bytes:
+    if not account.bytes and not account.problem:
         return []
     every = [None] * dist.get_world_size()
-    dist.all_gather_object(every, account.bytes)
+    dist.all_gather_object(every, (account.bytes, account.problem))
+    problems = [problem for _, problem in every if problem]
+    every = [counted for counted, _ in every]
+    if problems:
+        if dist.get_rank() == 0:
+            print(f"no table of bytes: {problems[0]} (tried with the pinned versions)")
+        return []
     if dist.get_rank() == 0:
         names = [*ROLES, "sum", *(name for name in every[0] if "peak" in name)]
         print("bytes between backward and optimizer step, and the peaks of that step:")
         print("       ", *(f"{name:>15}" for name in names))
         rows = [(f"rank {rank}", row) for rank, row in enumerate(every)]
         for title, row in [*rows, ("formula", expected)]:
-            row = {"allocator's peak": math.nan} | row | {"sum": sum(row[role] for role in ROLES)}
-            print(f"{title:7}", *(f"{row[name]:15,.0f}" for name in names))
+            row = row | {"sum": sum(row[role] for role in ROLES)}
+            print(f"{title:7}", *(f"{row[name]:15,.0f}" if name in row else 15 * " "
+                                  for name in names))
     return every
 
 
@@ -185,12 +204,16 @@ def held_by_pytorch(model: torch.nn.Module, shards: list[torch.nn.Parameter],
 
 def pytorch_formula(args: argparse.Namespace, ranks: int, sizes: list[int],
                     dtype: torch.dtype) -> dict[str, float]:
-    """formula() for fsdp.py: no master copy; stage 1 keeps all gradients."""
+    """formula() for fsdp.py: no master copy; stage 1 keeps all gradients.
+
+    Its peaks are DeepSpeed's: PyTorch gathers and reduces in buffers of its own.
+    """
     on_gpu = args.offload == "none"
-    return formula(args.stage, ranks, sum(sizes), max(sizes), keeps_gradients=True, master=0,
-                   width=dtype.itemsize if on_gpu else 0,
-                   gathered=2 if args.precision == "bf16" else dtype.itemsize,
-                   moments=2 * dtype.itemsize if on_gpu else 0)
+    expected = formula(args.stage, ranks, sum(sizes), max(sizes), keeps_gradients=True, master=0,
+                       width=dtype.itemsize if on_gpu else 0,
+                       gathered=2 if args.precision == "bf16" else dtype.itemsize,
+                       moments=2 * dtype.itemsize if on_gpu else 0)
+    return {name: size for name, size in expected.items() if "peak" not in name}
 
 
 def moments_of(adam):

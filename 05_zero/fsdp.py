@@ -15,47 +15,54 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from accounting import Accounting, held_by_pytorch, pytorch_formula, report_bytes
 from flags import check_stage, parse_args
 from ranks import find_ranks, gather, rank_0_first, run
-from sharded import load, refuse_sums, save
+from sharded import load, load_from_rank_0, refuse_sums, save
+
+
+class Layer(nn.Linear):
+    def reset_parameters(self):  # called when a layer is made
+        super().reset_parameters()
+        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
 
 
 def build_model(width: int, layers: int, images: torch.Tensor) -> nn.Sequential:
     """A perceptron whose layers between the first and the last are equal."""
     model, inputs = nn.Sequential(nn.Flatten()), images[0].numel()
     for _ in range(layers + 1):
-        layer = nn.Linear(inputs, width)
-        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-        model.extend([layer, nn.ReLU()])
+        model.extend([Layer(inputs, width), nn.ReLU()])
         inputs = width
     return model.append(nn.Linear(width, 10))
 
 
-def shard(model, args):
-    """Each layer is gathered for its forward and its backward, and let go after each."""
-    for tensor in model.parameters():
-        dist.broadcast(tensor.detach(), 0)  # FSDP takes each rank's own: they have to be equal
+def shard(model, args, device):
+    """Give each rank a shard of each layer, which is gathered for its forward and backward."""
     precision, place = fsdp.MixedPrecisionPolicy(), fsdp.OffloadPolicy()
     if args.precision == "bf16":
         precision = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # reduced in fp32
     if args.offload == "cpu":
         place = fsdp.CPUOffloadPolicy()
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fsdp.fully_shard(layer, mp_policy=precision, offload_policy=place,
-                             reshard_after_forward=True)
-    return fsdp.fully_shard(model, mp_policy=precision, offload_policy=place)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    layers = [layer for layer in model if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        fsdp.fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=place)
+    fsdp.fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=place)
+    model.to_empty(device=device if args.offload == "none" else "cpu")  # memory for the shards
+    for layer in layers:  # one whole layer at a time
+        load_from_rank_0(layer, type(layer)(layer.in_features, layer.out_features))
+    return model
 
 
-def batches(dataset, sampler, size, drop_last=False):
+def batches(dataset, sampler, size, device, drop_last=False):
     """A batch is one dataset[indices], fast with tensors; other data sets want batch_size=size."""
-    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
+    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
+                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
 
 
 def main():
@@ -78,21 +85,22 @@ def main():
     with rank_0_first(rank):  # rank 0, which may download, then all others
         workshop.check(args, device.type, world_size)
         check_stage(args, device.type, offloads=(3,), saves=(3,))
-        train, test = workshop.load_tensors(args, device)
+        train, test = workshop.load_tensors(args)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
     def standardised(images):
         return (images.to(dtype) - mean) / std
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    train_batches = batches(train, sampler, args.batch_size, drop_last=True)
+    train_batches = batches(train, sampler, args.batch_size, device, drop_last=True)
 
     # The model and its optimizer.
-    model = build_model(args.width, args.layers, train.tensors[0]).to(device, dtype)
+    with torch.device("meta" if args.stage == 3 else device):  # meta: shapes, and no memory
+        model = build_model(args.width, args.layers, train.tensors[0]).to(dtype)
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in model]
     if args.stage == 3:
-        wrapped = shard(model, args)
+        wrapped = shard(model, args, device)
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     else:  # each rank keeps Adam's state for a part of the parameters
         wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -121,6 +129,7 @@ def main():
         sampler.set_epoch(epoch)  # else every epoch has the same order
         losses, hits = [], []
         for images, labels in report.steps(train_batches):
+            images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             if step == watched:
                 account.watch()
@@ -128,7 +137,7 @@ def main():
             with torch.autocast(device.type, torch.bfloat16,
                                 enabled=args.precision == "bf16" and args.stage == 1):
                 logits = wrapped(standardised(images))
-                loss = cross_entropy(logits, labels)
+                loss = nn.functional.cross_entropy(logits.to(dtype), labels)
             loss.backward()  # each rank gets the averaged gradients of its shards
             if step == watched:
                 account.close()
@@ -140,14 +149,13 @@ def main():
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= world_size
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
-        epoch_done = step % epoch_steps == 0
-        if args.checkpoint and epoch_done:  # every rank saves its shards
+        if args.checkpoint and step % epoch_steps == 0:  # every rank saves its shards
             save(model, optimizer, args, step)
 
     # Evaluation: every test image once, on one of the ranks, and in one batch each: at stage 3
     # the ranks gather layers together, and one with more batches than others would wait for them.
     model.eval()
-    images, labels = test[list(range(rank, len(test), world_size))]
+    images, labels = [part.to(device) for part in test[list(range(rank, len(test), world_size))]]
     with torch.no_grad():
         right = (model(standardised(images)).argmax(1) == labels).sum()
     dist.all_reduce(right, dist.ReduceOp.SUM)

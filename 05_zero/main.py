@@ -6,7 +6,6 @@
 ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
-import signal
 from datetime import timedelta
 from functools import partial
 
@@ -15,14 +14,13 @@ import workshop  # first: it refuses a wrong batch at once, and PyTorch takes se
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from accounting import Accounting, deepspeed_formula, held_by_deepspeed, report_bytes
+from accounting import Accounting, deepspeed_formula, held_by_deepspeed, layer_sizes, report_bytes
 from checkpoints import last_saved, save
 from ds_config import import_deepspeed, initialize, read_config
 from flags import check_stage, parse_args
-from ranks import find_ranks, gather, rank_0_first, run
+from ranks import alarm, find_ranks, gather, rank_0_first, run
 
 
 def zero_options(args):
@@ -33,20 +31,25 @@ def zero_options(args):
     return options
 
 
+class Layer(nn.Linear):
+    def reset_parameters(self):  # called when a layer is made
+        super().reset_parameters()
+        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
+
+
 def build_model(width: int, layers: int, images: torch.Tensor) -> nn.Sequential:
     """A perceptron whose layers between the first and the last are equal."""
     model, inputs = nn.Sequential(nn.Flatten()), images[0].numel()
     for _ in range(layers + 1):
-        layer = nn.Linear(inputs, width)
-        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-        model.extend([layer, nn.ReLU()])
+        model.extend([Layer(inputs, width), nn.ReLU()])
         inputs = width
     return model.append(nn.Linear(width, 10))
 
 
-def batches(dataset, sampler, size, drop_last=False):
+def batches(dataset, sampler, size, device, drop_last=False):
     """A batch is one dataset[indices], fast with tensors; other data sets want batch_size=size."""
-    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
+    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
+                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
 
 
 def main():
@@ -71,8 +74,8 @@ def main():
         args.global_batch_size = args.global_batch_size or parts * (args.batch_size or 64)
         args.batch_size = config["train_micro_batch_size_per_gpu"] = args.global_batch_size // parts
         workshop.check(args, device.type, world_size, accumulation)
-        train, test = workshop.load_tensors(args, device)
-    deepspeed = import_deepspeed(device.type)
+        train, test = workshop.load_tensors(args)
+    deepspeed = import_deepspeed(device)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision, dtype)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
@@ -80,13 +83,14 @@ def main():
         return ((images.to(dtype) - mean) / std).to(compute)
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    train_batches = batches(train, sampler, args.batch_size, drop_last=True)
+    train_batches = batches(train, sampler, args.batch_size, device, drop_last=True)
 
     # The model and its optimizer.
-    model = build_model(args.width, args.layers, train.tensors[0]).to(device, dtype)
+    with deepspeed.zero.Init(config_dict_or_path=config, enabled=args.stage == 3):
+        model = build_model(args.width, args.layers, train.tensors[0])  # at stage 3 shards at once
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     adam = torch.optim.Adam(model.parameters(), lr=lr)
-    sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in model]
+    sizes = layer_sizes(model)
     engine, optimizer = initialize(deepspeed, model=model, optimizer=adam, config=config)
 
     # Resume: continue after the epoch that was saved. Every rank reads the file.
@@ -112,12 +116,13 @@ def main():
         sampler.set_epoch(epoch)  # else every epoch has the same order
         losses, hits = [], []
         for images, labels in report.steps(train_batches, accumulation):
-            signal.alarm(args.timeout)  # DeepSpeed's own groups wait for half an hour
+            images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
+            alarm(args.timeout)  # DeepSpeed's own groups wait for half an hour
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             if step == watched:
                 account.watch()
             logits = engine(standardised(images))
-            loss = cross_entropy(logits, labels)
+            loss = nn.functional.cross_entropy(logits.to(dtype), labels)
             engine.backward(loss)  # averages: at stages 2 and 3 each time, else the last time
             if step == watched and engine.is_gradient_accumulation_boundary():
                 account.close()
@@ -129,14 +134,14 @@ def main():
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= world_size
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
-        epoch_done = step % epoch_steps == 0
-        if args.checkpoint and epoch_done:  # every rank saves its part
+        if args.checkpoint and step % epoch_steps == 0:  # every rank saves its part
             save(args, step, partial(engine.save_checkpoint, args.checkpoint, save_latest=False))
+    alarm(0)
 
     # Evaluation: every test image once, on one of the ranks, and in one batch each: at stage 3
     # the ranks gather layers together, and one with more batches than others would wait for them.
     model.eval()
-    images, labels = test[list(range(rank, len(test), world_size))]
+    images, labels = [part.to(device) for part in test[list(range(rank, len(test), world_size))]]
     with torch.no_grad():
         right = (model(standardised(images)).argmax(1) == labels).sum()
     dist.all_reduce(right, dist.ReduceOp.SUM)

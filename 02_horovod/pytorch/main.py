@@ -7,17 +7,15 @@ ranks.py is for your own programs, too; workshop.py has this course's flags, dat
 """
 
 import os
-import signal
 
 import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import horovod.torch as hvd
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from ranks import rank_0_first, refuse_lone_ranks, run
+from ranks import alarm, rank_0_first, refuse_lone_ranks, run
 
 
 def build_model(name: str, images: torch.Tensor) -> nn.Module:
@@ -32,9 +30,10 @@ def build_model(name: str, images: torch.Tensor) -> nn.Module:
         nn.Linear(128, 10))
 
 
-def batches(dataset, sampler, size, drop_last=False):
+def batches(dataset, sampler, size, device, drop_last=False):
     """A batch is one dataset[indices], fast with tensors; other data sets want batch_size=size."""
-    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last))
+    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
+                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
 
 
 def main():
@@ -55,15 +54,15 @@ def main():
     args.batch_size = args.global_batch_size // world_size  # per rank; check() refuses a remainder
     with rank_0_first(rank):  # rank 0, which may download, then all others
         workshop.check(args, device.type, world_size)
-        train, test = workshop.load_tensors(args, device)
+        train, test = workshop.load_tensors(args)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
     def standardised(images):
         return (images.to(dtype) - mean) / std
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    train_batches = batches(train, sampler, args.batch_size, drop_last=True)
-    test_batches = batches(test, range(rank, len(test), world_size), args.batch_size)
+    train_batches = batches(train, sampler, args.batch_size, device, drop_last=True)
+    test_batches = batches(test, range(rank, len(test), world_size), args.batch_size, device)
 
     # The model and its optimizer.
     model = build_model(args.model, train.tensors[0]).to(device, dtype)
@@ -75,11 +74,12 @@ def main():
     step = 0
     if args.resume:
         with workshop.resuming(args, world_size):
-            checkpoint = torch.load(args.checkpoint, map_location=device)
+            checkpoint = torch.load(args.checkpoint, map_location="cpu")
             workshop.refuse_other(checkpoint["training"], args)
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             step = checkpoint["step"]
+            del checkpoint  # or it stays in memory
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
@@ -96,12 +96,13 @@ def main():
         sampler.set_epoch(epoch)  # else every epoch has the same order
         losses, hits = [], []
         for images, labels in report.steps(train_batches):
-            signal.alarm(args.timeout)  # Horovod would wait for ever for a rank that has stopped
+            images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
+            alarm(args.timeout)  # Horovod would wait for ever for a rank that has stopped
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
                 logits = model(standardised(images))
-                loss = cross_entropy(logits, labels)
+                loss = nn.functional.cross_entropy(logits, labels)
             loss.backward()  # meanwhile Horovod averages the gradients over the ranks
             optimizer.step()  # when all of them are averaged
             step += 1
@@ -110,12 +111,12 @@ def main():
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         means = hvd.allreduce(means)
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
-        epoch_done = step % epoch_steps == 0
-        if args.checkpoint and epoch_done and rank == 0:  # the others have the same parameters
+        if args.checkpoint and step % epoch_steps == 0 and rank == 0:  # all ranks have the same
             state = {"training": workshop.training_of(args), "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, f"{args.checkpoint}.tmp")
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
+    alarm(0)
 
     # Evaluation: every test image once, on one of the ranks.
     hvd.broadcast_parameters(dict(model.named_buffers()), root_rank=0)  # BatchNorm's differ by rank
@@ -123,7 +124,7 @@ def main():
     right = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         for images, labels in test_batches:
-            right += (model(standardised(images)).argmax(1) == labels).sum()
+            right += (model(standardised(images.to(device))).argmax(1) == labels.to(device)).sum()
     right = hvd.allreduce(right, op=hvd.Sum)
     report.end(right.item(), len(test))
 

@@ -9,13 +9,12 @@ ranks.py is for your own programs, too; workshop.py has this course's flags, dat
 import json
 import math
 import os
-import signal
 
 import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import numpy as np
 
-from ranks import rank_0_first, refuse_lone_ranks, run
+from ranks import alarm, rank_0_first, refuse_lone_ranks, run
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors, not what TensorFlow was compiled for
@@ -126,7 +125,7 @@ def main():
         order = order[rank::world_size]  # every N-th is this rank's
         losses, hits = [], []
         for place in report.steps(range(0, epoch_steps * size, size)):
-            signal.alarm(args.timeout)  # Horovod would wait for ever for a rank that has stopped
+            alarm(args.timeout)  # Horovod would wait for ever for a rank that has stopped
             optimizer.learning_rate = lr * min(1, (step + 1) / warmup_steps)
             batch = order[place:place + size]
             loss, right = train_step(standardised(images, batch), labels[batch])
@@ -143,6 +142,7 @@ def main():
             with open(f"{args.checkpoint}.tmp", "wb") as file:
                 np.savez(file, training=json.dumps(workshop.training_of(args)), step=step, **arrays)
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
+    alarm(0)
 
     # Evaluation: every test image once, on one of the ranks. BatchNorm's statistics are rank 0's.
     hvd.broadcast_variables([variable.value for variable in model.variables], root_rank=0)

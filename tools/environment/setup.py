@@ -292,6 +292,7 @@ def make(venv, packages=False):
     """Do what there is to do; packages: without Horovod. Raises SetUpFailed and OSError."""
     cache = cache_of(venv)
     if not has_packages(venv):
+        look_at_sharing(venv)
         make_packages(venv)
     if packages:
         return
@@ -326,7 +327,6 @@ def main():
                                   "place with VENV=...")
             look_around()
             venv.mkdir(parents=True, exist_ok=True)
-            look_at_sharing(venv)
             with alone(venv):
                 if not ready(venv, args.packages):  # another set-up may have made it meanwhile
                     make(venv, args.packages)
