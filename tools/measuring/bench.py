@@ -51,7 +51,7 @@ def bare_loop(flags):
     args = workshop.parse_args(chapter.__doc__)
     torch.manual_seed(args.seed)
     args.global_batch_size = args.batch_size
-    train, _ = workshop.load_tensors(args, "cpu")
+    train, _ = workshop.load_tensors(args)
     std, mean = torch.std_mean(train.tensors[0][:256].float())
     images, labels = train[list(range(args.batch_size))]
     images = (images.float() - mean) / std

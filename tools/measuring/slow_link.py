@@ -82,10 +82,10 @@ class Training:
         batch = args.batch_size * way.batch
         torch.manual_seed(args.seed)
         flags = SimpleNamespace(**vars(args) | {"batch_size": batch, "global_batch_size": ranks * batch})
-        self.data, _ = workshop.load_tensors(flags, torch.device("cpu"))
+        self.data, _ = workshop.load_tensors(flags)
         self.std, self.mean = torch.std_mean(self.data.tensors[0][:256].to(dtype))
         self.sampler = DistributedSampler(self.data, ranks, rank, seed=args.seed, drop_last=True)
-        self.batches = chapter.batches(self.data, self.sampler, batch, drop_last=True)
+        self.batches = chapter.batches(self.data, self.sampler, batch, torch.device("cpu"), drop_last=True)
         self.model = chapter.build_model("cnn", self.data.tensors[0]).to(dtype)
         self.ddp = wrap(self.model, way)
         self.lr = args.lr * ranks * args.batch_size * way.images / 256

@@ -35,8 +35,7 @@ def training(batch: int, rate: float, seed: int) -> Iterator[tuple[int, float, f
     import torch
     from torch.nn.functional import cross_entropy
     torch.manual_seed(seed)
-    train, test = workshop.load_tensors(SimpleNamespace(dataset="digits", batch_size=batch, global_batch_size=batch),
-                                        torch.device("cpu"))
+    train, test = workshop.load_tensors(SimpleNamespace(dataset="digits", batch_size=batch, global_batch_size=batch))
     std, mean = torch.std_mean(train.tensors[0][:256].float())
     test_images, test_labels = (test.tensors[0].float() - mean) / std, test.tensors[1]
     model = chapter.build_model("cnn", train.tensors[0])
@@ -45,7 +44,7 @@ def training(batch: int, rate: float, seed: int) -> Iterator[tuple[int, float, f
     every, step, epoch = max(1, EVERY // batch), 0, 0
     while True:
         sampler.generator.manual_seed(seed + epoch)
-        for images, labels in chapter.batches(train, sampler, batch, drop_last=True):
+        for images, labels in chapter.batches(train, sampler, batch, torch.device("cpu"), drop_last=True):
             optimizer.zero_grad()
             loss = cross_entropy(model((images.float() - mean) / std), labels)
             loss.backward()
