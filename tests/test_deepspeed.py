@@ -4,7 +4,8 @@ import json
 import re
 
 import pytest
-from conftest import BIN, OBSERVED, ROOT, copy_of, execute, numbers, observe, parameters, record, run
+import torch
+from conftest import BIN, OBSERVED, ROOT, copy_of, execute, load_module, numbers, observe, parameters, record, run
 from forked import free_port
 from test_equality import (
     GLOBAL_BATCH,
@@ -86,3 +87,19 @@ def test_no_compiler_is_needed(tmp_path):
     found = record(FOUR, 2, "--max-steps", 2, folder=tmp_path, launcher=True, env={
         "PATH": str(BIN), "CXX": "", "CC": "", "TORCH_EXTENSIONS_DIR": str(tmp_path / "compiled")})
     assert found["steps"] == 2 and not (tmp_path / "compiled").exists()
+
+
+@pytest.mark.check
+def test_batchnorm_s_statistics_move_in_bf16():
+    """By less than a bf16 number can show in a step: after 200 of them they are those of plain fp32."""
+    ds_config = load_module(ROOT / "04_deepspeed" / "ds_config.py")
+    plain, norm = torch.nn.BatchNorm2d(2, momentum=0.001), torch.nn.BatchNorm2d(2, momentum=0.001)
+    norm.weight.data, norm.bias.data = norm.weight.bfloat16(), norm.bias.bfloat16()  # as DeepSpeed casts them
+    ds_config.keep_statistics(norm, torch.bfloat16)
+    images = (3 * torch.randn(64, 2, 4, 4, generator=torch.Generator().manual_seed(0)) + 5).bfloat16()
+    for _ in range(200):
+        plain(images.float()), norm(images)
+    norm.eval()(images)
+    for name in "running_mean", "running_var":
+        expected, value = getattr(plain, name), getattr(norm, name)
+        assert value.dtype == torch.bfloat16 and torch.allclose(value.float(), expected, rtol=0.01), name
