@@ -125,7 +125,7 @@ def test_an_ordinary_user_has_a_lab_too(tmp_path):
     for folder in tmp_path, *tmp_path.parents[:3]:
         folder.chmod(0o777 if folder == tmp_path else folder.stat().st_mode | 0o011)
     words = f'"{script}" up 2 --rate 1gbit; "{script}" on nid2 sh -c "hostname; id -u; tc qdisc"; "{script}" down'
-    done = execute([*nobody, "bash", "-euc", words], timeout=60)
+    done = execute([*nobody, "bash", "-euc", words], timeout=60, cwd=tmp_path)
     assert done.code == 0, done.err
     assert "nid2\n65534\n" in done.out and "rate 1Gbit" in done.out
 
