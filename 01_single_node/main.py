@@ -1,13 +1,11 @@
 """Train an image classifier on one device. Later chapters are this file with a few lines changed.
 
     python main.py                      # five epochs of handwritten digits, a few seconds
-    python main.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
 
 ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
 import os
-
 import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import torch

@@ -1,14 +1,12 @@
 """Train an image classifier on many devices with PyTorch's DistributedDataParallel (DDP).
 
     mpiexec -n 2 python main.py    # or torchrun --nproc-per-node 2 main.py, or srun, or python
-    mpiexec -n 4 python main.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
 
 ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
 import os
 from datetime import timedelta
-
 import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import torch
@@ -118,8 +116,7 @@ def main():
             torch.save(state, f"{args.checkpoint}.tmp")
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
 
-    # Evaluation: every test image once, on one of the ranks. Through `model`, not `ddp`: ranks may
-    # have different numbers of batches.
+    # Evaluation: every test image once. Not through `ddp`: ranks may have more or fewer batches.
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)  # BatchNorm's statistics differ by rank: all take rank 0's
     model.eval()

@@ -26,7 +26,6 @@ import sys
 import weakref
 from collections import Counter
 from importlib.util import find_spec
-
 from workshop import Parser, refuse_unwritable, whole
 
 import numpy as np

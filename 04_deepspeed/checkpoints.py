@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-
 from workshop import refuse_other, training_of
 
 import torch.distributed as dist

@@ -1,14 +1,12 @@
 """Train an image classifier on many devices with DeepSpeed, which ds_config.json configures.
 
     mpiexec -n 2 python main.py         # or srun, torchrun, deepspeed; python alone is one rank
-    mpiexec -n 4 python main.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
 
 ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
 from datetime import timedelta
 from functools import partial
-
 import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import torch
@@ -117,8 +115,7 @@ def main():
             save(args, step, partial(engine.save_checkpoint, args.checkpoint, save_latest=False))
     alarm(0)
 
-    # Evaluation: every test image once, on one of the ranks. Through `model`, not `engine`: ranks
-    # may have different numbers of batches.
+    # Evaluation: every test image once. Not through `engine`: ranks may have more or fewer batches.
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)  # BatchNorm's statistics differ by rank: all take rank 0's
     model.eval()

@@ -8,7 +8,6 @@ ranks.py is for your own programs, too; workshop.py has this course's flags, dat
 
 from datetime import timedelta
 from functools import partial
-
 import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import torch
@@ -22,23 +21,9 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from accounting import Accounting, held_by_pytorch, pytorch_formula, report_bytes
 from flags import check_stage, parse_args
+from perceptron import build_model
 from ranks import find_ranks, gather, rank_0_first, run
 from sharded import load, load_from_rank_0, refuse_sums, save
-
-
-class Layer(nn.Linear):
-    def reset_parameters(self):  # called when a layer is made
-        super().reset_parameters()
-        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
-
-
-def build_model(width: int, layers: int, images: torch.Tensor) -> nn.Sequential:
-    """A perceptron whose layers between the first and the last are equal."""
-    model, inputs = nn.Sequential(nn.Flatten()), images[0].numel()
-    for _ in range(layers + 1):
-        model.extend([Layer(inputs, width), nn.ReLU()])
-        inputs = width
-    return model.append(nn.Linear(width, 10))
 
 
 def shard(model, args, device):

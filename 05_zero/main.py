@@ -8,7 +8,6 @@ ranks.py is for your own programs, too; workshop.py has this course's flags, dat
 
 from datetime import timedelta
 from functools import partial
-
 import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import torch
@@ -20,6 +19,7 @@ from accounting import Accounting, deepspeed_formula, held_by_deepspeed, layer_s
 from checkpoints import last_saved, save
 from ds_config import import_deepspeed, initialize, read_config
 from flags import check_stage, parse_args
+from perceptron import build_model
 from ranks import alarm, find_ranks, gather, rank_0_first, run
 
 
@@ -29,21 +29,6 @@ def zero_options(args):
     if args.offload == "cpu":
         options["offload_optimizer"] = {"device": "cpu"}
     return options
-
-
-class Layer(nn.Linear):
-    def reset_parameters(self):  # called when a layer is made
-        super().reset_parameters()
-        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
-
-
-def build_model(width: int, layers: int, images: torch.Tensor) -> nn.Sequential:
-    """A perceptron whose layers between the first and the last are equal."""
-    model, inputs = nn.Sequential(nn.Flatten()), images[0].numel()
-    for _ in range(layers + 1):
-        model.extend([Layer(inputs, width), nn.ReLU()])
-        inputs = width
-    return model.append(nn.Linear(width, 10))
 
 
 def batches(dataset, sampler, size, device, drop_last=False):

@@ -1,13 +1,11 @@
 """Train an image classifier on many devices with Horovod.
 
     mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
-    mpiexec -n 4 python main.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
 
 ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
 
 import os
-
 import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import horovod.torch as hvd
@@ -42,8 +40,7 @@ def main():
     hvd.init()  # all ranks meet, by MPI or gloo
     rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
     refuse_lone_ranks(world_size)
-    gpus = hvd.cuda_built() or hvd.rocm_built()  # else Horovod aborts on a GPU's tensors
-    device = workshop.choose_device(args, local_rank, gpus)  # a GPU of its own, or for all the CPU
+    device = workshop.choose_device(args, local_rank, hvd.cuda_built() or hvd.rocm_built())
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32

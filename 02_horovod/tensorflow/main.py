@@ -1,7 +1,6 @@
 """Train an image classifier on many devices with Horovod and TensorFlow.
 
     mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
-    mpiexec -n 4 python main.py --dataset svhn --model resnet50 --batch-size 512 --max-steps 40
 
 ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
 """
@@ -9,7 +8,6 @@ ranks.py is for your own programs, too; workshop.py has this course's flags, dat
 import json
 import math
 import os
-
 import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import numpy as np
@@ -74,7 +72,6 @@ def main():
 
     @tf.function(reduce_retracing=True)
     def standardised(images, batch):
-        """A batch is one gather from the data set, which is fast."""
         batch %= tf.shape(images, tf.int64)[0]  # synthetic images are fewer than their labels
         return (tf.cast(tf.gather(images, batch), dtype) - mean) / std
 
