@@ -9,7 +9,8 @@ from conftest import ROOT, case, run
 FLAGS = r"(?: --\w[\w-]*(?: [\w./]+)?)+"
 LAUNCHED = re.compile(rf"^(?!-).*(?:mpiexec|srun) [^#`]*?python (\S*)main\.py({FLAGS})", re.M)  # - : gone, in a diff
 SUBMITTED = re.compile(rf'()submit\.(?:slurm|pbs)({FLAGS})|()FLAGS="([^"]+)" submit\.pbs')
-SMALLER = {"svhn": "synthetic", "512": "16", "4096": "512", "24": "2"}  # no network, and seconds on a CPU
+# No network, and seconds on a CPU:
+SMALLER = {"svhn": "synthetic", "224": "32", "128": "4", "512": "16", "4096": "512", "24": "2"}
 
 
 def commands():
@@ -22,10 +23,8 @@ def commands():
                 words = [SMALLER.get(word, word) for word in flags.split()]
                 if not any(word.isupper() for word in words):
                     found[os.path.relpath(page.parent / below, ROOT), " ".join(words)] = None
-    half = [(folder, f"{flags} --precision bf16 --batch-size 4") for folder, flags in found
-            if "resnet" in flags and "batch-size" not in flags and "tensorflow" not in folder]
-    return [case(folder, flags, marks=[pytest.mark.slow] if "tensorflow" in folder or "bf16" in flags else [])
-            for folder, flags in [*found, *half]]
+    return [case(folder, flags, marks=[pytest.mark.slow] if "tensorflow" in folder else [])
+            for folder, flags in found]
 
 
 @pytest.mark.parametrize(("chapter", "flags"), commands())
@@ -38,5 +37,5 @@ def test_what_a_page_prints_for_a_cluster_trains(chapter, flags):
 @pytest.mark.check
 def test_there_are_such_commands():
     found = [each.values for each in commands()]
-    assert ("01_single_node", "--model resnet50 --dataset synthetic") in found
+    assert ("03_ddp", "--model resnet50 --dataset synthetic --image-size 32 --precision bf16 --batch-size 4") in found
     assert ("03_ddp", "--global-batch-size 64") in found

@@ -8,7 +8,19 @@ from types import SimpleNamespace
 import forked
 import pytest
 import torch
-from conftest import OBSERVED, PROGRAMS, ROOT, copy_of, environment, lines, load_module, numbers, parameters, run
+from conftest import (
+    OBSERVED,
+    PROGRAMS,
+    ROOT,
+    copy_of,
+    environment,
+    execute,
+    lines,
+    load_module,
+    numbers,
+    parameters,
+    run,
+)
 from launch import command
 from sklearn.datasets import load_digits
 from tolerances import COUNT, FP64, LOSS, ONE_DECIMAL, ROOM, close, distance
@@ -177,3 +189,14 @@ def test_ranks_with_more_test_images_than_others_do_not_wait_for_ever(chapter):
     flags = "--stage", 3, "--batch-size", 17, "--max-steps", 2, "--width", 32, "--layers", 1
     done = run(chapter, 7, *flags, timeout=100)
     assert done.code == 0 and "of 360 images" in done.out, done.err
+
+
+@pytest.mark.parametrize("chapter, stage, fits", [(FSDP, 3, True), (FIVE, 0, False)])
+def test_stage_3_trains_what_does_not_fit_at_stage_0(chapter, stage, fits):
+    """Two ranks, 20 million parameters P, 16 bytes each: room for 13 P, of which stage 3 takes 8 P and a few layers."""
+    words = command(chapter, 2, "--stage", stage, "--width", 1024, "--layers", 19, "--max-steps", 2, "--batch-size", 8)
+    place = words.index(sys.executable) + 1
+    done = execute([*words[:place], PROGRAMS / "roomy.py", 13 * 20_000_000, *words[place:]],
+                   env={"MALLOC_MMAP_THRESHOLD_": "1000000"})  # freed memory goes back at once
+    assert (done.code == 0) == fits, done.err
+    assert fits or "allocate memory" in done.err, done.err
