@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 import torch
-from conftest import BIN, NO_NETWORK, ROOT, case, copy_of, environment, observe, parameters, record, run, wait
+from conftest import BIN, NO_NETWORK, ROOT, case, copy_of, environment, execute, observe, parameters, record, run, wait
 from forked import free_port
 from launch import command
 from tolerances import FP64, close
@@ -182,3 +182,11 @@ def test_a_job_of_torchrun_whose_worker_dies_four_times_goes_on(folder):
     whole = run("01_single_node", 1, *flags, "--checkpoint", folder / "whole")
     assert whole.code == 0, whole.err
     close("parameters, fp64", abs(parameters(checkpoint) - parameters(folder / "whole")).max(), FP64)
+
+
+@pytest.mark.parametrize(("last", "code"), [("alarm(0)", 0), ("alarm(1)", -signal.SIGALRM)])
+def test_the_alarm_ends_with_the_loop_or_with_a_reason(last, code):
+    """Evaluation and checkpoint may take longer than a step."""
+    program = f"import time\nfrom ranks import alarm\nalarm(1)\n{last}\ntime.sleep(4)"
+    done = execute([sys.executable, "-c", program], timeout=30, cwd=ROOT / "05_zero")
+    assert done.code == code and ("rank 0: no step within 1 s" in done.err) == (code < 0), done.err

@@ -200,3 +200,38 @@ def test_stage_3_trains_what_does_not_fit_at_stage_0(chapter, stage, fits):
                    env={"MALLOC_MMAP_THRESHOLD_": "1000000"})  # freed memory goes back at once
     assert (done.code == 0) == fits, done.err
     assert fits or "allocate memory" in done.err, done.err
+
+
+def test_tensors_that_the_accounting_does_not_know_end_no_training(tmp_path):
+    """As with another DeepSpeed, whose tensors have other names."""
+    moved = "def held_by_deepspeed(*_):\n    raise AttributeError('moved')\n\n\ndef old("
+    main = copy_of(FIVE, tmp_path, ("def held_by_deepspeed(", moved), name="accounting.py").with_name("main.py")
+    done = run(str(main), 2, *SMALL, "--max-steps", 3, timeout=100)
+    assert done.code == 0 and "test accuracy" in done.out, done.err
+    assert len(re.findall("no table of bytes: AttributeError: moved", done.out)) == 1, done.out
+
+
+def test_activation_checkpointing_as_the_page_shows_it():
+    """A block keeps its input alone, and the gradients are the same bits."""
+    page = (ROOT / FIVE / "README.md").read_text()
+    lines = re.search(r"```python\n(from functools.+?)```", page, re.S)[1]
+    images, kept, gradients = torch.randn(32, 8, dtype=torch.float64), [], []
+
+    def keep(tensor):
+        if tensor.shape == images.shape:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.nbytes
+        return tensor
+
+    for code in "", lines:
+        torch.manual_seed(0)
+        blocks = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.ReLU())
+                  for _ in range(3)]
+        exec(code, {"blocks": blocks})
+        model, sizes = torch.nn.Sequential(*blocks).double(), {}
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            logits = model(images)
+        logits.sum().backward()
+        kept.append(sum(sizes.values()))
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert kept == [7 * images.nbytes, 3 * images.nbytes]
+    assert all(map(torch.equal, *gradients))
