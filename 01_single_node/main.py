@@ -38,6 +38,9 @@ def main():
     args = workshop.parse_args(__doc__)
     refuse_lone_ranks(1, one_process=True)  # several would each train the same
     device = workshop.choose_device(args)  # a GPU where there is one, else the CPU
+    if device.type != "cpu":
+        torch.set_float32_matmul_precision("high")  # TF32: fp32 products keep 10 bits of 23
+        torch.backends.cudnn.benchmark = True  # try each algorithm of a convolution once
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
@@ -45,17 +48,20 @@ def main():
     args.global_batch_size = args.batch_size = args.global_batch_size or args.batch_size or 64
     workshop.check(args, device.type)
     train, test = workshop.load_tensors(args)
+    layout = workshop.memory_format(args, device.type)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
     def standardised(images):
-        return (images.to(dtype) - mean) / std
+        return ((images.to(dtype) - mean) / std).to(memory_format=layout)
 
     sampler = RandomSampler(train, generator=torch.Generator())
     train_batches = batches(train, sampler, args.batch_size, device, drop_last=True)
     test_batches = batches(test, range(len(test)), args.batch_size, device)
 
     # The model and its optimizer.
-    model = build_model(args.model, train.tensors[0]).to(device, dtype)
+    model = build_model(args.model, train.tensors[0]).to(device, dtype, memory_format=layout)
+    if args.compile:
+        model.compile()
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 

@@ -77,6 +77,9 @@ def parse_args(doc: str) -> argparse.Namespace:
     """The flags of chapters 1 to 4."""
     parser = make_parser(doc, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
+    if "tensorflow" not in sys.modules:
+        parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+        parser.add_argument("--profile", metavar="FILE", help="trace three steps, for perfetto.dev")
     return parser.parse_args()
 
 
@@ -107,6 +110,7 @@ def check(args: argparse.Namespace, device: str, world_size: int = 1,
         sys.exit("--precision bf16: on CPUs PyTorch gives a ResNet random gradients for images of "
                  "16 pixels or fewer; take fp32, or larger images")
     refuse_unwritable(args.results)
+    refuse_unwritable(getattr(args, "profile", None))
     refuse_unwritable(args.checkpoint and f"{args.checkpoint}.tmp")  # which is written first
     if args.resume and not args.checkpoint:
         sys.exit("--resume: name the file to continue from, with --checkpoint")
@@ -177,6 +181,17 @@ def take_cpu(args: argparse.Namespace, reason: str | None = None) -> None:
                              "one rank per GPU, or use --device cpu")
     if reason and args.device == "auto" and launched()[1] == 0:
         print(f"{reason}: all ranks train on the CPU", flush=True)
+
+
+def memory_format(args: argparse.Namespace, device: str) -> object:
+    """Return the torch.memory_format in which convolutions are fastest; cost: see chapter 1's page.
+
+    channels_last: a pixel's channels lie side by side, as the tensor cores of GPUs want them.
+    """
+    import torch
+    if device != "cpu":
+        return torch.channels_last
+    return torch.contiguous_format
 
 
 # Data sets
@@ -303,6 +318,7 @@ class Report:
         on_gpu = device != "cpu" and "tensorflow" not in sys.modules
         self.gpu = sys.modules["torch"].get_device_module(device) if on_gpu else None
         self.step_seconds, self.said = [], time.perf_counter()
+        self.profiler = getattr(args, "profile", None) and rank == 0 and profiler(args.profile)
         self.record = {"chapter": chapter, "ranks": world_size, "nodes": nodes, "device": device,
                        **training_of(args), "batch_size": args.batch_size,
                        "parameters": parameters}
@@ -337,6 +353,8 @@ class Report:
             yield batch
             if number % each == 0:
                 self.times.append(self.now())
+                if self.profiler:
+                    self.profiler.step()
                 bar.update()
                 if bar.disable and time.perf_counter() - self.said > 10:
                     self.print(f"  step {number // each} of {steps}")
@@ -404,6 +422,19 @@ class Report:
             return sys.modules["tensorflow"].config.experimental.get_memory_info("GPU:0")["peak"]
         unit = 1 if sys.platform == "darwin" else 1024
         return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def profiler(path: str) -> object:
+    """Start PyTorch's profiler: after five steps it writes a trace of three into the file."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    import torch
+    activity = torch.profiler.ProfilerActivity
+    profile = torch.profiler.profile(
+        activities=[activity.CPU, activity.CUDA][:1 + torch.cuda.is_available()],
+        schedule=torch.profiler.schedule(skip_first=4, wait=0, warmup=1, active=3, repeat=1),
+        on_trace_ready=lambda profile: profile.export_chrome_trace(path))
+    profile.start()
+    return profile
 
 
 @contextmanager

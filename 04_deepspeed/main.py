@@ -47,6 +47,8 @@ def main():
     device = workshop.choose_device(args, local_rank)  # a GPU of its own, or for all the CPU
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
+        torch.set_float32_matmul_precision("high")  # TF32: fp32 products keep 10 bits of 23
+        torch.backends.cudnn.benchmark = True  # try each algorithm of a convolution once
     dtype = torch.float32  # of parameters; DeepSpeed has no fp64
     torch.manual_seed(args.seed)
 
@@ -61,17 +63,20 @@ def main():
         train, test = workshop.load_tensors(args)
     deepspeed = import_deepspeed(device)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision, dtype)
+    layout = workshop.memory_format(args, device.type)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
     def standardised(images):
-        return ((images.to(dtype) - mean) / std).to(compute)
+        return ((images.to(dtype) - mean) / std).to(compute, memory_format=layout)
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = batches(train, sampler, args.batch_size, device, drop_last=True)
     test_batches = batches(test, range(rank, len(test), world_size), args.batch_size, device)
 
     # The model and its optimizer.
-    model = build_model(args.model, train.tensors[0]).to(device, dtype)
+    model = build_model(args.model, train.tensors[0]).to(device, dtype, memory_format=layout)
+    if args.compile:
+        model.compile()
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     engine, optimizer = initialize(deepspeed, model=model, optimizer=optimizer, config=config)

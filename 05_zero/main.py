@@ -47,6 +47,7 @@ def main():
     device = workshop.choose_device(args, local_rank)  # a GPU of its own, or for all the CPU
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
+        torch.set_float32_matmul_precision("high")  # TF32: fp32 products keep 10 bits of 23
     dtype = torch.float32  # of parameters; DeepSpeed has no fp64
     torch.manual_seed(args.seed)
 

@@ -43,6 +43,8 @@ def main():
     device = workshop.choose_device(args, local_rank, hvd.cuda_built() or hvd.rocm_built())
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
+        torch.set_float32_matmul_precision("high")  # TF32: fp32 products keep 10 bits of 23
+        torch.backends.cudnn.benchmark = True  # try each algorithm of a convolution once
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
@@ -52,17 +54,20 @@ def main():
     with rank_0_first(rank):  # rank 0, which may download, then all others
         workshop.check(args, device.type, world_size)
         train, test = workshop.load_tensors(args)
+    layout = workshop.memory_format(args, device.type)
     std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
 
     def standardised(images):
-        return (images.to(dtype) - mean) / std
+        return ((images.to(dtype) - mean) / std).to(memory_format=layout)
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = batches(train, sampler, args.batch_size, device, drop_last=True)
     test_batches = batches(test, range(rank, len(test), world_size), args.batch_size, device)
 
     # The model and its optimizer.
-    model = build_model(args.model, train.tensors[0]).to(device, dtype)
+    model = build_model(args.model, train.tensors[0]).to(device, dtype, memory_format=layout)
+    if args.compile:
+        model.compile()
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
