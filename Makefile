@@ -7,7 +7,7 @@ PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 # What git knows: an attendee's own script is not checked
 RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check
 .DEFAULT_GOAL := help
-.PHONY: help setup tested exercise demo check test test-root test-core test-all test-cpus faults bench docs notebooks site pins
+.PHONY: help setup tested exercise demo gpu check test test-root test-core test-all test-cpus faults bench docs notebooks site pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ exercise: setup ## grade an exercise: N=1 to 10; see exercises/README.md
 demo: PART = --packages
 demo: setup ## train every chapter's network on 1 and 2 ranks; a table and a picture of what each costs
 	@"$(VENV)/bin/python" -m tools.measuring.demo
+
+gpu: setup ## meet a node's GPUs: right, fast, scaling; about eight minutes (PARTS="ladder scaling")
+	@"$(VENV)/bin/python" submit/gpu.py $(PARTS)
 
 check: WORKERS = 0
 check: tested ## after editing a page or a tool: what needs no ranks

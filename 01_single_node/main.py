@@ -63,7 +63,7 @@ def main():
     if args.compile:
         model.compile()
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
 
     # Resume: continue after the epoch that was saved.
     step = 0

@@ -184,14 +184,13 @@ def take_cpu(args: argparse.Namespace, reason: str | None = None) -> None:
 
 
 def memory_format(args: argparse.Namespace, device: str) -> object:
-    """Return the torch.memory_format in which convolutions are fastest; cost: see chapter 1's page.
+    """Return the torch.memory_format of images in which convolutions are fastest.
 
-    channels_last: a pixel's channels lie side by side, as the tensor cores of GPUs want them.
+    channels_last, where a pixel's channels are neighbours, is fastest on GPUs, and in bf16 on CPUs.
     """
     import torch
-    if device != "cpu":
-        return torch.channels_last
-    return torch.contiguous_format
+    fast = device != "cpu" or args.precision == "bf16"
+    return torch.channels_last if fast else torch.contiguous_format
 
 
 # Data sets
@@ -430,7 +429,7 @@ def profiler(path: str) -> object:
     import torch
     activity = torch.profiler.ProfilerActivity
     profile = torch.profiler.profile(
-        activities=[activity.CPU, activity.CUDA][:1 + torch.cuda.is_available()],
+        activities=[activity.CPU, activity.CUDA][:1 + torch.cuda.is_available()], acc_events=True,
         schedule=torch.profiler.schedule(skip_first=4, wait=0, warmup=1, active=3, repeat=1),
         on_trace_ready=lambda profile: profile.export_chrome_trace(path))
     profile.start()

@@ -73,7 +73,7 @@ def main():
         model.compile()
     ddp = DistributedDataParallel(model)  # starts all with rank 0's parameters; train through it
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
 
     # Resume: continue after the epoch that was saved. Every rank reads the file.
     step = 0

@@ -63,7 +63,7 @@ FAULTS = {  # key: (symptom, cause, cure)
     "one GPU": ("several ranks have the same GPU", "their local ranks or their CUDA_VISIBLE_DEVICES are the same",
                 "unset CUDA_VISIBLE_DEVICES, or give each rank its own; start a node's ranks by one launcher"),
     "ordinal": ("`invalid device ordinal` in code that takes `cuda:LOCAL_RANK`", "each rank sees only its own GPU, as "
-                "index 0", "nothing to do: the chapters take index 0 then"),
+                "index 0", "nothing to do: the chapters take index 0, and tell DeepSpeed so"),
     "no CUDA": ("ranks see no GPU where there are some", "torch is a CPU build or newer than the driver; "
                 "CUDA_VISIBLE_DEVICES is empty", "compare nvidia-smi with torch.version.cuda; ask for a GPU a rank"),
     "cores": ("ranks have less than a CPU core each", "the launcher binds them, or the job asked for too few",
@@ -358,7 +358,8 @@ def all_reduce(store, seconds):
         dist.init_process_group(backends, timeout=timedelta(seconds=seconds / 2), store=store, rank=rank,
                                 world_size=ranks)
         for device, library in libraries.items():
-            for name, size in ("4 kB", 2 ** 12), ("1 MB", 2 ** 20), ("16 MB", 2 ** 24):
+            sizes = {"4 kB": 2 ** 12, "1 MB": 2 ** 20, "16 MB": 2 ** 24, "256 MB": 2 ** 28}
+            for name, size in list(sizes.items())[:3 if device == "cpu" else 4]:
                 median, right = measure(size, device)
                 if not right:
                     found["sum"] = f"{name} over {library}"

@@ -4,14 +4,16 @@
     python submit/gpu.py ladder scaling     # some of them
     python submit/gpu.py --device cpu       # a try of this program itself, with small sizes
 
-It takes the Python that runs it, with torch >= 2.7, torchvision, scikit-learn, tqdm and matplotlib; DeepSpeed is used
-where it is installed; no network is needed. What a part finds becomes lines of JSON in results/gpu/records.jsonl, and in
-the end a page, results/gpu/README.md, with two figures. A part that fails says so, and the next one begins.
+It takes the Python that runs it, with torch >= 2.7, torchvision, scikit-learn, tqdm, pandas and matplotlib.
+DeepSpeed is used where it is installed. No network is needed. What a part finds becomes lines of JSON in
+results/gpu/records.jsonl and, in the end, a page, results/gpu/README.md, with two figures. A part that fails says so,
+and the next one begins.
 """
 
 import argparse
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
@@ -34,8 +36,8 @@ def start(ranks, program, *flags, env=None, timeout=120):
     """Run a program on so many ranks; return its exit code, what it printed, and its records."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost", "--nproc-per-node", ranks]
-        words = [sys.executable, *(launcher if ranks > 1 else []), ROOT / program, *flags]
+        torchrun = "-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost", "--nproc-per-node", ranks
+        words = [sys.executable, *(torchrun if ranks > 1 else []), ROOT / program, *flags]
         if program.endswith(("main.py", "fsdp.py")):
             words += ["--results", results]
         process = subprocess.Popen([str(word) for word in words], cwd=ROOT, env=os.environ | (env or {}), text=True,
@@ -73,18 +75,20 @@ def hidden(device, hide):
 
 
 def same(device, gpus):
-    """Do the same flags reach the same loss on the CPU, on a GPU, on all GPUs? Do checkpoints pass from one to another?"""
-    flags = "--global-batch-size", 48, "--epochs", 2
+    """Is the loss the same on the CPU, on a GPU, on all GPUs? Do checkpoints pass from one to the other?"""
+    runs = {"chapter 1 on the CPU": ("01_single_node", 1, "cpu"),
+            "chapter 1 on the device": ("01_single_node", 1, device),
+            "chapter 3 on one rank": ("03_ddp", 1, device), "chapter 3 on all GPUs": ("03_ddp", gpus, device),
+            "chapter 3 on two ranks of the CPU": ("03_ddp", 2, "cpu")}
     for precision, digits in ("fp64", 1e-10), ("fp32", 0.02):
-        losses = {}
-        for name, chapter, ranks, place in (
-                ("chapter 1 on the CPU", "01_single_node", 1, "cpu"), ("chapter 1 on the device", "01_single_node", 1, device),
-                ("chapter 3 on one rank", "03_ddp", 1, device), ("chapter 3 on all GPUs", "03_ddp", gpus, device),
-                ("chapter 3 on two ranks of the CPU", "03_ddp", 2, "cpu")):
-            code, printed, records = start(ranks, f"{chapter}/main.py", "--precision", precision, "--device", place, *flags)
-            losses[name] = records[0]["loss"] if records else None
-            apart = abs(losses[name] - losses["chapter 1 on the CPU"]) if None not in losses.values() else 1
-            yield {"loss": losses[name], "apart": apart} | check(f"{name}, {precision}: the CPU's loss", apart < digits, printed)
+        cpu = None
+        for name, (folder, ranks, place) in runs.items():
+            _, printed, records = start(ranks, f"{folder}/main.py", "--precision", precision, "--device", place,
+                                        "--global-batch-size", 48, "--epochs", 2)
+            loss = records[0]["loss"] if records else math.nan
+            cpu = loss if cpu is None else cpu
+            yield {"loss": loss, "difference": abs(loss - cpu)} | check(
+                f"{name}, {precision}: the loss of the CPU", abs(loss - cpu) < digits, printed)
     code, printed, _ = start(2, "submit/agree.py", ROOT / "03_ddp/main.py", "--device", "cpu")
     yield check("agree.py finds nothing wrong in chapter 3", code == 0, printed)
     for first, second in ("cpu", device), (device, "cpu"):
@@ -92,11 +96,11 @@ def same(device, gpus):
             saved = "--checkpoint", f"{folder}/c.pt"
             start(1, "01_single_node/main.py", *saved, "--epochs", 1, "--device", first)
             code, printed, _ = start(1, "01_single_node/main.py", *saved, "--epochs", 2, "--resume", "--device", second)
-        yield check(f"a checkpoint of the {first} goes on on the {second}", code == 0 and "epoch 2/2" in printed, printed)
+        yield check(f"a checkpoint of {first} continues on {second}", code == 0 and "epoch 2/2" in printed, printed)
 
 
 def bare(device, batch, side, rung):
-    """Images/s and peak bytes of a bare ResNet-50 loop on one batch in memory: the fastest that we know at this rung."""
+    """Return images/s and peak bytes of a bare ResNet-50 loop on one batch in memory (on a CPU ResNet-18)."""
     import torch
     from torchvision.models import resnet18, resnet50
 
@@ -134,7 +138,8 @@ def ladder(device, gpus):
     rungs += [("bf16, channels last", batch) for batch in batches[1:]]
     for rung, batch in [*rungs, ("bf16, channels last, compile", batches[0])]:
         code = f"import json, gpu; print(json.dumps(gpu.bare({device!r}, {batch}, {side}, {rung!r})))"
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "submit", capture_output=True, text=True, timeout=150)
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "submit", capture_output=True, text=True,
+                              timeout=150)
         if done.returncode:  # at 512 images memory may not suffice
             yield {"rung": rung, "batch": batch, "failed": done.stderr.strip().splitlines()[-1][:150]}
             continue
@@ -144,12 +149,12 @@ def ladder(device, gpus):
         yield from chapter(1, "01_single_node", device, side, batches[0], precision)
 
 
-def chapter(ranks, name, device, side, batch, precision, *flags):
+def chapter(ranks, name, device, side, batch, precision):
     """The images/s of a chapter's main.py with ResNet-50."""
     model = "resnet50" if device == "cuda" else "resnet18"
-    code, printed, records = start(
+    _, printed, records = start(
         ranks, f"{name}/main.py", "--device", device, "--dataset", "synthetic", "--model", model, "--image-size", side,
-        "--batch-size", batch, "--precision", precision, "--lr", 0.001, "--epochs", 1, "--max-steps", 5 + STEPS[device], *flags)
+        "--batch-size", batch, "--precision", precision, "--lr", 0.001, "--epochs", 1, "--max-steps", 5 + STEPS[device])
     for record in records:
         yield {"main.py": name, "ranks": ranks, "precision": precision, "batch": batch, "side": side,
                "images/s": record["images_per_second"], "peak bytes": record["peak_memory_bytes"],
@@ -165,7 +170,7 @@ def share(speed):
 
 
 def scaling(device, gpus):
-    """Weak scaling over the GPUs of this node at full size, and the sweep of batches at 32 pixels, where Python is slow."""
+    """How does chapter 3 scale over this node's GPUs? How fast is chapter 1 at 32 pixels, where Python is slow?"""
     side, batch = (224, 128) if device == "cuda" else (32, 8)
     for ranks in sorted({1, 2, gpus // 2, gpus} & set(range(1, gpus + 1))) if device == "cuda" else (1, 2):
         yield from chapter(ranks, "03_ddp", device, side, batch, "bf16")
@@ -180,8 +185,8 @@ def zero(device, gpus):
     if importlib.util.find_spec("deepspeed"):
         runs += [("main.py", 0, "none"), ("main.py", 3, "none"), ("main.py", 2, "cpu")]
     for name, stage, offload in runs[:None if device == "cuda" else 2]:
-        code, printed, records = start(gpus, f"05_zero/{name}", "--device", device, "--stage", stage, "--offload", offload,
-                                       *size, "--precision", "bf16", "--epochs", 1, "--max-steps", 8)
+        code, printed, records = start(gpus, f"05_zero/{name}", "--device", device, "--stage", stage, "--offload",
+                                       offload, *size, "--precision", "bf16", "--epochs", 1, "--max-steps", 8)
         held = records[0]["memory"][0] if records and records[0].get("memory") else {}
         yield {"program": name, "stage": stage, "offload": offload, "held": held} | check(
             f"chapter 5, {name}, stage {stage}, offload {offload}", code == 0, printed)
@@ -196,7 +201,8 @@ def failures(device, gpus):
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "dying.py")
         program.write_text(f"{dying}\nsys.argv[0] = {str(ROOT / '03_ddp/main.py')!r}\n"
-                           "sys.path.insert(0, os.path.dirname(sys.argv[0]))\nrunpy.run_path(sys.argv[0], run_name='__main__')")
+                           "sys.path.insert(0, os.path.dirname(sys.argv[0]))\n"
+                           "runpy.run_path(sys.argv[0], run_name='__main__')")
         begun = time.monotonic()
         code, printed, _ = start(max(2, gpus), str(program), "--epochs", 10000, env=env)
         yield check("a rank that dies ends the job", code != 0 and time.monotonic() - begun < 90, printed)

@@ -7,7 +7,10 @@ import matplotlib
 import pandas
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 - after the choice of what draws
+import matplotlib.pyplot as plt
+
+MACHINE = {"part", "launcher", "host", "processor", "cpus", "python", "torch", "git", "time", "gpus", "device",
+           "tensorflow", "tensorflow-cpu", "horovod", "deepspeed"}
 
 
 def write_page(folder: Path) -> None:
@@ -33,10 +36,6 @@ def write_page(folder: Path) -> None:
     (folder / "README.md").write_text("\n\n".join(parts) + "\n")
 
 
-MACHINE = {"part", "launcher", "host", "processor", "cpus", "python", "torch", "git", "time", "gpus", "device", "tensorflow",
-           "horovod", "deepspeed", "tensorflow-cpu"}
-
-
 def draw_ladder(records, path):
     rows = records[(records["part"] == "ladder") & records["images/s"].notna() & records["rung"].notna()]
     if rows.empty:
@@ -46,7 +45,8 @@ def draw_ladder(records, path):
     axes.barh(names, rows["images/s"])
     axes.invert_yaxis()
     axes.bar_label(axes.containers[0], fmt="{:,.0f}", padding=3)
-    axes.set(title="One GPU: a bare ResNet-50 loop", xlabel="images/s")
+    axes.margins(x=0.1)
+    axes.set(title=f"A bare ResNet loop on one {rows['processor'].iloc[0].split(',')[0]}", xlabel="images/s")
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return True

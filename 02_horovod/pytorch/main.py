@@ -65,11 +65,11 @@ def main():
     test_batches = batches(test, range(rank, len(test), world_size), args.batch_size, device)
 
     # The model and its optimizer.
-    model = build_model(args.model, train.tensors[0]).to(device, dtype, memory_format=layout)
+    model = build_model(args.model, train.tensors[0]).to(device, dtype)  # Horovod wants plain strides
     if args.compile:
         model.compile()
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
 
     # Resume: continue after the epoch that was saved. Then all ranks get what rank 0 has.

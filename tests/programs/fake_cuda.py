@@ -92,14 +92,15 @@ def gather(values, value):
     values[:] = [value, value and f"{value} of rank 1"]
 
 
-def move(module, *args, **kwargs):
+def move(module, *args, memory_format=None):
     """Module.to(), whose own way swaps tensors, which fake ones do not allow."""
     for part in module.modules():
         for name, tensor in part._parameters.items():
             if tensor is not None:
-                part._parameters[name] = torch.nn.Parameter(tensor.detach().to(*args, **kwargs))
+                layout = memory_format if tensor.ndim == 4 else None
+                part._parameters[name] = torch.nn.Parameter(tensor.detach().to(*args, memory_format=layout))
         for name, tensor in part._buffers.items():
-            part._buffers[name] = tensor.to(*args[:1 if not tensor.is_floating_point() else 2], **kwargs)
+            part._buffers[name] = tensor.to(*args[:1 if not tensor.is_floating_point() else 2])
     return module
 
 

@@ -1,5 +1,6 @@
 """Draw the figures of the READMEs into assets/figures/: those of drawings.py, and those of the records."""
 
+import json
 import sys
 
 import pandas
@@ -7,7 +8,7 @@ import sweep
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from records import FIGURES as FOLDER
-from records import Unpublished, published
+from records import RECORDS, Unpublished, published
 
 from tools import style
 from tools.measuring import demo, reading
@@ -118,7 +119,25 @@ def scaling():
     return figure
 
 
-FIGURES = {f"{draw.__name__}.png": draw for draw in (*DRAWINGS, zero, batch_size, scaling)} | {
+def trace():
+    """Three steps of chapter 1 on a GPU: when the CPU launches them and when the GPU computes them.
+
+    From assets/records/trace_h200.json, which main.py --profile wrote, in short.
+    """
+    record = json.loads((RECORDS / "trace_h200.json").read_text())
+    figure, axis = style.picture(3.2, 1, 1)
+    for row, step, start, end in record["steps"]:
+        place = ["GPU", "CPU"].index(row)
+        color = (style.STEP["backward"], style.STEP["optimizer"], style.TIME["failures"])[int(step) % 3]
+        axis.barh(place, (end - start) / 1000, 0.6, start / 1000, color=color)
+        axis.annotate(f"step {step}", ((start + end) / 2000, place), ha="center", va="center", color="white")
+    axis.set(yticks=[0, 1], yticklabels=["GPU computes", "CPU launches"], xlabel="milliseconds")
+    style.head(figure, "The CPU runs ahead, and the GPU never waits", {})
+    style.foot(figure, "ResNet-50, 224 pixels, 256 images a batch, TF32, on one NVIDIA H200")
+    return figure
+
+
+FIGURES = {f"{draw.__name__}.png": draw for draw in (*DRAWINGS, zero, batch_size, scaling, trace)} | {
     "demo.png": lambda: demo.draw(published("demo.jsonl")),
     "read_data.png": lambda: reading.draw(pandas.DataFrame(published("read_data.jsonl"))),
     "at_scale.png": at_scale.draw, "slow_link.png": slow_link.draw}

@@ -1,0 +1,42 @@
+"""submit/gpu.py, tried on the CPU, and the flags that show what one device does: --profile and --compile."""
+
+import json
+import re
+import sys
+
+import pytest
+from conftest import ROOT, execute, run
+
+GPU = [sys.executable, ROOT / "submit" / "gpu.py"]
+
+
+def test_a_profile_has_three_steps_and_the_all_reduce(tmp_path):
+    done = run("03_ddp", 2, "--epochs", 1, "--profile", tmp_path / "trace.json")
+    assert done.code == 0, done.err
+    names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7", "c10d::allreduce_"} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("chapter", "ranks"), [("01_single_node", 1), ("03_ddp", 2)])
+def test_a_compiled_model_trains_the_same(chapter, ranks):
+    losses = []
+    for flags in ["--compile"], []:
+        done = run(chapter, ranks, "--epochs", 1, *flags, timeout=300)
+        assert done.code == 0, done.err
+        losses.append(re.search(r"loss (\S+),", done.out)[1])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+def test_all_parts_on_the_cpu(tmp_path):
+    done = execute([*GPU, "--device", "cpu", "--results", tmp_path], timeout=900)
+    assert done.code == 0, done.out + done.err
+    page = (tmp_path / "README.md").read_text()
+    assert re.findall("^## (.*)", page, re.M) == ["doctor", "same", "ladder", "scaling", "zero", "failures"]
+    assert "NO:" not in page and (tmp_path / "ladder.png").exists() and (tmp_path / "scaling.png").exists()
+
+
+def test_a_wrong_part_is_named():
+    done = execute([*GPU, "leiter"])
+    assert done.code == 2 and "leiter: no part; there are doctor," in done.err
