@@ -65,7 +65,7 @@ def main():
     test_batches = batches(test, range(rank, len(test), world_size), args.batch_size, device)
 
     # The model and its optimizer.
-    model = build_model(args.model, train.tensors[0]).to(device, dtype)  # Horovod wants plain strides
+    model = build_model(args.model, train.tensors[0]).to(device, dtype)  # Horovod: plain strides
     if args.compile:
         model.compile()
     lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate

@@ -20,14 +20,21 @@ from one_line import Parser
 from runs import study
 
 REPEATS = 7  # of each comparison: A B A B ...
-STEPS = {("digits", "cnn"): 155, ("synthetic", "cnn"): 105, ("digits", "resnet18"): 35}  # the first 5 warm up
-FLAGS = "--device cpu --dataset {} --model {} --batch-size 64 --epochs 100 --max-steps {}"
 STAGE_3 = "--stage 3 --device cpu --dataset digits --batch-size 64 --max-steps 20"
+CASES = {  # name: flags; the first 5 steps warm up
+    "digits, cnn": "--dataset digits --model cnn --batch-size 64 --max-steps 155",
+    "synthetic, cnn": "--dataset synthetic --model cnn --batch-size 64 --max-steps 105",
+    "digits, resnet18": "--dataset digits --model resnet18 --batch-size 64 --max-steps 35"}
+SIZES = {f"{model}, {side} pixels, {precision}": f"--dataset synthetic --model {model} --image-size {side} "
+         f"--precision {precision} --lr 0.001 --batch-size {batch} --max-steps 25"
+         for model, side, batch in
+         (("resnet18", 32, 32), ("resnet18", 96, 8), ("resnet50", 32, 16), ("resnet50", 96, 4))
+         for precision in ("fp32", "bf16")}
 BARE = "-m tools.measuring.bench --bare"  # of python
 TWICE = "twice at the same time, the two speeds added"
 SECTIONS = {  # number: title, A, B (each a file, its ranks, how often it runs at the same time), a remark on B
     1: ("Chapter 1 against a bare loop", ("01_single_node/main.py", 1, 1), (BARE, 1, 1),
-        "the same model and optimizer on one batch kept in memory, without loading and metrics"),
+        "the same model and optimizer, the fastest that we know, on one batch kept in memory: no loading, no metrics"),
     2: ("What synchronisation costs", ("03_ddp/main.py", 2, 1), ("01_single_node/main.py", 1, 2), TWICE),
     5: ("Horovod against DDP, 2 ranks of one thread", ("02_horovod/pytorch/main.py", 2, 1), ("03_ddp/main.py", 2, 1),
         ""),
@@ -54,13 +61,16 @@ def bare_loop(flags):
     train, _ = workshop.load_tensors(args)
     std, mean = torch.std_mean(train.tensors[0][:256].float())
     images, labels = train[list(range(args.batch_size))]
-    images = (images.float() - mean) / std
-    model = chapter.build_model(args.model, images)
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * args.batch_size / 256, momentum=0.9)
+    layout = workshop.memory_format(args, "cpu")
+    images = ((images.float() - mean) / std).to(memory_format=layout)
+    model = chapter.build_model(args.model, images).to(memory_format=layout)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * args.batch_size / 256, momentum=0.9, fused=True)
     times = [time.perf_counter()]
     for _ in range(args.max_steps):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
         optimizer.step()
         times.append(time.perf_counter())
     step_seconds = statistics.median([b - a for a, b in zip(times, times[1:])][5:])  # the first 5 warm up
@@ -72,20 +82,22 @@ def bare_loop(flags):
 
 
 def cases(section):
-    """Data set and model of each comparison of a section."""
-    return [("digits", "perceptron")] if section == 9 else list(STEPS)
+    """{name: flags} of each comparison of a section."""
+    if section == 9:
+        return {"digits, perceptron": STAGE_3}
+    chosen = CASES | SIZES if section == 1 else CASES
+    return {name: f"--device cpu --epochs 100 {flags}" for name, flags in chosen.items()}
 
 
-def measure(section, dataset, model, repeat, side):
+def measure(section, case, repeat, side):
     """The record of A or B, with images/s of all its programs together."""
     file, ranks, times = SECTIONS[section][1 + "AB".index(side)]
-    flags = STAGE_3 if section == 9 else FLAGS.format(dataset, model, STEPS[dataset, model])
     words = [sys.executable, *BARE.split()] if file == BARE else command(file, ranks)
+    words += cases(section)[case].split()
     with ThreadPoolExecutor(times) as pool:
-        found = [record for records in pool.map(lambda _: records_of([*words, *flags.split()]), range(times))
-                 for record in records]
-    return {"section": section, "dataset": dataset, "model": model, "repeat": repeat, "side": side, "runs": found,
-            "images_per_second": sum(record["images_per_second"] for record in found)}
+        runs = [record for records in pool.map(lambda _: records_of(words), range(times)) for record in records]
+    return {"section": section, "case": case, "repeat": repeat, "side": side, "runs": runs,
+            "images_per_second": sum(record["images_per_second"] for record in runs)}
 
 
 def spread(values, form):
@@ -96,16 +108,16 @@ def spread(values, form):
 def table(section, records):
     """A section's title and commands; a line a case: images/s of A and of B, and the ratio of each pair."""
     title, *programs, remark = SECTIONS[section]
-    flags = STAGE_3 if section == 9 else FLAGS.format("DATASET", "MODEL", "STEPS")
+    flags = STAGE_3 if section == 9 else "--device cpu --epochs 100 FLAGS"
     lines = [f"{section}. {title}, {REPEATS} pairs in turn"]
     for side, (file, ranks, _) in zip("AB", programs):
         lines.append(f"{side}: {f'mpiexec -n {ranks} ' if ranks > 1 else ''}python {file} {flags}")
     if remark:
         lines.append(f"   {remark}")
-    lines.append(f"{'dataset, model':18} {'A images/s':>24} {'B images/s':>24}   A / B")
-    for names, rows in records[records["section"] == section].groupby(["dataset", "model"], sort=False):
+    lines.append(f"{'case':26} {'A images/s':>24} {'B images/s':>24}   A / B")
+    for name, rows in records[records["section"] == section].groupby("case", sort=False):
         pairs = rows.pivot(index="repeat", columns="side", values="images_per_second")
-        lines.append(f"{', '.join(names):18} {spread(pairs['A'], ',.0f'):>24} {spread(pairs['B'], ',.0f'):>24}   "
+        lines.append(f"{name:26} {spread(pairs['A'], ',.0f'):>24} {spread(pairs['B'], ',.0f'):>24}   "
                      f"{spread(pairs['A'] / pairs['B'], '.3f')}")
     return "\n".join(lines)
 
@@ -119,13 +131,12 @@ def main(sections):
         return
     results = ROOT / "results" / f"bench-{'-'.join(map(str, sections))}.jsonl"
     results.parent.mkdir(exist_ok=True)
-    plan = [{"section": section, "dataset": dataset, "model": model, "repeat": repeat, "side": side}
-            for section in sections for dataset, model in cases(section) for repeat in range(REPEATS) for side in "AB"]
+    plan = [{"section": section, "case": case, "repeat": repeat, "side": side}
+            for section in sections for case in cases(section) for repeat in range(REPEATS) for side in "AB"]
     records = pandas.DataFrame(study(results, plan, measure))
     here = machine()
     print(f"CPU figures of {here['host']}: {here['cpus']} cores, torch {here['torch']}, Python {here['python']}, "
-          f"{here['git']}, {here['time']}; OMP_NUM_THREADS=1\nmedian (least..most); STEPS: "
-          + ", ".join(f"{steps} for {' '.join(names)}" for names, steps in STEPS.items()),
+          f"{here['git']}, {here['time']}; OMP_NUM_THREADS=1\nmedian (least..most)",
           *(table(section, records) for section in sections), sep="\n\n")
 
 
