@@ -1,0 +1,99 @@
+"""Read an epoch of images from one HDF5 file with PyTorch's DataLoader, on any number of ranks.
+
+    python hdf5.py --workers 0                  # the process that trains reads, too
+    mpiexec -n 2 python hdf5.py --workers 1     # a worker for each rank reads ahead
+
+Each rank reads its own part of each epoch's order, as in the chapters. The file is made at the first run. Prints images
+a second of all ranks, and checks that every image has arrived once.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+SIDE, BATCH = 64, 64  # pixels; images of a step on each rank
+
+
+class Images(Dataset):
+    """The images of a file, (3, SIDE, SIDE) bytes each, and their labels."""
+
+    def __init__(self, path: Path):
+        self.path, self.file = path, None
+        with h5py.File(path) as file:
+            self.length = len(file["labels"])
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if self.file is None:  # opened by the worker itself: an open HDF5 file cannot be passed on
+            self.file = h5py.File(self.path)
+        return self.file["images"][index], self.file["labels"][index]
+
+
+def make_file(path: Path, images: int) -> None:
+    """Write random images, one to a chunk: what is read at random should lie alone. Image i has label i."""
+    part = path.with_suffix(".part")
+    with h5py.File(part, "w") as file:
+        shape = 3, SIDE, SIDE
+        data = file.create_dataset("images", (images, *shape), np.uint8, chunks=(1, *shape))
+        for start in range(0, images, 1024):
+            count = min(1024, images - start)
+            data[start:start + count] = np.random.default_rng(start).integers(256, size=(count, *shape), dtype=np.uint8)
+        file["labels"] = np.arange(images)
+    os.replace(part, path)
+
+
+def read_epoch(loader: DataLoader) -> tuple[float, int]:
+    """Return the seconds of an epoch and the sum of its labels; the first batch starts the workers."""
+    started, labels_sum = time.perf_counter(), 0
+    for images, labels in loader:
+        assert images.shape[1:] == (3, SIDE, SIDE)
+        labels_sum += int(labels.sum())
+    return time.perf_counter() - started, labels_sum
+
+
+def main():
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=1, help="processes that read ahead, for each rank (1)")
+    parser.add_argument("--images", type=int, default=4096, help="of the file (4096)")
+    parser.add_argument("--folder", type=Path, default=Path("data"), help="for the file (data)")
+    args = parser.parse_args()
+    if args.workers < 0 or args.images < BATCH * world.size:
+        sys.exit(f"hdf5.py: --workers 0 or more, --images {BATCH * world.size} or more: {BATCH} for each rank")
+    path = args.folder / f"images-{args.images}.h5"
+    if world.rank == 0 and not path.exists():
+        args.folder.mkdir(parents=True, exist_ok=True)
+        make_file(path, args.images)
+    world.Barrier()
+
+    dataset = Images(path)
+    sampler = DistributedSampler(dataset, world.size, world.rank, drop_last=True)
+    loader = DataLoader(
+        dataset, BATCH, sampler=sampler, num_workers=args.workers,
+        pin_memory=torch.cuda.is_available(),  # a GPU copies from it while the CPU goes on
+        persistent_workers=args.workers > 0,  # or each epoch starts them again
+        multiprocessing_context="spawn" if args.workers else None)  # a fork beside MPI or NCCL may hang
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        world.Barrier()
+        seconds, labels_sum = read_epoch(loader)
+    seconds, total = world.allreduce(seconds, MPI.MAX), world.allreduce(labels_sum)
+    count = len(sampler) * world.size
+    if count == args.images and total != sum(range(args.images)):
+        sys.exit("hdf5.py: an image is missing, or came twice")
+    if world.rank == 0:
+        print(f"{world.size} ranks, {args.workers} workers each: {count / seconds:,.0f} images/s in the second epoch")
+
+
+if __name__ == "__main__":
+    main()
