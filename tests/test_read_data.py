@@ -68,3 +68,10 @@ def test_mistakes_are_one_line(tmp_path):
     assert len(said) == len(cases), said
     assert all(re.fullmatch(f"read_data.py: .*{message}.*", line) for line, message in zip(said, cases.values())), said
     assert (tmp_path / "images" / "images.bin").read_bytes() == b"another program's"
+
+
+def test_a_dataloader_reads_hdf5_on_two_ranks_with_workers(tmp_path):
+    """Every image once: the program checks it."""
+    words = [BIN / "mpiexec", "-n", 2, sys.executable, ROOT / "reading_data" / "hdf5.py", "--images", 256]
+    done = execute([*words, "--workers", 1, "--folder", tmp_path], timeout=120)
+    assert done.code == 0 and re.match(r"2 ranks, 1 workers each: [\d,]+ images/s", done.out), done.err
