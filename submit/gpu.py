@@ -27,7 +27,6 @@ from launch import ROOT, machine
 FLOPS = 3 * 2 * 4.09e9  # ResNet-50, an image of 224 pixels: multiply and add, forward and twice that backward
 PEAKS = {  # bf16 without sparsity, FLOP/s, from the makers' data sheets
     "A100": 312e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "B200": 2250e12, "V100": 125e12, "L40S": 362e12}
-NVIDIA = {"A100": {"TF32": 938, "bf16, channels last": 2470}}  # DeepLearningExamples, batch 256, 80 GB
 STEPS = {"cuda": 30, "cpu": 6}
 STARTED = time.monotonic()
 
@@ -64,9 +63,8 @@ def doctor(device, gpus):
     for library, size, seconds, speed in re.findall(
             r"all-reduce over (\w+), (.*?): ([\d.]+) s, bus bandwidth ([\d.]+) GB/s", printed):
         yield {"all-reduce": size, "over": library, "seconds": float(seconds), "GB/s": float(speed)}
-    ways = set(re.findall(r"via (P2P|SHM|NET)/\S*|(NET/(?:IB|Socket|AWS|OFI)\S*)", printed))
-    if ways:
-        yield {"NCCL sends by": sorted(max(way) for way in ways)}
+    if ways := set(re.findall(r"via (P2P|SHM|NET/\w+)", printed)):
+        yield {"NCCL sends by": sorted(ways)} | check("NCCL does not send over TCP", "NET/Socket" not in ways)
 
 
 def hidden(device, hide):
@@ -190,6 +188,14 @@ def zero(device, gpus):
         held = records[0]["memory"][0] if records and records[0].get("memory") else {}
         yield {"program": name, "stage": stage, "offload": offload, "held": held} | check(
             f"chapter 5, {name}, stage {stage}, offload {offload}", code == 0, printed)
+    if gpus > 1:  # stage 1 needs 8 P + 8 P/N bytes in fp32, stage 3 needs 16 P/N
+        import torch
+        parameters = 1.15 * torch.cuda.get_device_properties(0).total_memory / (8 + 8 / gpus)
+        for stage in 3, 1:
+            code, printed, _ = start(gpus, "05_zero/fsdp.py", "--stage", stage, "--width", 8192, "--layers",
+                                     int(parameters / 8192**2), "--epochs", 1, "--max-steps", 3, timeout=300)
+            yield check(f"{parameters:,.0f} parameters at stage {stage}: they fit at stage 3 alone",
+                        (code == 0) == (stage == 3), printed)
 
 
 def failures(device, gpus):
