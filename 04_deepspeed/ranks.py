@@ -204,8 +204,12 @@ def all_ranks_fail(launcher: str | None, world_size: int) -> bool | None:
     with suppress(RuntimeError, SystemExit):  # the store has ended; mpi4py does not load
         if dist and dist.is_initialized():
             store = dist.distributed_c10d._get_default_store()
+            if store.add("said why", 0):
+                time.sleep(10)  # another rank has, and its end will be that of the job
             store.add("failed ranks", 1)
-            return soon(lambda: store.add("failed ranks", 0) == world_size)
+            complete = soon(lambda: store.add("failed ranks", 0) == world_size)
+            store.add("said why", not complete)
+            return complete
         if launcher in MPIEXECS and not (MPI := load_mpi(launcher)).Is_finalized():
             if not MPI.Is_initialized():
                 MPI.Init()  # waits for the other ranks
