@@ -19,7 +19,7 @@ from launch import ROOT, command, machine, missing, records_of
 from one_line import Parser
 from runs import study
 
-REPEATS = 7  # of each comparison: A B A B ...
+REPEATS = 3  # of each comparison: A B A B ...
 STAGE_3 = "--stage 3 --device cpu --dataset digits --batch-size 64 --max-steps 20"
 CASES = {  # name: flags; the first 5 steps warm up
     "digits, cnn": "--dataset digits --model cnn --batch-size 64 --max-steps 155",
