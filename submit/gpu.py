@@ -27,6 +27,7 @@ from launch import ROOT, machine
 FLOPS = 3 * 2 * 4.09e9  # ResNet-50, an image of 224 pixels: multiply and add, forward and twice that backward
 PEAKS = {  # bf16 without sparsity, FLOP/s, from the makers' data sheets
     "A100": 312e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "B200": 2250e12, "V100": 125e12, "L40S": 362e12}
+NVLINK = {"A100": 300, "H100": 450, "H200": 450, "V100": 150}  # GB/s of a GPU in one direction, from the same sheets
 STEPS = {"cuda": 30, "cpu": 6}
 STARTED = time.monotonic()
 
@@ -62,7 +63,8 @@ def doctor(device, gpus):
     yield check("the doctor finds nothing wrong", code == 0, printed)
     for library, size, seconds, speed in re.findall(
             r"all-reduce over (\w+), (.*?): ([\d.]+) s, bus bandwidth ([\d.]+) GB/s", printed):
-        yield {"all-reduce": size, "over": library, "seconds": float(seconds), "GB/s": float(speed)}
+        limit = {"at most by NVLink": of_this_gpu(NVLINK)} if library == "NCCL" else {}
+        yield {"all-reduce": size, "over": library, "seconds": float(seconds), "GB/s": float(speed)} | limit
     if ways := set(re.findall(r"via (P2P|SHM|NET/\w+)", printed)):
         yield {"NCCL sends by": sorted(ways)} | check("NCCL does not send over TCP", "NET/Socket" not in ways)
 
@@ -163,8 +165,14 @@ def chapter(ranks, name, device, side, batch, precision):
 
 def share(speed):
     """The share of the GPU's peak (MFU) that so many images/s are, where its peak is known."""
-    peak = next((peak for name, peak in PEAKS.items() if name in machine()["processor"].split()), None)
+    peak = of_this_gpu(PEAKS)
     return {"of its peak": speed * FLOPS / peak} if peak else {}
+
+
+def of_this_gpu(values):
+    """The value of a dict by names of GPUs that belongs to those of this node, or None."""
+    names = re.split(r"[ ,-]+", machine()["processor"])  # NVIDIA A100-SXM4-40GB
+    return next((value for name, value in values.items() if name in names), None)
 
 
 def scaling(device, gpus):
