@@ -29,7 +29,7 @@ demo: PART = --packages
 demo: setup ## train every chapter's network on 1 and 2 ranks; a table and a picture of what each costs
 	@"$(VENV)/bin/python" -m tools.measuring.demo
 
-gpu: setup ## meet a node's GPUs: right, fast, scaling; about eight minutes (PARTS="ladder scaling")
+gpu: setup ## meet a node's GPUs: are they right, how fast, do they scale? (PARTS="ladder scaling")
 	@"$(VENV)/bin/python" submit/gpu.py $(PARTS)
 
 check: WORKERS = 0

@@ -330,6 +330,8 @@ class Report:
     def begin(self, step, last_step, epoch_steps, lr):
         args, record = self.args, self.record
         self.steps_left, self.epoch_steps = last_step - step, epoch_steps
+        if getattr(args, "profile", None) and self.steps_left < 8:
+            sys.exit(f"--profile needs 8 steps, and {self.steps_left} are left: more --epochs")
         network = args.model if "model" in args else f"stage {args.stage}"  # chapter 5's perceptron
         self.print(f"{args.dataset}: {self.images:,} images, {network}: "
                    f"{record['parameters']:,} parameters, {args.precision}, {record['device']}")

@@ -8,9 +8,11 @@ a second of all ranks, and checks that every image has arrived once.
 """
 
 import argparse
+import io
 import os
 import sys
 import time
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import h5py
@@ -67,14 +69,19 @@ def main():
     parser.add_argument("--workers", type=int, default=1, help="processes that read ahead, for each rank (1)")
     parser.add_argument("--images", type=int, default=4096, help="of the file (4096)")
     parser.add_argument("--folder", type=Path, default=Path("data"), help="for the file (data)")
-    args = parser.parse_args()
+    with redirect_stderr(sys.stderr if world.rank == 0 else io.StringIO()):  # one message, not one of each rank
+        args = parser.parse_args()
+    path, message = args.folder / f"images-{args.images}.h5", None
     if args.workers < 0 or args.images < BATCH * world.size:
-        sys.exit(f"hdf5.py: --workers 0 or more, --images {BATCH * world.size} or more: {BATCH} for each rank")
-    path = args.folder / f"images-{args.images}.h5"
-    if world.rank == 0 and not path.exists():
-        args.folder.mkdir(parents=True, exist_ok=True)
-        make_file(path, args.images)
-    world.Barrier()
+        message = f"--workers 0 or more, --images {BATCH * world.size} or more: {BATCH} for each rank"
+    elif world.rank == 0 and not path.exists():
+        try:
+            args.folder.mkdir(parents=True, exist_ok=True)
+            make_file(path, args.images)
+        except OSError as problem:
+            message = f"cannot make {path}: {problem}"
+    if message := world.bcast(message):  # rank 0's: the others wait for it
+        sys.exit(f"hdf5.py: {message}" if world.rank == 0 else 1)
 
     dataset = Images(path)
     sampler = DistributedSampler(dataset, world.size, world.rank, drop_last=True)

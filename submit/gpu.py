@@ -1,6 +1,6 @@
 """Meet a node's GPUs for the first time: does all of this train there, rightly, and how fast?
 
-    python submit/gpu.py                    # all parts, about eight minutes on one GPU; make gpu does the same
+    python submit/gpu.py                    # all parts; make gpu does the same
     python submit/gpu.py ladder scaling     # some of them
     python submit/gpu.py --device cpu       # a try of this program itself, with small sizes
 

@@ -13,6 +13,8 @@ GPU = [sys.executable, ROOT / "submit" / "gpu.py"]
 def test_a_profile_has_three_steps_and_the_all_reduce(tmp_path):
     done = run("03_ddp", 2, "--epochs", 1, "--profile", tmp_path / "trace.json")
     assert done.code == 0, done.err
+    short = run("03_ddp", 2, "--max-steps", 4, "--profile", tmp_path / "none.json")
+    assert short.code == 2 and short.err == "main.py: --profile needs 8 steps, and 4 are left: more --epochs\n"
     names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7", "c10d::allreduce_"} <= names
 

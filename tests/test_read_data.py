@@ -74,4 +74,6 @@ def test_a_dataloader_reads_hdf5_on_two_ranks_with_workers(tmp_path):
     """Every image once: the program checks it."""
     words = [BIN / "mpiexec", "-n", 2, sys.executable, ROOT / "reading_data" / "hdf5.py", "--images", 256]
     done = execute([*words, "--workers", 1, "--folder", tmp_path], timeout=120)
+    wrong = execute([*words, "--folder", "/proc/nowhere"], timeout=60)
+    assert wrong.code == 1 and len(re.findall("hdf5.py: cannot make .*", wrong.err)) == 1, wrong.err
     assert done.code == 0 and re.match(r"2 ranks, 1 workers each: [\d,]+ images/s", done.out), done.err
