@@ -123,8 +123,10 @@ def check(args: argparse.Namespace, device: str, world_size: int = 1,
 
 
 def refuse_unwritable(path: str | None) -> None:
-    folder = os.path.dirname(os.path.abspath(path or "."))
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path or ""):
+    if not path:
+        return
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
         sys.exit(f"cannot write {path}: name a file in a folder that you may write to")
 
 
