@@ -7,7 +7,7 @@ import sys
 import pytest
 from conftest import BIN, PROGRAMS, ROOT, execute, lines
 
-RING = ROOT / "02_horovod" / "ring_allreduce.py"
+RING = ROOT / "02_horovod" / "pytorch" / "ring_allreduce.py"
 NUMBERS = 1, 1000, 1001  # float32 in a tensor: fewer than ranks, and what 3 does not divide, both ways
 
 

@@ -13,8 +13,8 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tools.measuring.cpus import SETTINGS
-from tools.notebooks import recorded_ranks
-from tools.pages import notebooks, ready
+from tools.notebooks import ready, recorded_ranks
+from tools.pages import notebooks
 
 PATHS = tracked(notebooks.notebooks())
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -100,7 +100,7 @@ def test_it_was_stored_with_the_code_and_records_that_are_here(path):
 
 def test_what_is_missing_is_one_line_and_the_end():
     notebook = new_notebook(cells=[
-        new_code_cell('from tools.pages import ready\nready.needs("assets/records/no.jsonl")'),
+        new_code_cell('from tools.notebooks import ready\nready.needs("assets/records/no.jsonl")'),
         new_code_cell("print('went on')")])
     client = notebooks.NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}})
     with pytest.raises(CellExecutionError):
@@ -113,7 +113,7 @@ def test_what_is_missing_is_one_line_and_the_end():
 def test_another_python_is_told_which_to_take():
     done = subprocess.run([os.path.realpath(sys.executable), "-I", "-c",
                            f"import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p] + "
-                           f"['{ROOT}']; from tools.pages import ready; ready.needs()"], capture_output=True, text=True)
+                           f"['{ROOT}']; from tools.notebooks import ready; ready.needs()"], capture_output=True, text=True)
     assert done.returncode == 1
     assert re.search(r"NotReady: matplotlib is missing.*make setup && ", done.stderr), done.stderr
 

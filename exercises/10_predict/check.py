@@ -9,7 +9,7 @@ import torch._dynamo  # which optimizers import: once, before the ranks are fork
 from runner import NotRun, learner, on_ranks
 from torch.nn.functional import linear
 
-sys.path += [str(Path(__file__).resolve().parents[2] / chapter) for chapter in ("02_horovod", "03_ddp", "05_zero")]
+sys.path += [str(Path(__file__).resolve().parents[2] / chapter) for chapter in ("02_horovod/pytorch", "03_ddp", "05_zero")]
 import ring_allreduce
 from cost_model import Cluster, step_seconds
 

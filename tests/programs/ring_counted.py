@@ -1,4 +1,4 @@
-"""ring_allreduce.py; a rank says how many bytes it hands to each other: `python ring_counted.py 02_horovod FLAG...`."""
+"""ring_allreduce.py; a rank says how many bytes it hands to each other: `python ring_counted.py 02_horovod/pytorch FLAG...`."""
 
 import json
 import os

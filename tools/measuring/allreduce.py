@@ -10,7 +10,7 @@ REPEATS = 15  # of each size and algorithm within a run
 
 def measure(run, ranks):
     """The records of all sizes and algorithms; `run` counts the repeats."""
-    return records_of(command("02_horovod/ring_allreduce.py", ranks, "--repeats", REPEATS), timeout=1800)
+    return records_of(command("02_horovod/pytorch/ring_allreduce.py", ranks, "--repeats", REPEATS), timeout=1800)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def recorded() -> pd.DataFrame:
 def measured_here(ranks: int = 2, repeats: int = 5) -> pd.DataFrame:
     """The same of a run of ring_allreduce.py here and now, 4 kB to 16 MB; empty where it cannot start its ranks."""
     sizes = [str(4 * KB * 4**power) for power in range(7)]
-    words = ["mpiexec", "-n", str(ranks), "python", "ring_allreduce.py", "--repeats", str(repeats), "--sizes", *sizes]
+    words = ["mpiexec", "-n", str(ranks), "python", "pytorch/ring_allreduce.py", "--repeats", str(repeats), "--sizes", *sizes]
     print("runs:", *words)
     with TemporaryDirectory() as folder:
         results = Path(folder, "results")

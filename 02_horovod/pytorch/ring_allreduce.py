@@ -7,7 +7,7 @@ An all-reduce leaves the sum over all ranks on every rank. Three functions below
 but messages from one rank to another. They take a tensor with one axis, on the CPU, and change it
 in place; S is its size in bytes, N the number of ranks.
 
-ranks.py and workshop.py, in pytorch/, are the same in every chapter.
+ranks.py and workshop.py are the same in every chapter.
 """
 
 import functools
@@ -18,12 +18,10 @@ import statistics
 import sys
 import time
 from datetime import UTC, datetime
+from workshop import Parser, refuse_unwritable, whole
 
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "pytorch"))
-from workshop import Parser, refuse_unwritable, whole
 
 from ranks import find_ranks, gather, launched, rank_0_first, run
 
