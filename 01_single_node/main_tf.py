@@ -51,7 +51,8 @@ def main():
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     args = parser.parse_args()
     gpus = tf.config.list_physical_devices("GPU")[:1] if args.device != "cpu" else []
-    workshop.have_gpus(args, gpus[0].name if gpus else None, several_ranks=False)
+    if not gpus:
+        workshop.take_cpu(args)
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # take what is needed, not all there is

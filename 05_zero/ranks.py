@@ -134,6 +134,22 @@ def gather(value: object) -> list:
     return values
 
 
+def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
+    """Return the index of this rank's GPU, or None where ranks would have to share one.
+
+    NCCL refuses two ranks on one GPU. All ranks call it, after hvd.init(), or after
+    init_process_group("cpu:gloo,cuda:nccl"): the ranks compare their GPUs over gloo.
+    """
+    import torch
+    index = uuid = None
+    if kind and torch.get_device_module(kind).is_available():
+        gpus = torch.get_device_module(kind)
+        index = local_rank % gpus.device_count()  # a rank may see its own GPU only, as number 0
+        uuid = str(gpus.get_device_properties(index).uuid)
+    uuids = gather(uuid)
+    return index if None not in uuids and len(set(uuids)) == len(uuids) else None
+
+
 @contextmanager
 def rank_0_first(rank: int) -> Iterator[None]:
     """Rank 0 runs the block, then all others do."""

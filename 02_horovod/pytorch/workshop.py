@@ -12,10 +12,11 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from ranks import gather, launched
+from ranks import launched, own_gpu
 
 BACKENDS = {  # torch.distributed's, by device: AMD's GPUs are cuda, too; Intel's, untried, are xpu
     "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl", "cpu": "gloo"}
+SHARED_GPU = "not every rank has a GPU of its own that its library can use"
 
 
 class Parser(argparse.ArgumentParser):
@@ -105,32 +106,25 @@ def choose_device(args: argparse.Namespace, local_rank: int | None = None,
     from GPU to GPU.
     """
     import torch
-    kind, index, uuid = gpu_kind(args) if gpus else None, 0, None
-    if kind:
-        module = torch.get_device_module(kind)
-        index = (local_rank or 0) % module.device_count()  # a rank may see its own GPU only, as 0
-        uuid = str(module.get_device_properties(index).uuid)
-    if have_gpus(args, uuid, local_rank is not None):
+    kind = gpu_kind(args)
+    index = 0 if kind and gpus else None
+    if local_rank is not None and args.device != "cpu":
+        index = own_gpu(local_rank, kind if gpus else None)
+    if index is not None:
         return torch.device(kind, index)
+    take_cpu(args)
+    if kind and launched()[1] == 0:
+        print(f"{SHARED_GPU}: all ranks train on the CPU", flush=True)
     if local_rank is not None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # or the ranks crowd each other on the cores
     return torch.device("cpu")
 
 
-def have_gpus(args: argparse.Namespace, gpu: str | None, several_ranks: bool = True) -> bool:
-    """Whether each rank has a GPU of its own: NCCL refuses two ranks on one. All ranks call it.
-
-    gpu: what tells this rank's GPU from others, or None. Exits where --device cannot be followed.
-    """
-    gpus = gather(gpu) if several_ranks and args.device != "cpu" else [gpu]
-    if None not in gpus and len(set(gpus)) == len(gpus):
-        return True
+def take_cpu(args: argparse.Namespace) -> None:
+    """Exit with one line where --device asks for GPUs that not all ranks have."""
     if args.device not in ("auto", "cpu"):
-        sys.exit(f"--device {args.device}: not every rank has such a GPU of its own: start one "
-                 "rank per GPU, or use --device cpu")
-    if any(gpus) and launched()[1] == 0:
-        print("not every rank has a GPU of its own: all ranks train on the CPU", flush=True)
-    return False
+        sys.exit(f"--device {args.device}: {SHARED_GPU}: start one rank per GPU, or use --device "
+                 "cpu")
 
 
 # Data sets

@@ -16,7 +16,7 @@ import sys
 import numpy as np
 
 import workshop
-from ranks import rank_0_first, refuse_lone_ranks, run
+from ranks import gather, rank_0_first, refuse_lone_ranks, run
 from report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -68,9 +68,11 @@ def main():
     device = "cuda" if gpus else "cpu"
     # TensorFlow cannot let go of a GPU once the ranks can tell each other which they have.
     seen = [os.environ.get(f"{maker}_VISIBLE_DEVICES") for maker in ("CUDA", "ROCR", "HIP")]
-    gpu = str((socket.gethostname(), seen, gpus[0].name)) if gpus else None
-    if not workshop.have_gpus(args, gpu) and gpus:
-        sys.exit("not every rank has a GPU of its own: start one per GPU, or use --device cpu")
+    used = gather(f"{socket.gethostname()} {seen} {gpus[0].name}" if gpus else None)
+    if any(used) and len(set(used) - {None}) < world_size:
+        sys.exit(f"{workshop.SHARED_GPU}: start one rank per GPU, or use --device cpu")
+    if not gpus:
+        workshop.take_cpu(args)
     keras.utils.set_random_seed(args.seed)
     keras.config.set_floatx("float64" if args.precision == "fp64" else "float32")
     policy = "mixed_bfloat16" if args.precision == "bf16" else keras.config.floatx()
