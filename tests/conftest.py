@@ -189,7 +189,7 @@ def tracked(paths):
 
 def pages():
     """What people read, as (path, text): the pages, and of the notebooks the cells and what they print."""
-    yield from ((path, path.read_text()) for path in tracked(docs.readmes()))
+    yield from ((path, path.read_text()) for path in tracked(docs.pages()))
     for path in tracked(notebooks.notebooks()):
         cells = json.loads(path.read_text())["cells"]
         printed = [output.get("text") or output.get("data", {}).get("text/markdown", [])

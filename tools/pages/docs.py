@@ -1,14 +1,13 @@
-"""Copy the files that several folders have, write into the pages what files and records give, draw the figures.
+"""Copy what several folders have, write into the pages what files and records give, draw figures.
 
-A comment in a page names what belongs in the fence after it:
+A comment in a page names what belongs in the fence after it. WORDS are in one line or hunk only:
 
-    <!-- lesson: PATH | WORDS | WORDS -->   lines of a file, each named by words that are in no other line
-    <!-- lesson: PATH -->                   the whole file
-    <!-- hunk: WORDS | WORDS -->            hunks of the page's diff, each named by words that are in no other hunk
+    <!-- lesson: PATH | WORDS | WORDS -->   lines of a file; without words the whole file
+    <!-- hunk: WORDS | WORDS -->            hunks of the page's diff
     <!-- output: PROGRAM RANKS FLAG... -->  what a run printed, from assets/records/outputs.jsonl
-    <!-- sample: PROGRAM RANKS FLAG... -->  the same where the output names the machine, so no test compares it
+    <!-- sample: PROGRAM RANKS FLAG... -->  the same, where the output names the machine: not tested
     <!-- table: NAME -->                    the table of assets/records/NAME.jsonl
-    <!-- table: zero PRECISION -->          the records of one precision
+    <!-- table: zero PRECISION -->          the same for the records of one precision
     <!-- table: bench SECTION -->           the results of one section of `make bench`
 
 A page names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
@@ -59,7 +58,7 @@ def hunks(old, new):
 
 
 def index(words, texts, where):
-    """Return the index of the only text with these words. Raises ValueError if none or several have them."""
+    """Return the index of the only text with these words. Raises ValueError for none or several."""
     indices = [number for number, text in enumerate(texts) if words in text]
     if len(indices) != 1:
         raise ValueError(f"{words!r} is in {len(indices)} {where}: it has to be in one")
@@ -67,7 +66,7 @@ def index(words, texts, where):
 
 
 def lesson(path, *words):
-    """Return the lines of a file that have these words, in the file's order; without words the whole file."""
+    """Return the lines of a file that have these words, in the file's order; else the file."""
     text = (ROOT / path).read_text()
     if not words:
         return text
@@ -105,7 +104,7 @@ def table(name, selection=None):
 
 
 def render(text, output=recorded):
-    """Return the page's text with every fence written again. Raises ValueError for words that name nothing."""
+    """Return the page's text with every fence written again. Raises ValueError as index() does."""
     pair = PAIR.search(text)
     blocks = hunks(*pair.groups()) if pair else []
 

@@ -14,7 +14,7 @@ from tools.measuring.zero import ROLES, total
 
 
 def zero():
-    """Draw the bytes per parameter of a rank of chapter 5 in bf16, by stage: counted, and by formula."""
+    """Draw a rank's bytes per parameter in chapter 5, bf16, by stage: counted, and by formula."""
     records = [record for record in read("zero.jsonl")
                if record["precision"] == "bf16" and record["chapter"] == "05_zero"]
     figure, axes = style.picture(4.6, 1, 3, sharey=True)
@@ -42,7 +42,7 @@ def zero():
 
 
 def sweep(name):
-    """Return the runs of a sweep as (median, least, most by chapter, ranks and batch; what ran where, as text)."""
+    """Return a sweep's speeds by chapter, ranks and batch, and a line that says what ran where."""
     records = pandas.DataFrame(read(f"{name}.jsonl"))
     speeds = records.groupby(["chapter", "ranks", "batch"], sort=False)["images_per_second"]
     rows = speeds.agg(median="median", least="min", most="max", repeats="size").reset_index()
@@ -127,7 +127,7 @@ def scaling():
 
 
 def trace():
-    """Draw three steps of chapter 1 on a GPU: when the CPU launches them, when the GPU computes them."""
+    """Draw three steps of chapter 1 on a GPU: when they are launched, when they are computed."""
     record = json.loads((RECORDS / "trace_h200.json").read_text())
     colors = (style.STEP["backward"], style.STEP["optimizer"], style.TIME["failures"])
     figure, axis = style.picture(3.2, 1, 1)

@@ -1,6 +1,6 @@
-"""Record what the commands print whose output the pages show. Records: assets/records/outputs.jsonl.
+"""Record in assets/records/outputs.jsonl what the commands print whose output the pages show.
 
-`make docs` writes them into the pages: so it runs no chapter, and changes no rate.
+`make docs` writes these records into the pages: it runs no chapter.
 """
 
 import subprocess
