@@ -97,10 +97,13 @@ def table(name, selection=None):
     """Return the table of the records NAME.jsonl, or of the selected ones."""
     if name == "bench":
         return bench(selection)
+    modules = {"demo": demo, "read_data": reading, "zero": zero}
+    if name not in modules:
+        raise ValueError(f"no table of {name}: there are {', '.join(modules)}")
     records = pandas.DataFrame(read(f"{name}.jsonl"))
     if selection:
         records = records[records["precision"] == selection]
-    return {"demo": demo, "read_data": reading, "zero": zero}[name].table(records)
+    return modules[name].table(records)
 
 
 def render(text, output=recorded):
