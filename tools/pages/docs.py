@@ -21,7 +21,7 @@ import textwrap
 import pandas
 
 from submit.study import RECORDS, ROOT, read
-from tools.measuring import demo, reading, zero
+from tools.measuring import demo, zero
 from tools.pages import figures
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
@@ -97,7 +97,7 @@ def table(name, selection=None):
     """Return the table of the records NAME.jsonl, or of the selected ones."""
     if name == "bench":
         return bench(selection)
-    modules = {"demo": demo, "read_data": reading, "zero": zero}
+    modules = {"demo": demo, "zero": zero}
     if name not in modules:
         raise ValueError(f"no table of {name}: there are {', '.join(modules)}")
     records = pandas.DataFrame(read(f"{name}.jsonl"))
