@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, TRACKED, chapters, execute, pages, tracked
-from launch import command
 
+from submit.study import command
 from tools.pages import docs, outputs
 
 # {lesson: (most lines, the lesson it grows from, most lines added to that one)}. The design's goals stand behind those
