@@ -89,7 +89,9 @@ def bench(section):
     for path in RECORDS.glob("bench*.txt"):
         for text in path.read_text().split("\n\n"):
             if text.startswith(f"{section}. "):
-                return text[text.index("dataset, model"):]
+                lines = text.splitlines()
+                header = index("A images/s", lines, "lines of a section")
+                return "\n".join(lines[header:])
     raise ValueError(f"no file of assets/records has section {section} of the benchmark")
 
 
