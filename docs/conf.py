@@ -48,7 +48,7 @@ def toctree(pages, caption=""):
 
 
 def prepare(app, name, source):
-    """Fold the cells that Jupyter folds; add the contents to pages; set hunks next to their reason."""
+    """Fold what Jupyter folds, add contents to pages, set each hunk next to its reason."""
     text = source[0]
     if text.startswith("{"):
         notebook = json.loads(text)

@@ -6,8 +6,8 @@ A comment in a page names what belongs in the fence after it. WORDS are in one l
     <!-- hunk: WORDS | WORDS -->            hunks of the page's diff
     <!-- output: PROGRAM RANKS FLAG... -->  what a run printed, from assets/records/outputs.jsonl
     <!-- sample: PROGRAM RANKS FLAG... -->  the same, where the output names the machine: not tested
-    <!-- table: NAME -->                    the table of assets/records/NAME.jsonl
-    <!-- table: zero PRECISION -->          the same for the records of one precision
+    <!-- table: demo -->                    what `make demo` prints, from demo.jsonl
+    <!-- table: zero PRECISION -->          the bytes of chapter 5, from zero.jsonl
     <!-- table: bench SECTION -->           the results of one section of `make bench`
 
 A page names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
@@ -96,16 +96,15 @@ def bench(section):
 
 
 def table(name, selection=None):
-    """Return the table of the records NAME.jsonl, or of the selected ones."""
+    """Return a table of assets/records, as text."""
     if name == "bench":
         return bench(selection)
-    modules = {"demo": demo, "zero": zero}
-    if name not in modules:
-        raise ValueError(f"no table of {name}: there are {', '.join(modules)}")
-    records = pandas.DataFrame(read(f"{name}.jsonl"))
-    if selection:
-        records = records[records["precision"] == selection]
-    return modules[name].table(records)
+    if name == "demo":
+        return demo.table(read("demo.jsonl"))
+    if name == "zero":
+        records = pandas.DataFrame(read("zero.jsonl"))
+        return zero.table(records[records["precision"] == selection])
+    raise ValueError(f"no table of {name}: there are bench, demo and zero")
 
 
 def render(text, output=recorded):
