@@ -28,8 +28,8 @@ PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(
     r"<!-- (lesson|hunk|output|sample|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
 FOLDERS = ("docs", "[0-9]*", "exercises", "reading_data", "submit")  # have pages, at any depth
-MASTERS = ("01_single_node/ranks.py", "01_single_node/workshop.py", "01_single_node/resnet.py",
-           "04_deepspeed/ds_config.py", "04_deepspeed/checkpoints.py")
+MASTERS = ("01_single_node/ranks.py", "01_single_node/workshop.py", "01_single_node/report.py",
+           "01_single_node/resnet.py", "04_deepspeed/ds_config.py", "04_deepspeed/checkpoints.py")
 
 
 def pages():
