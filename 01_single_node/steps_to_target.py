@@ -13,12 +13,12 @@ import sys
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-import workshop
 
 import torch
+from main import batches, build_model
 from torch.nn.functional import cross_entropy
 
-from main import batches, build_model
+import workshop
 
 TARGET, SEEDS = 0.95, range(5)
 BATCHES = [8, 16, 32, 64, 128, 256, 512]
@@ -31,11 +31,11 @@ IMAGES = 1437  # to train with
 def training(batch: int, rate: float, seed: int):
     """Train like main.py; yield (steps done, last loss, test accuracy) at each test."""
     torch.manual_seed(seed)
-    args = SimpleNamespace(dataset="digits", batch_size=batch, global_batch_size=batch)
-    train, test = workshop.load_tensors(args)
-    std, mean = torch.std_mean(train.tensors[0][:256].float())
-    test_images, test_labels = (test.tensors[0].float() - mean) / std, test.tensors[1]
-    model = build_model("cnn", train.tensors[0])
+    train, test = workshop.load_data(SimpleNamespace(dataset="digits"), batch)
+    mean, std = train.images[:256].mean(), train.images[:256].std()
+    test_images, test_labels = map(torch.from_numpy, test[range(len(test))])
+    test_images = (test_images.float() - mean) / std
+    model = build_model("cnn", train.images.shape[1:])
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     sampler = torch.utils.data.RandomSampler(train, generator=torch.Generator())
     steps_per_test, step = max(1, 64 // batch), 0
