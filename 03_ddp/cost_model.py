@@ -111,21 +111,29 @@ def bucket_sizes(gradient_bytes: float, library: str = "DDP") -> list[float]:
     return sizes
 
 
-def step_seconds(compute: float, gradient_bytes: float, cluster: Cluster, library: str = "DDP",
-                 overlap: bool = True, constants: Constants = CENTRAL) -> float:
-    """One step: `compute` is one GPU's forward and backward without communication.
+def timeline(compute: float, gradient_bytes: float, cluster: Cluster, library: str = "DDP",
+             overlap: bool = True, constants: Constants = CENTRAL) -> list[tuple]:
+    """Return the parts of one step as (what, start, end), in seconds.
 
-    Backward fills the buckets at an even pace (assumed); a bucket is all-reduced when all ranks
-    have filled it and the one before is through. All ranks wait for the slowest. Without overlap
-    the all-reduces come after backward.
+    `compute` is one GPU's forward and backward without communication. Backward fills the buckets
+    at an even pace (assumed); a bucket is all-reduced when all ranks have filled it and the one
+    before is through. All ranks wait for the slowest. Without overlap the all-reduces come after
+    backward.
     """
-    compute *= 1 + constants.jitter * slowest(cluster.ranks)
-    filled, free = compute * (1 - constants.backward), 0.0
+    computed = compute * (1 + constants.jitter * slowest(cluster.ranks))
+    filled = free = computed * (1 - constants.backward)
+    spans = [("forward", 0.0, filled), ("backward", filled, computed)]
     for size in bucket_sizes(gradient_bytes, library):
-        filled += compute * constants.backward * size / gradient_bytes
-        ready = filled if overlap else compute
-        free = max(ready, free) + all_reduce_seconds(size, cluster, constants)
-    return max(compute, free)
+        filled += computed * constants.backward * size / gradient_bytes
+        start = max(free, filled if overlap else computed)
+        free = start + all_reduce_seconds(size, cluster, constants)
+        spans.append(("all-reduce", start, free))
+    return spans
+
+
+def step_seconds(*step: object, **options: object) -> float:
+    """Return the seconds of one step; the arguments are those of timeline."""
+    return max(end for _, _, end in timeline(*step, **options))
 
 
 def plan(images: float, images_per_second: float, start: float, batch: int, largest_batch: int,
