@@ -7,7 +7,7 @@
 A step is forward, backward and the all-reduce of the gradients, which go in buckets while backward
 still computes others. Times are seconds, sizes bytes, rates bytes/s in one direction. What the
 model leaves out: reading data, the optimizer, other people's traffic, kernels that run slower
-beside communication.
+during communication.
 """
 
 import math
@@ -22,9 +22,9 @@ BUCKETS = {  # the first bucket and all others
 
 
 def slowest(n: int) -> float:
-    """The mean of the largest of n standard normal numbers.
+    """Return the mean of the largest of n standard normal numbers.
 
-    So many deviations is the slowest of n ranks behind. The integral of x d(P(x)^n), P the normal
+    The slowest of n ranks is late by so many deviations. The integral of x d(P(x)^n), P the normal
     distribution: David and Nagaraja, Order Statistics, section 3.1.
     """
     x = np.linspace(-8, 8, 4001)
@@ -34,7 +34,7 @@ def slowest(n: int) -> float:
 
 @dataclass(frozen=True)
 class Constants:
-    """The same for every prediction.
+    """Constants of the model, the same for every prediction.
 
     They are as an earlier trial left them, which had seen all published rows but VGG-16 on 128
     GPUs and the DGX-2.
@@ -82,7 +82,7 @@ class Cluster:
 
 
 def all_reduce_seconds(size: float, cluster: Cluster, constants: Constants = CENTRAL) -> float:
-    """An all-reduce as one pipeline: links pass 2 (n-1)/n of the bytes, the slower sets the pace.
+    """Return the seconds of an all-reduce: links pass 2 (n-1)/n of the bytes, the slower decides.
 
     Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117, for the bytes. Latency: 2 (N-1)
     hops of a ring of N ranks; one level within the node and log2(nodes) between nodes for a tree.
@@ -103,7 +103,7 @@ def all_reduce_seconds(size: float, cluster: Cluster, constants: Constants = CEN
 
 
 def bucket_sizes(gradient_bytes: float, library: str = "DDP") -> list[float]:
-    """The buckets in the order in which backward fills them; their sum is gradient_bytes."""
+    """Return the buckets in the order in which backward fills them; in all gradient_bytes."""
     first, other = BUCKETS[library]
     sizes = [min(first, gradient_bytes)]
     while (left := gradient_bytes - sum(sizes)) > 0.5:
@@ -111,27 +111,35 @@ def bucket_sizes(gradient_bytes: float, library: str = "DDP") -> list[float]:
     return sizes
 
 
-def step_seconds(compute: float, gradient_bytes: float, cluster: Cluster, library: str = "DDP",
-                 overlap: bool = True, constants: Constants = CENTRAL) -> float:
-    """One step: `compute` is one GPU's forward and backward without communication.
+def timeline(compute: float, gradient_bytes: float, cluster: Cluster, library: str = "DDP",
+             overlap: bool = True, constants: Constants = CENTRAL) -> list[tuple]:
+    """Return the parts of one step as (what, start, end), in seconds.
 
-    Backward fills the buckets at an even pace (assumed); a bucket is all-reduced when all ranks
-    have filled it and the one before is through. All ranks wait for the slowest. Without overlap
-    the all-reduces come after backward.
+    `compute` is one GPU's forward and backward without communication. Backward fills the buckets
+    at an even pace (assumed); a bucket is all-reduced when all ranks have filled it and the one
+    before is through. All ranks wait for the slowest. Without overlap the all-reduces come after
+    backward.
     """
-    compute *= 1 + constants.jitter * slowest(cluster.ranks)
-    filled, free = compute * (1 - constants.backward), 0.0
+    computed = compute * (1 + constants.jitter * slowest(cluster.ranks))
+    filled = free = computed * (1 - constants.backward)
+    spans = [("forward", 0.0, filled), ("backward", filled, computed)]
     for size in bucket_sizes(gradient_bytes, library):
-        filled += compute * constants.backward * size / gradient_bytes
-        ready = filled if overlap else compute
-        free = max(ready, free) + all_reduce_seconds(size, cluster, constants)
-    return max(compute, free)
+        filled += computed * constants.backward * size / gradient_bytes
+        start = max(free, filled if overlap else computed)
+        free = start + all_reduce_seconds(size, cluster, constants)
+        spans.append(("all-reduce", start, free))
+    return spans
+
+
+def step_seconds(*step: object, **options: object) -> float:
+    """Return the seconds of one step; the arguments are those of timeline."""
+    return max(end for _, _, end in timeline(*step, **options))
 
 
 def plan(images: float, images_per_second: float, start: float, batch: int, largest_batch: int,
          gradient_bytes: float, cluster: Cluster, node_counts: list[int],
          **options: object) -> list[dict]:
-    """Throughput and time to train for each number of nodes, as dicts.
+    """Return throughput and time to train for each number of nodes, as dicts.
 
     One GPU computes a batch of b in start + b / images_per_second. Each GPU takes `batch` images a
     step as long as the global batch stays within `largest_batch`; beyond, each takes a smaller part
@@ -140,18 +148,18 @@ def plan(images: float, images_per_second: float, start: float, batch: int, larg
     rows = []
     for nodes in node_counts:
         here = replace(cluster, nodes=nodes)
-        each = min(batch, largest_batch // here.ranks)
-        if each == 0:
+        part = min(batch, largest_batch // here.ranks)
+        if part == 0:
             break
-        seconds = step_seconds(start + each / images_per_second, gradient_bytes, here, **options)
-        rows.append({"nodes": nodes, "batch": each,
-                     "images_per_second": each * here.ranks / seconds,
-                     "hours": images * seconds / (each * here.ranks) / 3600})
+        seconds = step_seconds(start + part / images_per_second, gradient_bytes, here, **options)
+        rows.append({"nodes": nodes, "batch": part,
+                     "images_per_second": part * here.ranks / seconds,
+                     "hours": images * seconds / (part * here.ranks) / 3600})
     return rows
 
 
 def worth_asking_for(rows: list[dict], gain: float = 1.5) -> int:
-    """The most nodes of a plan to which every doubling gained that much.
+    """Return the most nodes of a plan to which every doubling gained that much.
 
     Each row has twice the nodes of the one before. gain=1.5: each doubling saves at least a third
     of the time, and costs at most a third more node hours.
@@ -165,13 +173,13 @@ def worth_asking_for(rows: list[dict], gain: float = 1.5) -> int:
 
 
 def predict(row, constants=CENTRAL, **changes):
-    """Images/s of a row of assets/records/published.csv (a mapping); changes go to step_seconds.
+    """Return images/s of a row of assets/records/published.csv; changes go to step_seconds.
 
     What one GPU computes in a step is taken from the row's base run, a single GPU or the GPUs of
     one node.
     """
-    each = row["base_images_per_second"] / row["base_gpus"]
-    compute = row["batch"] / each / (1 + constants.jitter * slowest(row["base_gpus"]))
+    one_gpu = row["base_images_per_second"] / row["base_gpus"]
+    compute = row["batch"] / one_gpu / (1 + constants.jitter * slowest(row["base_gpus"]))
     names = "nodes", "gpus", "node_link", "gpu_link", "algorithm", "measured"
     cluster = Cluster(**{name: row[name] for name in names})
     step = step_seconds(compute, row["gradient_bytes"], cluster, row["buckets"],

@@ -1,6 +1,8 @@
-"""What the first cell of every notebook calls: is all here that the notebook needs?
+"""The first cell of every notebook runs this file: %run ../tools/notebooks/ready.py
 
-Only the standard library is imported: the notebook may have been opened outside the workshop's environment.
+It lets later cells import tools and submit, and commands find mpiexec. In another Python than the
+workshop's it says what to do; then the next cell fails. Only the standard library is imported
+before that is known, and an old Python can read this file.
 """
 
 import importlib.util
@@ -8,50 +10,43 @@ import os
 import shutil
 import sys
 import tempfile
-from functools import cache
 from pathlib import Path
 
-from records import ROOT, published
-
-MODULES = "matplotlib", "pandas", "torch"  # of the environment; another Python may have one, hardly all
-
-
-class NotReady(Exception):
-    """Something is missing; the notebook shows one line, and stops."""
-
-    def _render_traceback_(self):  # IPython's own hook
-        return [str(self)]
+TOP = Path(__file__).resolve().parents[2]
+MODULES = "matplotlib", "pandas", "torch", "ipywidgets"  # another Python hardly has them all
 
 
-def needs(*files):
-    """Check the environment and the files, named from the top folder; let the notebook's commands find mpiexec.
-
-    Where there is no mpiexec, a stand-in shows what ranks printed elsewhere.
-
-    Raises NotReady with what is missing and the command that makes it, and Unpublished for a record in assets/ that is
-    not of a commit.
-    """
-    here = Path(sys.executable).parent
-    os.environ |= {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
-                   "HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}  # on this node, also inside a batch job
-    lab = f"close this, and in {ROOT}: make setup && .venv/bin/jupyter lab"
+def missing():
+    """Return what is missing and how to get it, as one line; None in the workshop's Python."""
     for module in MODULES:
         if importlib.util.find_spec(module) is None:
-            raise NotReady(f"{module} is missing: this is not the workshop's Python, but {sys.executable}; {lab}")
-    for file in files:
-        if not (ROOT / file).exists():
-            raise NotReady(f"{file} is missing; in {ROOT}: git checkout {file}")
-        if file.startswith("assets/records/") and file.endswith(".jsonl"):
-            published(Path(file).name)
+            return (f"{module} is missing: this is not the workshop's Python, but {sys.executable};"
+                    f" close this, and in {TOP}: make setup && .venv/bin/jupyter lab")
+    return None
+
+
+def prepare():
+    """Set the path of modules, the environment of commands, and how figures are shown."""
+    if str(TOP) not in sys.path:
+        sys.path.append(str(TOP))
+    here = Path(sys.executable).parent
+    os.environ["PATH"] = f"{here}{os.pathsep}{os.environ['PATH']}"
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["HYDRA_LAUNCHER"] = "fork"  # mpiexec stays on this node, inside a batch job, too
+    os.environ["HYDRA_RMK"] = "user"
     if not shutil.which("mpiexec"):
-        os.environ["PATH"] = f"{stand_in()}{os.pathsep}{os.environ['PATH']}"
+        folder = tempfile.mkdtemp()
+        os.symlink(TOP / "tools" / "notebooks" / "recorded_ranks.py", f"{folder}/mpiexec")
+        os.environ["PATH"] += f"{os.pathsep}{folder}"
         print("no mpiexec here: cells that start ranks show their record")
-    print("ready")
+    from matplotlib_inline.backend_inline import set_matplotlib_formats
+    set_matplotlib_formats("retina", bbox_inches=None)  # sharp, and as large as the cell says
 
 
-@cache
-def stand_in():
-    """A folder with an mpiexec that shows records."""
-    folder = tempfile.mkdtemp()
-    os.symlink(ROOT / "tools" / "notebooks" / "recorded_ranks.py", f"{folder}/mpiexec")
-    return folder
+if __name__ == "__main__":
+    problem = missing()
+    if problem:
+        print(problem, file=sys.stderr)
+    else:
+        prepare()
+        print("ready")
