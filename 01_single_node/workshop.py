@@ -21,7 +21,9 @@ SHARED_GPU = "not every rank has a GPU of its own that its library can use"
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        sys.exit(message)  # one line, which run() prints on one rank
+        if launched()[1] == 0:  # all ranks have the same flags
+            print(f"{self.prog}: {message}", file=sys.stderr)
+        sys.exit(2)
 
 
 def make_parser(doc: str, lr: float) -> Parser:

@@ -150,21 +150,52 @@ def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
     return index if None not in uuids and len(set(uuids)) == len(uuids) else None
 
 
+class SameOnAllRanks(SystemExit):
+    """An exit of all ranks with the same line, which rank 0 prints."""
+
+
+def exit_together(line: str | None) -> None:
+    """All ranks call it: if one of them has a line, all exit with it."""
+    for line in filter(None, gather(line)):
+        raise SameOnAllRanks(line)
+
+
 @contextmanager
 def rank_0_first(rank: int) -> Iterator[None]:
-    """Rank 0 runs the block, then all others do."""
+    """Rank 0 runs the block, then all others do; a sys.exit("a line") on one of them ends all."""
+    line = None
     if rank > 0:
-        gather("rank 0 is done")
-    yield
+        exit_together(None)  # wait for rank 0
+    try:
+        yield
+    except SystemExit as end:
+        line = end.code
+    exit_together(line)
     if rank == 0:
-        gather("rank 0 is done")
+        exit_together(None)  # wait for the others
+
+
+def fails_first(rank: int, world_size: int) -> bool:
+    """Whether this rank is to say why the job ends; waits a moment for ranks that fail, too."""
+    dist = sys.modules.get("torch.distributed")
+    if not dist or not dist.is_initialized():
+        time.sleep(5 if rank > 0 else 0)  # if rank 0 fails, too, its end ends this rank
+        return True
+    first = False
+    with suppress(RuntimeError):  # rank 0, which hosts the store, has ended
+        store = dist.distributed_c10d._get_default_store()
+        first = store.add("failed ranks", 1) == 1
+        deadline = time.monotonic() + 3
+        while store.add("failed ranks", 0) < world_size and time.monotonic() < deadline:
+            time.sleep(0.05)
+    return first
 
 
 def run(main: Callable[[], None]) -> None:
     """Call main() on this rank; where it fails, say why and end the job.
 
     sys.exit("a line") prints that line, with exit code 2; an exception its traceback. Where several
-    ranks fail, one of them speaks.
+    ranks fail, the first one speaks.
     """
     _, rank, world_size = launched()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from each rank
@@ -172,30 +203,24 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
     except SystemExit as end:
-        code = end.code or 0
+        code, same = end.code or 0, isinstance(end, SameOnAllRanks)
         if isinstance(code, str):
             code, message = 2, code
     except Exception:
         if world_size == 1:
             raise
-        code, message = 1, traceback.format_exc()
+        code, message, same = 1, traceback.format_exc(), False
 
-    dist = sys.modules.get("torch.distributed")
-    met = dist and dist.is_initialized()
     if message:
-        speaks = rank == 0
-        with suppress(RuntimeError):  # the store has ended
-            if met:
-                store = dist.distributed_c10d._get_default_store()
-                speaks = store.add("failed ranks", 1) == 1
-        if not speaks:
-            time.sleep(5)  # the end of the rank that speaks ends this one, too; else it was alone
-        number = f"rank {rank}: " if rank > 0 else ""
-        print(f"{os.path.basename(sys.argv[0])}: {number}{message}", file=sys.stderr, flush=True)
-        time.sleep(1)  # the launcher passes on what was printed
+        if rank == 0 if same else fails_first(rank, world_size):
+            number = f"rank {rank}: " if rank > 0 else ""
+            program = os.path.basename(sys.argv[0])
+            print(f"{program}: {number}{message}", file=sys.stderr, flush=True)
+        time.sleep(0.5)  # the launcher passes on what was printed
     if code:
         sys.stdout.flush()
         os._exit(code)  # a pending collective would block a normal exit; the launcher ends the job
-    if met:
+    dist = sys.modules.get("torch.distributed")
+    if dist and dist.is_initialized():
         dist.destroy_process_group()  # gloo's threads may abort if they outlive Python
         time.sleep(0.2)  # FSDP and DeepSpeed keep these threads: they let go of their tensors
