@@ -156,8 +156,9 @@ class SameOnAllRanks(SystemExit):
 
 def exit_together(line: str | None) -> None:
     """All ranks call it: if one of them has a line, all exit with it."""
-    for line in filter(None, gather(line)):
-        raise SameOnAllRanks(line)
+    lines = [text for text in gather(line) if text]
+    if lines:
+        raise SameOnAllRanks(lines[0])
 
 
 @contextmanager
