@@ -2,24 +2,26 @@
 
     python main.py                      # five epochs of handwritten digits, a few seconds
 
-ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
+ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
+and measuring.
 """
 
 import os
-import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
+import workshop
 from ranks import refuse_lone_ranks, run
+from report import Report
 
 
-def build_model(name: str, images: torch.Tensor) -> nn.Module:
+def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
     if name != "cnn":
         from torchvision.models import get_model
         return get_model(name, num_classes=10)
-    channels, side = images.shape[1], (images.shape[-1] - 4) // 2
+    channels, side = image_shape[0], (image_shape[-1] - 4) // 2
     return nn.Sequential(  # no BatchNorm, no dropout: any number of ranks trains the same
         nn.Conv2d(channels, 32, 3), nn.ReLU(),
         nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
@@ -28,15 +30,19 @@ def build_model(name: str, images: torch.Tensor) -> nn.Module:
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """A batch is one dataset[indices], fast with tensors; other data sets want batch_size=size."""
+    """A batch is one dataset[indices], fast with arrays; other data sets want batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
                       pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
 
 
 def main():
     # The device: one process, one GPU or CPU.
-    args = workshop.parse_args(__doc__)
     refuse_lone_ranks(1, one_process=True)  # several would each train the same
+    parser = workshop.make_parser(__doc__, lr=0.2)
+    parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--profile", metavar="FILE", help="trace three steps, for perfetto.dev")
+    args = parser.parse_args()
     device = workshop.choose_device(args)  # a GPU where there is one, else the CPU
     if device.type != "cpu":
         torch.set_float32_matmul_precision("high")  # TF32: fp32 products keep 10 bits of 23
@@ -44,50 +50,56 @@ def main():
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: every epoch is shuffled anew; a remainder that fills no batch stays out.
-    args.global_batch_size = args.batch_size = args.global_batch_size or args.batch_size or 64
-    workshop.check(args, device.type)
-    train, test = workshop.load_tensors(args)
-    layout = workshop.memory_format(args, device.type)
-    std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
+    # Batch and data: each epoch has another order; a remainder that fills no batch stays out.
+    global_batch = batch = args.global_batch_size or args.batch_size
+    workshop.check(args, device.type, global_batch)
+    train, test = workshop.load_data(args, global_batch)
+    mean, std = train.images[:256].mean(), train.images[:256].std()
+    layout = torch.contiguous_format
+    if device.type != "cpu" or args.precision == "bf16":
+        layout = torch.channels_last  # a pixel's channels are neighbours: fast convolutions
 
     def standardised(images):
         return ((images.to(dtype) - mean) / std).to(memory_format=layout)
 
     sampler = RandomSampler(train, generator=torch.Generator())
-    train_batches = batches(train, sampler, args.batch_size, device, drop_last=True)
-    test_batches = batches(test, range(len(test)), args.batch_size, device)
+    train_batches = batches(train, sampler, batch, device, drop_last=True)
+    test_batches = batches(test, range(len(test)), batch, device)
 
     # The model and its optimizer.
-    model = build_model(args.model, train.tensors[0]).to(device, dtype, memory_format=layout)
+    model = build_model(args.model, train.images.shape[1:]).to(device, dtype, memory_format=layout)
     if args.compile:
         model.compile()
-    lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
+    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
 
     # Resume: continue after the epoch that was saved.
     step = 0
-    if args.resume:
-        with workshop.resuming(args):
-            checkpoint = torch.load(args.checkpoint, map_location="cpu")
-            workshop.refuse_other(checkpoint["training"], args)
-            model.load_state_dict(checkpoint["model"])
-            optimizer.load_state_dict(checkpoint["optimizer"])
-            step = checkpoint["step"]
-            del checkpoint  # or it stays in memory
+    training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
+                "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
+    if workshop.resumes(args):
+        checkpoint = torch.load(args.checkpoint, map_location="cpu")
+        workshop.refuse_other(checkpoint["training"], training)
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        step = checkpoint["step"]
+        del checkpoint  # or it stays in memory
 
     # Training.
-    epoch_steps = len(train) // args.global_batch_size
+    epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    report = workshop.Report("01_single_node", args, device.type, parameters, len(train))
-    report.begin(step, last_step, epoch_steps, lr)
+    report = Report(args, chapter="01_single_node", ranks=1, nodes=1,
+                    device=device.type, **training, batch_size=batch,
+                    parameters=parameters)
+    report.begin(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         sampler.generator.manual_seed(args.seed + epoch)  # another order each epoch
         losses, hits = [], []
-        for images, labels in report.steps(train_batches):
+        report.start()
+        for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
@@ -99,10 +111,13 @@ def main():
             step += 1
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
+            report.step(step)
+            if step == last_step:  # --max-steps
+                break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
         if args.checkpoint and step % epoch_steps == 0:
-            state = {"training": workshop.training_of(args), "step": step,
+            state = {"training": training, "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, f"{args.checkpoint}.tmp")
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file

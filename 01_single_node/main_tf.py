@@ -2,31 +2,35 @@
 
     python main_tf.py                   # five epochs of handwritten digits, a few seconds
 
-ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
+ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
+and measuring.
 """
 
 import json
 import math
 import os
-import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
+import sys
 
 import numpy as np
 
+import workshop
 from ranks import refuse_lone_ranks, run
+from report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors, not what TensorFlow was compiled for
-with workshop.quiet():
-    import keras
-    import tensorflow as tf
-    from keras import layers
+sys.modules["triton"] = None  # torchvision, which loads MNIST, would import it; here it crashes
+import keras
+import tensorflow as tf
+from keras import layers
 
 
-def build_model(name: str, images: tf.Tensor) -> keras.Model:
-    inputs = keras.Input(images.shape[1:])
+def build_model(name: str, image_shape: tuple[int, ...]) -> keras.Model:
+    channels, height, width = image_shape
+    inputs = keras.Input((height, width, channels))
     if name != "cnn":
         from resnet import resnet
-        return resnet(name, inputs, workshop.CLASSES)
+        return resnet(name, inputs, 10)
     x = layers.Conv2D(32, 3, activation="relu")(inputs)  # no BatchNorm, no dropout: any
     x = layers.Conv2D(64, 3, activation="relu")(x)       # number of ranks trains the same
     x = layers.Flatten()(layers.MaxPooling2D(2)(x))
@@ -34,10 +38,18 @@ def build_model(name: str, images: tf.Tensor) -> keras.Model:
     return keras.Model(inputs, layers.Dense(10)(x))
 
 
+def batches(dataset, order, size):
+    """Images and labels, batch by batch, in the order of these indices."""
+    for indices in np.split(order, range(size, len(order), size)):
+        yield dataset[indices]
+
+
 def main():
     # The device: one process, one GPU or CPU.
-    args = workshop.parse_args(__doc__)
     refuse_lone_ranks(1, one_process=True)  # several would each train the same
+    parser = workshop.make_parser(__doc__, lr=0.2)
+    parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
+    args = parser.parse_args()
     gpus = tf.config.list_physical_devices("GPU")[:1] if args.device != "cpu" else []
     if not gpus:
         workshop.take_cpu(args)
@@ -54,23 +66,20 @@ def main():
     keras.config.set_dtype_policy(policy)
     dtype = tf.as_dtype(keras.config.floatx())
 
-    # Batch and data: every epoch is shuffled anew; a remainder that fills no batch stays out.
-    args.global_batch_size = args.batch_size = args.global_batch_size or args.batch_size or 64
-    workshop.check(args, device)
-    train, test = workshop.load_data(args)
-    images, labels = tf.constant(train[0].transpose(0, 2, 3, 1)), train[1]  # channels come last
-    test_images, test_labels = tf.constant(test[0].transpose(0, 2, 3, 1)), test[1]
-    some = tf.cast(images[:256], dtype)
-    std, mean = tf.math.reduce_std(some), tf.reduce_mean(some)
+    # Batch and data: each epoch has another order; a remainder that fills no batch stays out.
+    global_batch = batch = args.global_batch_size or args.batch_size
+    workshop.check(args, device, global_batch)
+    train, test = workshop.load_data(args, global_batch)
+    mean, std = float(train.images[:256].mean()), float(train.images[:256].std())
 
     @tf.function(reduce_retracing=True)
-    def standardised(images, batch):
-        batch %= tf.shape(images, tf.int64)[0]  # synthetic images are fewer than their labels
-        return (tf.cast(tf.gather(images, batch), dtype) - mean) / std
+    def standardised(images):
+        images = tf.transpose(tf.cast(images, dtype), (0, 2, 3, 1))  # channels come last
+        return (images - mean) / std
 
     # The model and its optimizer.
-    model = build_model(args.model, images)
-    lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
+    model = build_model(args.model, train.images.shape[1:])
+    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
     optimizer = keras.optimizers.SGD(lr, momentum=0.9)
     optimizer.build(model.trainable_variables)
     state = {variable.path: variable for variable in model.variables + optimizer.variables}
@@ -91,47 +100,54 @@ def main():
 
     # Resume: continue after the epoch that was saved.
     step = 0
-    if args.resume:
-        with workshop.resuming(args), np.load(args.checkpoint) as arrays:
-            workshop.refuse_other(json.loads(str(arrays["training"])), args)
+    training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
+                "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
+    if workshop.resumes(args):
+        with np.load(args.checkpoint) as arrays:
+            workshop.refuse_other(json.loads(str(arrays["training"])), training)
             for name, variable in state.items():
                 variable.assign(arrays[name])
             step = int(arrays["step"])
 
     # Training.
-    n, size = len(labels), args.batch_size
-    epoch_steps = n // args.global_batch_size
+    epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
-    report = workshop.Report("01_single_node/main_tf.py", args, device, parameters, n)
-    report.begin(step, last_step, epoch_steps, lr)
+    report = Report(args, chapter="01_single_node/main_tf.py", ranks=1, nodes=1,
+                    device=device, **training, batch_size=batch,
+                    parameters=parameters)
+    report.begin(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
-        order = np.random.default_rng(args.seed + epoch).permutation(n)  # another order each epoch
+        order = np.random.default_rng(args.seed + epoch).permutation(len(train))
         losses, hits = [], []
-        for place in report.steps(range(0, epoch_steps * size, size)):
+        report.start()
+        for images, labels in batches(train, order[:epoch_steps * batch], batch):
             optimizer.learning_rate = lr * min(1, (step + 1) / warmup_steps)
-            batch = order[place:place + size]
-            loss, right = train_step(standardised(images, batch), labels[batch])
+            loss, right = train_step(standardised(images), labels)
             step += 1
             losses.append(loss)
             hits.append(right)
-            losses[-2:][0].numpy()  # a GPU may be one step behind: so these are times of steps
-        means = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(hits, dtype)) / size])
+            if len(losses) > 1:
+                losses[-2].numpy()  # a GPU may be one step behind: so these are times of steps
+            report.step(step)
+            if step == last_step:  # --max-steps
+                break
+        means = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(hits, dtype)) / batch])
         report.epoch(epoch, *means.numpy().tolist())
         epoch_done = step % epoch_steps == 0
         if args.checkpoint and epoch_done:
             arrays = {name: variable.numpy() for name, variable in state.items()}
             with open(f"{args.checkpoint}.tmp", "wb") as file:
-                np.savez(file, training=json.dumps(workshop.training_of(args)), step=step, **arrays)
+                np.savez(file, training=json.dumps(training), step=step, **arrays)
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
 
     # Evaluation: every test image once.
-    right, own = 0, np.arange(len(test_labels))
-    for batch in np.split(own, range(size, len(own), size)):
-        right += count_right(standardised(test_images, batch), test_labels[batch])
-    report.end(int(right), len(test_labels))
+    right = 0
+    for images, labels in batches(test, np.arange(len(test)), batch):
+        right += count_right(standardised(images), labels)
+    report.end(int(right), len(test))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ the four layers. Counted in the last step:
                     a ring all-reduce 2 (ranks - 1) / ranks times (Patarasuk and Yuan,
                     doi:10.1016/j.jpdc.2008.09.002)
 
-ranks.py and workshop.py beside it are those of main.py.
+ranks.py and workshop.py are those of main.py.
 """
 
 import json
@@ -26,7 +26,6 @@ import sys
 import weakref
 from collections import Counter
 from importlib.util import find_spec
-from workshop import Parser, refuse_unwritable, whole
 
 import numpy as np
 import torch
@@ -41,6 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ranks import find_ranks, gather, run
+from workshop import Parser, refuse_unwritable
 
 LAYERS, IMAGES, PIXELS, CLASSES = 4, 1797, 64, 10
 LEARNING_RATE, TOLERANCE = 1.5, 1e-12  # the rate per 256 images of batch: the linear rule
@@ -282,9 +282,9 @@ def parse_args():
     add = parser.add_argument
     add("ways", nargs="*", default=[*WAYS][:3], metavar="WAY",
         help=f"of {', '.join(WAYS)} (the first three)")
-    add("--batch-size", type=whole, default=64, help="images a step on all ranks together (64)")
-    add("--width", type=whole, default=256, help="outputs of each layer but the last (256)")
-    add("--micro-batches", type=whole, default=4, help="of a pipeline's batch (4)")
+    add("--batch-size", type=int, default=64, help="images a step on all ranks together (64)")
+    add("--width", type=int, default=256, help="outputs of each layer but the last (256)")
+    add("--micro-batches", type=int, default=4, help="of a pipeline's batch (4)")
     add("--results", metavar="FILE", help="append a JSON line for each way and rank")
     return parser.parse_args()
 
@@ -295,7 +295,7 @@ def check(args, world_size):
         sys.exit(f"{' '.join(args.ways)}: the ways are {', '.join(WAYS)}")
     if args.batch_size > IMAGES:
         sys.exit(f"--batch-size: there are {IMAGES} images")
-    if args.batch_size % 4 or args.width % 4:
+    if min(args.batch_size, args.width) < 4 or args.batch_size % 4 or args.width % 4:
         sys.exit("--batch-size and --width: take multiples of 4, to be shared")
     if args.micro_batches < world_size or args.batch_size % args.micro_batches:
         sys.exit(f"--micro-batches: at least {world_size}, one for each stage, and a divisor of "

@@ -1,22 +1,22 @@
 """Checkpoints to which every rank writes a part: a folder, whose file latest names a whole one."""
 
-import argparse
 import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from workshop import refuse_other, training_of
 
 import torch.distributed as dist
 
+from workshop import refuse_other
 
-def save(args: argparse.Namespace, step: int, write: Callable[[str], None]) -> None:
-    """Every rank writes its part by write("step22"), a folder in args.checkpoint.
+
+def save(checkpoint: str, training: dict, step: int, write: Callable[[str], None]) -> None:
+    """Every rank writes its part by write("step22"), a folder in the checkpoint's.
 
     When all have, rank 0 puts that name into latest, and removes the checkpoint before.
     """
-    folder, place = Path(args.checkpoint), f"step{step}"
+    folder, place = Path(checkpoint), f"step{step}"
     if dist.get_rank() == 0:
         shutil.rmtree(folder / place, ignore_errors=True)  # of a job that was killed in between
     dist.barrier()
@@ -25,15 +25,15 @@ def save(args: argparse.Namespace, step: int, write: Callable[[str], None]) -> N
     if dist.get_rank() == 0:
         latest = folder / "latest"
         before = latest.read_text() if latest.exists() else None
-        (folder / place / "training.json").write_text(json.dumps(training_of(args)))
+        (folder / place / "training.json").write_text(json.dumps(training))
         (folder / "latest.tmp").write_text(place)
         os.replace(folder / "latest.tmp", latest)  # never a half-written file
         if before:
             shutil.rmtree(folder / before)
 
 
-def last_saved(args: argparse.Namespace) -> str:
-    """Return what latest names. Raises ValueError where it is of another training."""
-    place = Path(args.checkpoint, "latest").read_text()
-    refuse_other(json.loads(Path(args.checkpoint, place, "training.json").read_text()), args)
+def last_saved(checkpoint: str, training: dict) -> str:
+    """Return what latest names; exit with one line where it is of another training."""
+    place = Path(checkpoint, "latest").read_text()
+    refuse_other(json.loads(Path(checkpoint, place, "training.json").read_text()), training)
     return place

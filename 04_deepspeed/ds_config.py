@@ -3,7 +3,6 @@
 Most of what DeepSpeed would answer with a traceback, or not at all, is one line here.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -19,11 +18,10 @@ KINDS = {"gradient_accumulation_steps": (int,), "gradient_clipping": (int, float
          "bf16": (dict,), "fp16": (dict,), "zero_optimization": (dict,)}
 
 
-def read_config(args: argparse.Namespace, device: str, zero: dict | None = None) -> dict:
-    """Return the configuration as a dict, with the options of ZeRO and the precision of the flags.
+def read_config(precision: str, device: str, zero: dict | None = None) -> tuple[dict, str]:
+    """Return the configuration, with the options of ZeRO, and the precision of it and the flag.
 
-    A precision that the file asks for is put into args. Exits with a line where file and flags
-    contradict each other.
+    Exits with a line where file and flags contradict each other.
     """
     config = read_file()
     if {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys():
@@ -32,23 +30,23 @@ def read_config(args: argparse.Namespace, device: str, zero: dict | None = None)
         if config.get("zero_optimization", {}).keys() & zero.keys():
             sys.exit(f"ds_config.json: take {', '.join(zero)} out of it, flags set them")
         config["zero_optimization"] = config.get("zero_optimization", {}) | zero
-    if args.precision == "bf16":
+    if precision == "fp64":
+        sys.exit("--precision fp64: DeepSpeed has none; take fp32")
+    if precision == "bf16":
         config["bf16"] = {"enabled": True}
     for name in ("bf16", "fp16"):
         if config.get(name, {}).get("enabled"):
-            args.precision = name
-    if args.precision == "fp64":
-        sys.exit("--precision fp64: DeepSpeed has none; take fp32")
-    if args.precision == "fp16" and device == "cpu":
+            precision = name
+    if precision == "fp16" and device == "cpu":
         sys.exit("ds_config.json: fp16 needs a GPU: take it out")
-    return config
+    return config, precision
 
 
 def read_file():
     try:
         config = json.loads(CONFIG.read_text())
     except ValueError as problem:
-        sys.exit(f"ds_config.json beside main.py: {problem}")
+        sys.exit(f"ds_config.json: {problem}")
     if not isinstance(config, dict):
         sys.exit('ds_config.json: it has to be {"key": value, ...}')
     config.setdefault("gradient_accumulation_steps", 1)
@@ -61,7 +59,7 @@ def read_file():
 
 
 def import_deepspeed(device: torch.device) -> ModuleType:
-    """DeepSpeed without what it says and compiles at its start.
+    """Return DeepSpeed, without what it prints and compiles at its start.
 
     It takes LOCAL_RANK for the number of this rank's GPU. A rank that sees its own GPU only has
     number 0 (deepspeed/runtime/engine.py, _set_distributed_vars; zero/partition_parameters.py).
@@ -93,7 +91,7 @@ def initialize(deepspeed: ModuleType, model: nn.Module, **options: object) -> tu
 
 
 def keep_statistics(norm: nn.Module, dtype: torch.dtype) -> None:
-    """Keep BatchNorm's running mean and variance in fp32 beside those that it computes with.
+    """Keep BatchNorm's running mean and variance in fp32, next to those that it computes with.
 
     In bf16 they would not move any more where an update is below 1/256 of their value.
     """

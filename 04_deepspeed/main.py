@@ -2,28 +2,31 @@
 
     mpiexec -n 2 python main.py         # or srun, torchrun, deepspeed; python alone is one rank
 
-ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
+ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
+and measuring.
 """
 
+import faulthandler
 from datetime import timedelta
 from functools import partial
-import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
+import workshop
 from checkpoints import last_saved, save
 from ds_config import import_deepspeed, initialize, read_config
-from ranks import alarm, find_ranks, gather, rank_0_first, run
+from ranks import find_ranks, gather, rank_0_first, run
+from report import Report
 
 
-def build_model(name: str, images: torch.Tensor) -> nn.Module:
+def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
     if name != "cnn":
         from torchvision.models import get_model
         return get_model(name, num_classes=10)
-    channels, side = images.shape[1], (images.shape[-1] - 4) // 2
+    channels, side = image_shape[0], (image_shape[-1] - 4) // 2
     return nn.Sequential(  # no BatchNorm, no dropout: any number of ranks trains the same
         nn.Conv2d(channels, 32, 3), nn.ReLU(),
         nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
@@ -32,15 +35,19 @@ def build_model(name: str, images: torch.Tensor) -> nn.Module:
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """A batch is one dataset[indices], fast with tensors; other data sets want batch_size=size."""
+    """A batch is one dataset[indices], fast with arrays; other data sets want batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
                       pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
 
 
 def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
-    args = workshop.parse_args(__doc__)
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
+    parser = workshop.make_parser(__doc__, lr=0.2)
+    parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--profile", metavar="FILE", help="trace three steps, for perfetto.dev")
+    args = parser.parse_args()
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
     timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
     dist.init_process_group(workshop.backend(args), timeout=timeout)
@@ -54,56 +61,61 @@ def main():
 
     # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
     with rank_0_first(rank):  # rank 0, which may download, then all others
-        config = read_config(args, device.type)
-        accumulation = config["gradient_accumulation_steps"]  # backward passes in a step
-        parts = world_size * accumulation
-        args.global_batch_size = args.global_batch_size or parts * (args.batch_size or 64)
-        args.batch_size = config["train_micro_batch_size_per_gpu"] = args.global_batch_size // parts
-        workshop.check(args, device.type, world_size, accumulation)
-        train, test = workshop.load_tensors(args)
+        config, precision = read_config(args.precision, device.type)
+        parts = world_size * config["gradient_accumulation_steps"]  # backward passes in a step
+        global_batch = args.global_batch_size or parts * args.batch_size
+        batch = config["train_micro_batch_size_per_gpu"] = global_batch // parts  # per backward
+        workshop.check(args, device.type, global_batch, parts)
+        train, test = workshop.load_data(args, global_batch)
     deepspeed = import_deepspeed(device)
-    compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision, dtype)
-    layout = workshop.memory_format(args, device.type)
-    std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
+    compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
+    mean, std = train.images[:256].mean(), train.images[:256].std()
+    layout = torch.contiguous_format
+    if device.type != "cpu" or precision == "bf16":
+        layout = torch.channels_last  # a pixel's channels are neighbours: fast convolutions
 
     def standardised(images):
         return ((images.to(dtype) - mean) / std).to(compute, memory_format=layout)
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    train_batches = batches(train, sampler, args.batch_size, device, drop_last=True)
-    test_batches = batches(test, range(rank, len(test), world_size), args.batch_size, device)
+    train_batches = batches(train, sampler, batch, device, drop_last=True)
+    test_batches = batches(test, range(rank, len(test), world_size), batch, device)
 
     # The model and its optimizer.
-    model = build_model(args.model, train.tensors[0]).to(device, dtype)  # DeepSpeed: plain strides
+    model = build_model(args.model, train.images.shape[1:]).to(device, dtype)  # plain strides
     if args.compile:
         model.compile()
-    lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
+    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
     engine, optimizer = initialize(deepspeed, model=model, optimizer=optimizer, config=config)
 
     # Resume: continue after the epoch that was saved. Every rank reads the file.
     step = 0
-    if args.resume:
-        with workshop.resuming(args, world_size):
-            engine.load_checkpoint(args.checkpoint, last_saved(args))
-            step = engine.global_steps
+    training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
+                "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
+    if workshop.resumes(args):
+        engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))
+        step = engine.global_steps
 
     # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
-    epoch_steps = len(train) // args.global_batch_size
+    epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     nodes = gather(local_rank).count(0)  # each node has one local rank 0
-    report = workshop.Report("04_deepspeed", args, device.type, parameters, len(train),
-                             rank, world_size, nodes)
-    report.begin(step, last_step, epoch_steps, lr)
+    report = Report(args, rank, chapter="04_deepspeed", ranks=world_size, nodes=nodes,
+                    device=device.type, **training, batch_size=batch,
+                    parameters=parameters)
+    report.begin(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         sampler.set_epoch(epoch)  # else every epoch has the same order
         losses, hits = [], []
-        for images, labels in report.steps(train_batches, accumulation):
+        report.start()
+        for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
-            alarm(args.timeout)  # DeepSpeed's own groups wait for half an hour
+            # DeepSpeed's own groups wait for half an hour. Each call restarts the clock.
+            faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             logits = engine(standardised(images))
             loss = nn.functional.cross_entropy(logits.to(dtype), labels)
@@ -112,13 +124,17 @@ def main():
             step = engine.global_steps
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
+            report.step(step)
+            if step in (last_step, (epoch + 1) * epoch_steps):  # leftover micro-batches stay out
+                break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= world_size
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its part
-            save(args, step, partial(engine.save_checkpoint, args.checkpoint, save_latest=False))
-    alarm(0)
+            save(args.checkpoint, training, step, partial(
+                engine.save_checkpoint, args.checkpoint, save_latest=False))
+    faulthandler.cancel_dump_traceback_later()
 
     # Evaluation: every test image once. Not through `engine`: ranks may have more or fewer batches.
     for buffer in model.buffers():

@@ -40,11 +40,13 @@ def count(groups, device):
 class Accounting:
     """Counts the bytes of one training step.
 
-    `tensors()` gives {role: tensors} of what the rank holds just now.
+    `tensors()` gives {role: tensors} of what the rank holds just now. batch_bytes: those that a
+    step's images may have.
     """
 
-    def __init__(self, model, tensors, data, device):
-        self.model, self.tensors, self.data, self.device = model, tensors, data, device
+    def __init__(self, model, tensors, batch_bytes, device):
+        self.model, self.tensors, self.device = model, tensors, device
+        self.batch_bytes = batch_bytes
         self.bytes, self.hooks, self.problem = {}, [], None
 
     def watch(self):
@@ -93,15 +95,14 @@ class Accounting:
             if role != "master copy" and not storages(self.tensors()[role]):
                 self.problem = f"no {role} where this program looks for them"
                 return
-        batch = 4 * sum(tensor.nbytes for tensor in self.data)  # a step's images in fp32, at most
         until = time.monotonic() + 5
         while time.monotonic() < until:  # gloo's thread may hold an averaged bucket for a moment
             gc.collect()  # what is only waiting to be collected
             everything = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-            groups = self.tensors() | {"data": self.data, "unclassified": everything}
+            groups = self.tensors() | {"unclassified": everything}
             self.bytes |= count(groups, self.device)
             known = sum(storages(everything, self.device).values())
-            if self.bytes["unclassified"] <= 0.05 * known + batch:
+            if self.bytes["unclassified"] <= 0.05 * known + self.batch_bytes:
                 return
             del everything, groups  # or the next look finds what they hold
         self.problem = f"{self.bytes['unclassified']:,} bytes of tensors of unknown use"
@@ -168,7 +169,7 @@ def deepspeed_formula(args: argparse.Namespace, ranks: int, sizes: list[int],
                       compute: torch.dtype) -> dict[str, float]:
     """formula() for DeepSpeed's ZeRO and Adam: a master copy in fp32 and two moments."""
     on_gpu = args.offload == "none"
-    has_master = args.stage > 0 or args.precision != "fp32"
+    has_master = args.stage > 0 or compute != torch.float32
     expected = formula(args.stage, ranks, sum(sizes), max(sizes), width=compute.itemsize,
                        gathered=compute.itemsize, master=4 if has_master and on_gpu else 0,
                        moments=8 if on_gpu else 0)

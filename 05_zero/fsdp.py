@@ -1,14 +1,15 @@
 """Train the same perceptron with PyTorch's own sharding: FSDP2 for stage 3, and for stage 1 Adam's.
 
-    mpiexec -n 2 python fsdp.py                 # each rank's bytes beside the formula's
+    mpiexec -n 2 python fsdp.py                 # each rank's bytes next to the formula's
     mpiexec -n 4 python fsdp.py --width 4096 --layers 24 --precision bf16
 
-ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
+ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
+and measuring.
 """
 
+import sys
 from datetime import timedelta
 from functools import partial
-import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import torch
 import torch.distributed as dist
@@ -19,10 +20,11 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
+import workshop
 from accounting import Accounting, held_by_pytorch, pytorch_formula, report_bytes
-from flags import check_stage, parse_args
 from perceptron import build_model
 from ranks import find_ranks, gather, rank_0_first, run
+from report import Report
 from sharded import load, load_from_rank_0, refuse_sums, save
 
 
@@ -45,15 +47,22 @@ def shard(model, args, device):
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """A batch is one dataset[indices], fast with tensors; other data sets want batch_size=size."""
+    """A batch is one dataset[indices], fast with arrays; other data sets want batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
                       pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
 
 
 def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
-    args = parse_args(__doc__, stages=(1, 3), stage=3)
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
+    parser = workshop.make_parser(__doc__, lr=0.002)
+    add = parser.add_argument
+    add("--stage", type=int, choices=(1, 3), default=3, help="of ZeRO (3)")
+    add("--width", type=int, default=1024, help="outputs of each layer (1024)")
+    add("--layers", type=int, default=10, help="between the first and the last (10)")
+    add("--offload", choices=("none", "cpu"), default="none",
+        help="where the optimizer's part is (none)")
+    args = parser.parse_args()
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
     timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
     dist.init_process_group(workshop.backend(args), timeout=timeout)
@@ -66,24 +75,27 @@ def main():
     torch.manual_seed(args.seed)
 
     # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
-    args.global_batch_size = args.global_batch_size or world_size * (args.batch_size or 64)
-    args.batch_size = args.global_batch_size // world_size  # per rank; check() refuses a remainder
+    global_batch = args.global_batch_size or world_size * args.batch_size
+    batch = global_batch // world_size  # per rank; check() refuses a remainder
     with rank_0_first(rank):  # rank 0, which may download, then all others
-        workshop.check(args, device.type, world_size)
-        check_stage(args, device.type, offloads=(3,), saves=(3,))
-        train, test = workshop.load_tensors(args)
-    std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
+        workshop.check(args, device.type, global_batch, world_size)
+        if args.offload == "cpu" and (args.stage == 1 or device.type == "cpu"):
+            sys.exit("--offload cpu: only with --stage 3, on GPUs, whose memory it saves")
+        if args.checkpoint and args.stage == 1:
+            sys.exit("--checkpoint: only with --stage 3")
+        train, test = workshop.load_data(args, global_batch)
+    mean, std = train.images[:256].mean(), train.images[:256].std()
 
     def standardised(images):
         return (images.to(dtype) - mean) / std
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    train_batches = batches(train, sampler, args.batch_size, device, drop_last=True)
+    train_batches = batches(train, sampler, batch, device, drop_last=True)
 
     # The model and its optimizer.
     with torch.device("meta" if args.stage == 3 else device):  # meta: shapes, and no memory
-        model = build_model(args.width, args.layers, train.tensors[0]).to(dtype)
-    lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
+        model = build_model(args.width, args.layers, train.images[0].size).to(dtype)
+    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
     sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in model]
     if args.stage == 3:
         wrapped = shard(model, args, device)
@@ -95,26 +107,30 @@ def main():
 
     # Resume: continue after the epoch that was saved. Every rank reads the file.
     step = 0
-    if args.resume:
-        with workshop.resuming(args, world_size):
-            step = load(model, optimizer, args)
+    training = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
+                "stage": args.stage, "width": args.width, "layers": args.layers,
+                "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
+    if workshop.resumes(args):
+        step = load(model, optimizer, args.checkpoint, training)
 
     # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
-    epoch_steps = len(train) // args.global_batch_size
+    epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     nodes = gather(local_rank).count(0)  # each node has one local rank 0
-    report = workshop.Report("05_zero/fsdp.py", args, device.type, sum(sizes), len(train),
-                             rank, world_size, nodes)
+    report = Report(args, rank, chapter="05_zero/fsdp.py", ranks=world_size, nodes=nodes,
+                    device=device.type, **training, batch_size=batch, parameters=sum(sizes),
+                    offload=args.offload)
     account = Accounting(model, partial(held_by_pytorch, model, shards, optimizer),
-                         [*train.tensors, *test.tensors], device)
+                         4 * train.images.nbytes, device)
     watched = step + 1  # the second step from here: Adam has its state
-    report.begin(step, last_step, epoch_steps, lr)
+    report.begin(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         sampler.set_epoch(epoch)  # else every epoch has the same order
         losses, hits = [], []
-        for images, labels in report.steps(train_batches):
+        report.start()
+        for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             if step == watched:
@@ -131,24 +147,28 @@ def main():
             step += 1
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
+            report.step(step)
+            if step == last_step:  # --max-steps
+                break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= world_size
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its shards
-            save(model, optimizer, args, step)
+            save(model, optimizer, args.checkpoint, training, step)
 
     # Evaluation: every test image once, on one of the ranks, and in one batch each: at stage 3
     # the ranks gather layers together, and one with more batches than others would wait for them.
     model.eval()
-    images, labels = [part.to(device) for part in test[list(range(rank, len(test), world_size))]]
+    own = test[range(rank, len(test), world_size)]
+    images, labels = [torch.from_numpy(part).to(device) for part in own]
     with torch.no_grad():
         right = (model(standardised(images)).argmax(1) == labels).sum()
     dist.all_reduce(right, dist.ReduceOp.SUM)
     expected = pytorch_formula(args, world_size, sizes, dtype)
     memory = report_bytes(account, expected)
-    report.end(right.item(), len(test), model="perceptron", stage=args.stage, offload=args.offload,
-               memory=memory, memory_formula=expected, gradient_bytes=sum(sizes) * dtype.itemsize)
+    report.end(right.item(), len(test), memory=memory, memory_formula=expected,
+               gradient_bytes=sum(sizes) * dtype.itemsize)
     dist.barrier()  # rank 0 hosts the connections: it waits for all
 
 

@@ -1,26 +1,29 @@
 """Train a perceptron with ZeRO: --stage 1, 2 and 3 share out what every rank holds at stage 0.
 
-    mpiexec -n 2 python main.py --stage 3       # each rank's bytes beside the formula's
+    mpiexec -n 2 python main.py --stage 3       # each rank's bytes next to the formula's
     mpiexec -n 4 python main.py --stage 2 --width 4096 --layers 24 --precision bf16
 
-ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
+ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
+and measuring.
 """
 
+import faulthandler
+import sys
 from datetime import timedelta
 from functools import partial
-import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
+import workshop
 from accounting import Accounting, deepspeed_formula, held_by_deepspeed, layer_sizes, report_bytes
 from checkpoints import last_saved, save
 from ds_config import import_deepspeed, initialize, read_config
-from flags import check_stage, parse_args
 from perceptron import build_model
-from ranks import alarm, find_ranks, gather, rank_0_first, run
+from ranks import find_ranks, gather, rank_0_first, run
+from report import Report
 
 
 def zero_options(args):
@@ -32,15 +35,22 @@ def zero_options(args):
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """A batch is one dataset[indices], fast with tensors; other data sets want batch_size=size."""
+    """A batch is one dataset[indices], fast with arrays; other data sets want batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
                       pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
 
 
 def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
-    args = parse_args(__doc__, stages=(0, 1, 2, 3), stage=2)
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
+    parser = workshop.make_parser(__doc__, lr=0.002)
+    add = parser.add_argument
+    add("--stage", type=int, choices=(0, 1, 2, 3), default=2, help="of ZeRO (2)")
+    add("--width", type=int, default=1024, help="outputs of each layer (1024)")
+    add("--layers", type=int, default=10, help="between the first and the last (10)")
+    add("--offload", choices=("none", "cpu"), default="none",
+        help="where the optimizer's part is (none)")
+    args = parser.parse_args()
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
     timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
     dist.init_process_group(workshop.backend(args), timeout=timeout)
@@ -53,57 +63,62 @@ def main():
 
     # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
     with rank_0_first(rank):  # rank 0, which may download, then all others
-        check_stage(args, device.type, offloads=(1, 2, 3))
-        config = read_config(args, device.type, zero_options(args))
-        accumulation = config["gradient_accumulation_steps"]  # backward passes in a step
-        parts = world_size * accumulation
-        args.global_batch_size = args.global_batch_size or parts * (args.batch_size or 64)
-        args.batch_size = config["train_micro_batch_size_per_gpu"] = args.global_batch_size // parts
-        workshop.check(args, device.type, world_size, accumulation)
-        train, test = workshop.load_tensors(args)
+        config, precision = read_config(args.precision, device.type, zero_options(args))
+        parts = world_size * config["gradient_accumulation_steps"]  # backward passes in a step
+        global_batch = args.global_batch_size or parts * args.batch_size
+        batch = config["train_micro_batch_size_per_gpu"] = global_batch // parts  # per backward
+        workshop.check(args, device.type, global_batch, parts)
+        if args.offload == "cpu" and (args.stage == 0 or device.type == "cpu"):
+            sys.exit("--offload cpu: only with --stage 1, 2 or 3, on GPUs, whose memory it saves")
+        train, test = workshop.load_data(args, global_batch)
     deepspeed = import_deepspeed(device)
-    compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision, dtype)
-    std, mean = torch.std_mean(train.tensors[0][:256].to(dtype))
+    compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
+    mean, std = train.images[:256].mean(), train.images[:256].std()
 
     def standardised(images):
         return ((images.to(dtype) - mean) / std).to(compute)
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    train_batches = batches(train, sampler, args.batch_size, device, drop_last=True)
+    train_batches = batches(train, sampler, batch, device, drop_last=True)
 
     # The model and its optimizer.
     with deepspeed.zero.Init(config_dict_or_path=config, enabled=args.stage == 3):
-        model = build_model(args.width, args.layers, train.tensors[0])  # at stage 3 shards at once
-    lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
+        model = build_model(args.width, args.layers, train.images[0].size)  # stage 3: in shards
+    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
     adam = torch.optim.Adam(model.parameters(), lr=lr)
     sizes = layer_sizes(model)
     engine, optimizer = initialize(deepspeed, model=model, optimizer=adam, config=config)
 
     # Resume: continue after the epoch that was saved. Every rank reads the file.
     step = 0
-    if args.resume:
-        with workshop.resuming(args, world_size):
-            engine.load_checkpoint(args.checkpoint, last_saved(args))
-            step = engine.global_steps
+    training = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
+                "stage": args.stage, "width": args.width, "layers": args.layers,
+                "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
+    if workshop.resumes(args):
+        engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))
+        step = engine.global_steps
 
     # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
-    epoch_steps = len(train) // args.global_batch_size
+    epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     nodes = gather(local_rank).count(0)  # each node has one local rank 0
-    report = workshop.Report("05_zero", args, device.type, sum(sizes), len(train),
-                             rank, world_size, nodes)
+    report = Report(args, rank, chapter="05_zero", ranks=world_size, nodes=nodes,
+                    device=device.type, **training, batch_size=batch, parameters=sum(sizes),
+                    offload=args.offload)
     account = Accounting(model, partial(held_by_deepspeed, model, optimizer, adam),
-                         [*train.tensors, *test.tensors], device)
+                         4 * train.images.nbytes, device)
     watched = step + 1  # the second step from here: Adam has its state
-    report.begin(step, last_step, epoch_steps, lr)
+    report.begin(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         sampler.set_epoch(epoch)  # else every epoch has the same order
         losses, hits = [], []
-        for images, labels in report.steps(train_batches, accumulation):
+        report.start()
+        for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
-            alarm(args.timeout)  # DeepSpeed's own groups wait for half an hour
+            # DeepSpeed's own groups wait for half an hour. Each call restarts the clock.
+            faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             if step == watched:
                 account.watch()
@@ -116,25 +131,30 @@ def main():
             step = engine.global_steps
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
+            report.step(step)
+            if step in (last_step, (epoch + 1) * epoch_steps):  # leftover micro-batches stay out
+                break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= world_size
         report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its part
-            save(args, step, partial(engine.save_checkpoint, args.checkpoint, save_latest=False))
-    alarm(0)
+            save(args.checkpoint, training, step, partial(
+                engine.save_checkpoint, args.checkpoint, save_latest=False))
+    faulthandler.cancel_dump_traceback_later()
 
     # Evaluation: every test image once, on one of the ranks, and in one batch each: at stage 3
     # the ranks gather layers together, and one with more batches than others would wait for them.
     model.eval()
-    images, labels = [part.to(device) for part in test[list(range(rank, len(test), world_size))]]
+    own = test[range(rank, len(test), world_size)]
+    images, labels = [torch.from_numpy(part).to(device) for part in own]
     with torch.no_grad():
         right = (model(standardised(images)).argmax(1) == labels).sum()
     dist.all_reduce(right, dist.ReduceOp.SUM)
     expected = deepspeed_formula(args, world_size, sizes, compute)
     memory = report_bytes(account, expected)
-    report.end(right.item(), len(test), model="perceptron", stage=args.stage, offload=args.offload,
-               memory=memory, memory_formula=expected, gradient_bytes=sum(sizes) * compute.itemsize)
+    report.end(right.item(), len(test), memory=memory, memory_formula=expected,
+               gradient_bytes=sum(sizes) * compute.itemsize)
     dist.barrier()  # rank 0 hosts the connections: it waits for all
 
 

@@ -1,6 +1,5 @@
 """The network of this chapter's programs: linear layers alone, whose bytes are easy to count."""
 
-import torch
 from torch import nn
 
 
@@ -10,9 +9,9 @@ class Layer(nn.Linear):
         nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
 
 
-def build_model(width: int, layers: int, images: torch.Tensor) -> nn.Sequential:
+def build_model(width: int, layers: int, inputs: int) -> nn.Sequential:
     """Return a perceptron whose layers between the first and the last are equal."""
-    model, inputs = nn.Sequential(nn.Flatten()), images[0].numel()
+    model = nn.Sequential(nn.Flatten())
     for _ in range(layers + 1):
         model.extend([Layer(inputs, width), nn.ReLU()])
         inputs = width

@@ -1,6 +1,5 @@
 """What fsdp.py needs around its shards: checkpoints, and a check that gradients are averaged."""
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -21,24 +20,26 @@ from torch.optim import Optimizer
 import checkpoints
 
 
-def save(model: nn.Module, optimizer: Optimizer, args: argparse.Namespace, step: int) -> None:
+def save(model: nn.Module, optimizer: Optimizer, checkpoint: str, training: dict,
+         step: int) -> None:
     """Every rank writes its shards; any number of ranks can read them."""
     def write(place):
-        writer = dcp.FileSystemWriter(Path(args.checkpoint, place))
+        writer = dcp.FileSystemWriter(Path(checkpoint, place))
         writer.storage_meta = lambda: None  # a Path, which not every Python reads from another
         dcp.save(state_of(model, optimizer, step), storage_writer=writer)
 
-    checkpoints.save(args, step, write)
+    checkpoints.save(checkpoint, training, step, write)
 
 
-def load(model: nn.Module, optimizer: Optimizer, args: argparse.Namespace) -> int:
+def load(model: nn.Module, optimizer: Optimizer, checkpoint: str, training: dict) -> int:
     """Return the step; model and optimizer get the state that was saved.
 
     Like torch.load of old, dcp.load runs what a file tells it to: load only what you wrote.
     """
     state = state_of(model, optimizer, 0)
+    place = checkpoints.last_saved(checkpoint, training)
     try:
-        dcp.load(state, checkpoint_id=Path(args.checkpoint, checkpoints.last_saved(args)))
+        dcp.load(state, checkpoint_id=Path(checkpoint, place))
     except dcp.CheckpointException as problem:  # which is no Exception
         raise ValueError(str(problem)) from None
     set_state_dict(model, optimizer, model_state_dict=state["model"],

@@ -3,8 +3,8 @@
     python hdf5.py --workers 0                  # the process that trains reads, too
     mpiexec -n 2 python hdf5.py --workers 1     # a worker for each rank reads ahead
 
-Each rank reads its own part of each epoch's order, as in the chapters. The file is made at the first run. Prints images
-a second of all ranks, and checks that every image has arrived once.
+Each rank reads its own part of each epoch's order, as in the chapters. The first run makes the
+file. Prints images/s of all ranks, and checks that every image has arrived once.
 """
 
 import argparse
@@ -41,20 +41,19 @@ class Images(Dataset):
 
 
 def make_file(path: Path, images: int) -> None:
-    """Write random images, one to a chunk: what is read at random should lie alone. Image i has label i."""
+    """Write random images, each a chunk, so that it can be read alone. Image i has label i."""
     part = path.with_suffix(".part")
     with h5py.File(part, "w") as file:
-        shape = 3, SIDE, SIDE
+        shape, generator = (3, SIDE, SIDE), np.random.default_rng(0)
         data = file.create_dataset("images", (images, *shape), np.uint8, chunks=(1, *shape))
-        for start in range(0, images, 1024):
-            count = min(1024, images - start)
-            data[start:start + count] = np.random.default_rng(start).integers(256, size=(count, *shape), dtype=np.uint8)
+        for image in range(images):
+            data[image] = generator.integers(256, size=shape, dtype=np.uint8)
         file["labels"] = np.arange(images)
     os.replace(part, path)
 
 
 def read_epoch(loader: DataLoader) -> tuple[float, int]:
-    """Return the seconds of an epoch and the sum of its labels; the first batch starts the workers."""
+    """Return the seconds of an epoch, workers' start included, and the sum of its labels."""
     started, labels_sum = time.perf_counter(), 0
     for images, labels in loader:
         assert images.shape[1:] == (3, SIDE, SIDE)
@@ -66,14 +65,15 @@ def main():
     from mpi4py import MPI
     world = MPI.COMM_WORLD
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=1, help="processes that read ahead, for each rank (1)")
+    parser.add_argument("--workers", type=int, default=1, help="that read ahead, per rank (1)")
     parser.add_argument("--images", type=int, default=4096, help="of the file (4096)")
     parser.add_argument("--folder", type=Path, default=Path("data"), help="for the file (data)")
-    with redirect_stderr(sys.stderr if world.rank == 0 else io.StringIO()):  # one message, not one of each rank
+    with redirect_stderr(sys.stderr if world.rank == 0 else io.StringIO()):  # one message
         args = parser.parse_args()
     path, message = args.folder / f"images-{args.images}.h5", None
     if args.workers < 0 or args.images < BATCH * world.size:
-        message = f"--workers 0 or more, --images {BATCH * world.size} or more: {BATCH} for each rank"
+        message = (f"--workers 0 or more, --images {BATCH * world.size} or more: {BATCH} for each "
+                   "rank")
     elif world.rank == 0 and not path.exists():
         try:
             args.folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def main():
         dataset, BATCH, sampler=sampler, num_workers=args.workers,
         pin_memory=torch.cuda.is_available(),  # a GPU copies from it while the CPU goes on
         persistent_workers=args.workers > 0,  # or each epoch starts them again
-        multiprocessing_context="spawn" if args.workers else None)  # a fork beside MPI or NCCL may hang
+        multiprocessing_context="spawn" if args.workers else None)  # a fork next to MPI may hang
     for epoch in range(2):
         sampler.set_epoch(epoch)
         world.Barrier()
@@ -99,7 +99,8 @@ def main():
     if count == args.images and total != sum(range(args.images)):
         sys.exit("hdf5.py: an image is missing, or came twice")
     if world.rank == 0:
-        print(f"{world.size} ranks, {args.workers} workers each: {count / seconds:,.0f} images/s in the second epoch")
+        print(f"{world.size} ranks, {args.workers} workers each: {count / seconds:,.0f} images/s "
+              "in the second epoch")
 
 
 if __name__ == "__main__":

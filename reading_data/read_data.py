@@ -1,15 +1,15 @@
-"""Read batches of images in four ways, MPI-IO in three, on 1, 2 and 4 ranks, and check every image that arrives.
+"""Read batches of images in four ways, MPI-IO in three, and check every image that arrives.
 
     mpiexec -n 2 python read_data.py --way mpi-io --results FILE      # one JSON line
 
 `python -m tools.measuring.reading`, in the top folder, is the study of all ways.
 
-Image i belongs to rank i % ranks, and each rank shuffles its own images. Ranks that read one file, or through a reader,
-could take any image of the whole in any epoch; those with a file of their own, or a preloaded part, cannot. This order
-suits them all, so every way has to deliver the same bytes to the same ranks.
+Image i belongs to rank i % ranks, and each rank shuffles its own images. Ranks that read one file
+could take any image in any epoch; those with a file of their own, or a preloaded part, cannot. This
+order suits them all, so every way has to deliver the same bytes to the same ranks.
 
-A run reads the epoch twice: cold (the kernel has been told to forget the file) and warm (it is in the kernel's memory).
-The clock stops before the check. The files stay for the next run. For Linux.
+A run reads the epoch twice: cold (the kernel has been told to forget the file) and warm (it is in
+the kernel's memory). The clock stops before the check. The files stay for the next run. For Linux.
 """
 
 import argparse
@@ -25,12 +25,13 @@ from pathlib import Path
 
 import numpy as np
 
-SIZE, BATCH = 3 * 32 * 32, 64  # bytes an image, images a step on each rank
-HINTS = {"romio_cb_read": "disable", "romio_ds_read": "disable"}  # read the images, not all that lies between them
+SIZE, BATCH = 3 * 32 * 32, 64  # bytes of an image, images of a step on each rank
+HINTS = {"romio_cb_read": "disable",
+         "romio_ds_read": "disable"}  # read the images, not all that lies between them
 
 
 @contextmanager
-def opened(path):
+def open_file(path):
     file = os.open(path, os.O_RDONLY)
     yield file
     os.close(file)
@@ -42,30 +43,32 @@ def read_images(file, places, into):
 
 
 # A way is a context in which read(step) puts this rank's images of the step into into[step].
-# path: the rank's file; order: numbers of images (ranks, steps, BATCH); into: bytes (steps, BATCH, SIZE).
+# path: the rank's file; order: numbers of images (ranks, steps, BATCH);
+# into: bytes (steps, BATCH, SIZE).
 
 @contextmanager
-def one_file_a_rank(world, path, order, into):
+def one_file_per_rank(world, path, order, into):
     places = order[world.rank] // world.size
-    with opened(path) as file:
+    with open_file(path) as file:
         yield lambda step: read_images(file, places[step], into[step])
 
 
 @contextmanager
 def mpi_io(world, path, order, into, hints):
-    """One collective read a step: its view of the file shows a rank its images and hides the others.
+    """Read collectively, once per step: a view of the file shows a rank its images alone.
 
-    A view runs forward through the file, so the images come in ascending order; the type of the memory puts each into
-    its row of the batch.
+    A view runs forward through the file, so the images come in ascending order; the type of the
+    memory puts each into its row of the batch.
     """
     from mpi4py import MPI
     image = MPI.BYTE.Create_contiguous(SIZE).Commit()
     file = MPI.File.Open(world, str(path), MPI.MODE_RDONLY, MPI.Info.Create(hints))
 
     def read(step):
-        rows = np.argsort(order[world.rank, step])
-        in_file, in_memory = (image.Create_indexed_block(1, numbers.astype(np.int32)).Commit()
-                              for numbers in (order[world.rank, step, rows], rows))
+        rows = np.argsort(order[world.rank, step]).astype(np.int32)
+        numbers = order[world.rank, step, rows].astype(np.int32)
+        in_file = image.Create_indexed_block(1, numbers).Commit()
+        in_memory = image.Create_indexed_block(1, rows).Commit()
         file.Set_view(0, image, in_file)
         file.Read_all([into[step], 1, in_memory])
         in_file.Free()
@@ -77,7 +80,7 @@ def mpi_io(world, path, order, into, hints):
 
 @contextmanager
 def mpi_io_alone(world, path, order, into):
-    """The same file and library, but an independent read for each image: no rank waits for another."""
+    """Read each image independently from the same file: no rank waits for another."""
     from mpi4py import MPI
     file = MPI.File.Open(world, str(path), MPI.MODE_RDONLY)
 
@@ -91,10 +94,10 @@ def mpi_io_alone(world, path, order, into):
 
 @contextmanager
 def readers(world, path, order, into):
-    """The first rank of each node reads the batches of all ranks of its node and scatters them."""
+    """Let the first rank of each node read the batches of its node's ranks and scatter them."""
     node = split_by_node(world)
     members, batches = node.allgather(world.rank), np.empty((node.size, BATCH, SIZE), np.uint8)
-    with opened(path) as file:
+    with open_file(path) as file:
         def read(step):
             if node.rank == 0:
                 for member, batch in zip(members, batches):
@@ -106,13 +109,15 @@ def readers(world, path, order, into):
 
 @contextmanager
 def preloaded(world, path, order, into):
-    """Each rank reads its file once, from beginning to end, and picks its batches from memory."""
+    """Read the rank's file once, from beginning to end, and pick the batches from memory."""
     images, places = np.fromfile(path, np.uint8).reshape(-1, SIZE), order[world.rank] // world.size
-    yield lambda step: np.take(images, places[step], 0, into[step], mode="clip")  # "raise" would copy once more
+    # mode="raise" would copy once more
+    yield lambda step: np.take(images, places[step], 0, into[step], mode="clip")
 
 
-WAYS = {"files": one_file_a_rank, "mpi-io": partial(mpi_io, hints=HINTS), "mpi-io-default": partial(mpi_io, hints={}),
-        "mpi-io-alone": mpi_io_alone, "readers": readers, "preloaded": preloaded}
+WAYS = {"files": one_file_per_rank, "mpi-io": partial(mpi_io, hints=HINTS),
+        "mpi-io-default": partial(mpi_io, hints={}), "mpi-io-alone": mpi_io_alone,
+        "readers": readers, "preloaded": preloaded}
 OWN_FILE = ("files", "preloaded")
 
 
@@ -121,13 +126,9 @@ def split_by_node(world):
     return world.Split_type(MPI.COMM_TYPE_SHARED)
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        sys.exit(message)  # one line, without the usage
-
-
 def parse_args(world):
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.error = sys.exit  # one line, without the usage
     add = parser.add_argument
     add("--way", choices=WAYS, required=True)
     add("--folder", type=Path, default=Path("data"), help="for the images (data)")
@@ -137,22 +138,21 @@ def parse_args(world):
     args = parser.parse_args()
     step = BATCH * world.size
     if args.images < 1 or args.images % step or args.seed < 0:
-        sys.exit(f"--images: take a multiple of {step}, {BATCH} a step for each rank, and --seed 0 or above")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if args.images * SIZE > memory:
-        sys.exit(f"--images: {args.images} of {SIZE} bytes do not fit into the {memory / 1e9:.0f} GB of this node")
+        sys.exit(f"--images: take a multiple of {step}, {BATCH} per step and rank, and --seed 0 "
+                 "or above")
     if args.results and world.rank == 0:  # it writes for all
         try:
             open(args.results, "a").close()
         except OSError:
-            sys.exit(f"cannot write {args.results}: name a file in a folder that exists and that you may write to")
+            sys.exit(f"cannot write {args.results}: name a file in a folder that exists and that "
+                     "you may write to")
     return args
 
 
 def together(world, task, *args):
-    """What the task returns. Where it ends with a line for the user on any rank, all end: rank 0 says it, exit code 2.
+    """Return what the task returns. If it exits on any rank, rank 0 prints why, and all end.
 
-    The others exit with 0: a launcher passes on rank 0's code, and does not end it before it has spoken.
+    Rank 0's exit code is 2. The others' is 0: else the launcher could end rank 0 before it prints.
     """
     result = line = None
     try:
@@ -168,7 +168,7 @@ def together(world, task, *args):
 
 
 def write_file(path, images, here):
-    """Write the images if it is for this rank to do and there is no file yet."""
+    """Write the images if this rank has to and there is no file yet."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if here and not path.exists():
@@ -181,27 +181,27 @@ def write_file(path, images, here):
 
 
 def forget(path, expected):
-    """Have the kernel drop a file of so many bytes from its memory."""
+    """Have the kernel drop a file of the expected size from its memory."""
     size = path.stat().st_size if path.exists() else 0
     if size != expected:
-        sys.exit(f"{path} has {size} bytes instead of {expected}: remove it, or take a --folder that all nodes share")
-    with opened(path) as file:
+        sys.exit(f"{path} has {size} bytes instead of {expected}: remove it, or take a --folder "
+                 "that all nodes share")
+    with open_file(path) as file:
         os.fsync(file)  # the kernel drops only what is on the disk
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def measure(world, way, path, order, into):
-    """Read an epoch.
+    """Read an epoch; return its times and the bytes of all ranks.
 
-    Returns seconds until reading can begin, images a second, bytes that the ranks read from the kernel, and bytes that
-    the kernel read from a disk for that.
+    read_bytes come from the kernel, disk_bytes from the disk.
     """
-    def counted():
+    def count_bytes():
         counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
         return np.array([int(counts["rchar"]), int(counts["read_bytes"])])
 
     into.fill(0)
-    before = counted()
+    before = count_bytes()
     world.Barrier()
     started = time.perf_counter()
     with WAYS[way](world, path, order, into) as read:
@@ -211,24 +211,27 @@ def measure(world, way, path, order, into):
             read(step)
         world.Barrier()
         done = time.perf_counter()
-    read_bytes, disk_bytes = world.allreduce(counted() - before).tolist()
+    read_bytes, disk_bytes = world.allreduce(count_bytes() - before).tolist()
     return {"ready_seconds": ready - started, "images_per_second": order.size / (done - ready),
             "read_bytes": read_bytes, "disk_bytes": disk_bytes}
 
 
 def check(world, order, images, into):
-    """Rank 0 gets a checksum of the epoch, of its global batches one after the other.
+    """Return, on rank 0, a checksum of the epoch's global batches in turn.
 
-    Raises SystemExit there unless each image arrived once in the epoch, whole, and where the order says.
+    Exits there unless each image arrived once, whole, and where the order says.
     """
-    found = world.gather([zlib.crc32(image) for image in into.reshape(-1, SIZE)])
-    if world.rank == 0:
-        found, expected = np.array(found).reshape(order.shape), np.array([zlib.crc32(image) for image in images])
-        if not np.array_equal(np.sort(found, None), np.sort(expected)):
-            sys.exit("what arrived is not each image once: remove the files of another --seed from the --folder")
-        if not np.array_equal(found, expected[order]):
-            sys.exit("each image arrived once, but not where the order says")
-        return f"{zlib.crc32(found.swapaxes(0, 1).tobytes()):08x}"
+    sums = world.gather([zlib.crc32(image) for image in into.reshape(-1, SIZE)])
+    if world.rank > 0:
+        return None
+    arrived = np.array(sums).reshape(order.shape)
+    expected = np.array([zlib.crc32(image) for image in images])
+    if not np.array_equal(np.sort(arrived, None), np.sort(expected)):
+        sys.exit("what arrived is not each image once: remove the files of another --seed from "
+                 "the --folder")
+    if not np.array_equal(arrived, expected[order]):
+        sys.exit("each image arrived once, but not where the order says")
+    return f"{zlib.crc32(arrived.swapaxes(0, 1).tobytes()):08x}"
 
 
 def run(world, args):
@@ -236,21 +239,25 @@ def run(world, args):
     own, ranks = args.way in OWN_FILE, world.size
     generator = np.random.default_rng(args.seed)
     images = generator.integers(256, size=(args.images, SIZE), dtype=np.uint8)
-    order = generator.permuted(np.arange(args.images).reshape(-1, ranks).T, axis=1).reshape(ranks, -1, BATCH)
+    order = generator.permuted(np.arange(args.images).reshape(-1, ranks).T, axis=1)
+    order = order.reshape(ranks, -1, BATCH)
     part = images[world.rank::ranks] if own else images
     path = args.folder / (f"images-{world.rank}-of-{ranks}.bin" if own else "images.bin")
     together(world, write_file, path, part, own or world.rank == 0)
     together(world, forget, path, part.nbytes)
     into = np.empty((*order.shape[1:], SIZE), np.uint8)
-    record = {"way": args.way, "ranks": ranks, "nodes": world.allreduce(int(split_by_node(world).rank == 0)),
-              "images": args.images, "image_bytes": SIZE, "batch_size": BATCH, "seed": args.seed}
+    nodes = world.allreduce(int(split_by_node(world).rank == 0))
+    record = {"way": args.way, "ranks": ranks, "nodes": nodes, "images": args.images,
+              "image_bytes": SIZE, "batch_size": BATCH, "seed": args.seed}
     for cache in "cold", "warm":
-        found = measure(world, args.way, path, order, into)
-        record |= {f"{cache}_{name}": value for name, value in found.items()}
+        epoch = measure(world, args.way, path, order, into)
+        record |= {f"{cache}_{name}": value for name, value in epoch.items()}
         record["checksum"] = together(world, check, world, order, images, into)
     if world.rank == 0:
-        print(f"{args.way} on {ranks} rank(s): images/s: cold {record['cold_images_per_second']:,.0f}, "
-              f"warm {record['warm_images_per_second']:,.0f}; each image once, checksum {record['checksum']}")
+        print(f"{args.way} on {ranks} rank(s): images/s: "
+              f"cold {record['cold_images_per_second']:,.0f}, "
+              f"warm {record['warm_images_per_second']:,.0f}; "
+              f"each image once, checksum {record['checksum']}")
         if args.results:
             with open(args.results, "a") as file:
                 file.write(json.dumps(record) + "\n")
@@ -265,7 +272,7 @@ def main():
         time.sleep(1)  # the launcher passes on why
         world.Abort(1)
 
-    sys.excepthook = end_all  # one fails, all end
+    sys.excepthook = end_all  # if one fails, all end
     args = together(world, parse_args, world)
     if args:
         run(world, args)

@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from one_line import Parser
+from study import Parser
 
 
 def check(path):

@@ -163,20 +163,24 @@ def start(chapter: str, ranks: int, *flags: object) -> dict:
 
 # A series of runs
 
-def once(path: str | Path, plan: dict, do: Callable[..., dict | list[dict]]) -> list[dict]:
-    """Return the records of a planned run: those in the file, else those of do(**plan), appended.
+def planned_records(path: str | Path, planned: dict) -> list[dict]:
+    """Return a file's records of a planned run: those with its names and values, unless failed."""
+    return [record for record in read(path) if "failed" not in record
+            and all(record.get(name) == value for name, value in planned.items())]
 
-    A record has the plan's keys and values, which tell its run from others. A run whose record has
-    a reason under "failed" is done again.
+
+def once(path: str | Path, planned: dict, do: Callable[..., dict | list[dict]]) -> list[dict]:
+    """Return the file's records of a planned run; if there are none, do(**planned) and append.
+
+    A record gets the plan's names and values, which tell its run from others. A record with a
+    reason under "failed" stays, and its run is done again next time.
     """
-    for_plan = [record for record in read(path) if "failed" not in record
-                and all(record.get(name) == value for name, value in plan.items())]
-    if for_plan:
-        return for_plan
-    result = do(**plan)
-    results = result if isinstance(result, list) else [result]
-    records = [{**plan, **record, **plan} for record in results]
-    append(path, *records)
+    records = planned_records(path, planned)
+    if not records:
+        result = do(**planned)
+        results = result if isinstance(result, list) else [result]
+        records = [{**planned, **record, **planned} for record in results]
+        append(path, *records)
     return records
 
 
@@ -207,14 +211,16 @@ def study(path: str | Path, plan: list[dict], do: Callable[..., dict | list[dict
 
 def discard_stale(part: Path) -> None:
     """Discard partial results from another commit or another machine."""
-    here = machine()
     records = read(part)
+    if not records:
+        return
+    here = machine()
     if any(record.get(name, here[name]) != here[name] for record in records
            for name in ("git", "host")):
         print(f"discarded {part}: from another commit or another machine", file=sys.stderr)
         part.unlink()
-    elif records:
-        print(f"resumes after {len(records)} records in {part}", file=sys.stderr)
+    else:
+        print(f"{len(records)} records are in {part} already", file=sys.stderr)
 
 
 def end_on_sigterm() -> None:

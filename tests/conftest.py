@@ -16,10 +16,10 @@ os.environ["OMP_NUM_THREADS"] = THREADS  # before anything here imports PyTorch
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests are about CPUs: a machine's GPU may be one, and ranks are several
 
 import forked
-import launch
 import pytest
-from launch import ROOT, command, missing
 
+from submit import study
+from submit.study import ROOT, command, missing
 from tools.measuring.parameters import parameters  # noqa: F401  the tests import it from here
 from tools.pages import docs, notebooks
 
@@ -58,7 +58,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 def environment():
     """What a command of the tests finds in its environment, before what the test itself sets."""
-    return launch.environment() | {"OMP_NUM_THREADS": THREADS}
+    return study.environment() | {"OMP_NUM_THREADS": THREADS}
 
 
 def execute(words, timeout=300, env=None, cwd=None):
@@ -189,7 +189,7 @@ def tracked(paths):
 
 def pages():
     """What people read, as (path, text): the pages, and of the notebooks the cells and what they print."""
-    yield from ((path, path.read_text()) for path in tracked(docs.readmes()))
+    yield from ((path, path.read_text()) for path in tracked(docs.pages()))
     for path in tracked(notebooks.notebooks()):
         cells = json.loads(path.read_text())["cells"]
         printed = [output.get("text") or output.get("data", {}).get("text/markdown", [])

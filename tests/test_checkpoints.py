@@ -8,7 +8,8 @@ import subprocess
 import pytest
 from conftest import NO_NETWORK, PROGRAMS, case, environment, execute, needs_root, run
 from forked import run as fork
-from launch import command
+
+from submit.study import command
 
 pytestmark = pytest.mark.fault
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 from conftest import BIN, NO_NETWORK, ROOT, case, copy_of, environment, execute, observe, parameters, record, run, wait
 from forked import free_port
-from launch import command
 from tolerances import FP64, close
+
+from submit.study import command
 
 pytestmark = pytest.mark.fault
 

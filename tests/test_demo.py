@@ -1,11 +1,10 @@
-"""The demo: a row as soon as it is measured, what was measured stays, and what it says is true of its numbers."""
+"""The demo: a row as soon as it is measured, and what it says is true of its numbers."""
 
 import subprocess
 import sys
 import time
 
 import pytest
-import runs
 from conftest import ROOT, execute, lines
 
 from tools.measuring import demo
@@ -16,96 +15,109 @@ RUNS = [("01_single_node", ONE, 1, demo.EXACT, None), ("03_ddp", "3  DDP", 1, de
         ("03_ddp", "3  DDP", 2, demo.EXACT, ONE), (HOROVOD, "2  Horovod", 2, demo.EXACT, ONE)]
 
 
-def made_up(chapter, name, ranks, flags, against, folder):
-    """The record of a run that was not made."""
-    return {"chapter": chapter, "ranks": ranks, "images_per_second": 1000.0 * ranks, "test_accuracy": 0.98,
-            "dataset": "digits", "step_seconds": 0.064 / ranks, "difference": 0.0, "others": 0.01,
+def made_up(folder, chapter, name, ranks, flags, against):
+    """Return the record of a run that was not made."""
+    return {"images_per_second": 1000.0 * ranks, "test_accuracy": 0.98, "dataset": "digits",
+            "speed_up": ranks if against else None, "difference": 0.0, "others": 0.01,
             "processor": "a CPU", "cpus": 2}
 
 
 @pytest.fixture
 def quick(tmp_path, monkeypatch):
-    """The demo in this process, with runs that are made up. call() returns the chapters that it has run."""
-    tried = []
+    """Return what a demo of made-up runs depends on, a function that does it, and its folder."""
+    chapters = []
     state = {"missing": None, "train": made_up}
 
-    def train(chapter, *run):
-        tried.append(chapter)
-        return state["train"](chapter, *run)
+    def train(folder, chapter, **run):
+        chapters.append(chapter)
+        return state["train"](folder, chapter, **run)
 
     def call():
-        tried.clear()
+        chapters.clear()
         demo.main()
-        return list(tried)
+        return list(chapters)
 
-    monkeypatch.setattr(runs, "machine", lambda: {})
+    def missing(chapter):
+        return state["missing"] if chapter.startswith("02") else None
+
     monkeypatch.setattr(demo, "RUNS", RUNS)
     monkeypatch.setattr(demo, "train", train)
-    monkeypatch.setattr(demo, "missing", lambda chapter: state["missing"] if chapter.startswith("02") else None)
+    monkeypatch.setattr(demo, "missing", missing)
     monkeypatch.setattr(sys, "argv", ["demo.py", str(tmp_path)])
-    monkeypatch.setattr(demo, "end_with_the_study", lambda: None)
+    monkeypatch.setattr(demo, "end_on_sigterm", lambda: None)
     return state, call, tmp_path
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("problem, said", [
-    (KeyboardInterrupt(), "^interrupted"), (OSError(28, "No space left on device"), "No space left on device"),
-    (subprocess.CalledProcessError(137, "mpiexec", output="its last words\n"), "exit code 137\nits last words\n")])
-def test_what_was_measured_stays_and_the_next_demo_goes_on(problem, said, quick, capsys):
+@pytest.mark.parametrize("problem, message", [
+    (KeyboardInterrupt(), "^interrupted"),
+    (OSError(28, "No space left on device"), "No space left on device"),
+    (subprocess.CalledProcessError(137, "mpiexec", output="its last words\n"),
+     "exit code 137\nits last words\n")])
+def test_what_was_measured_stays_and_the_next_demo_goes_on(problem, message, quick, capsys):
     state, call, folder = quick
 
-    def train(chapter, name, ranks, *run):
+    def train(folder, chapter, name, ranks, **run):
         if ranks == 2:
             raise problem
-        return made_up(chapter, name, ranks, *run)
+        return made_up(folder, chapter, name, ranks, **run)
 
     state["train"] = train
-    with pytest.raises(SystemExit, match=rf"{said}.*what was measured stays in .*, and make demo goes on"):
+    expected = rf"{message}.*what was measured stays in .*, and make demo goes on"
+    with pytest.raises(SystemExit, match=expected):
         call()
     assert len(lines(folder / "demo.jsonl.part")) == 2 and not (folder / "demo.jsonl").exists()
-    assert capsys.readouterr().out.splitlines()[-1].startswith("3  DDP                        1     1,000")
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.startswith("3  DDP                        1     1,000")
+
     state["train"] = made_up
     assert call() == ["03_ddp", HOROVOD]
-    assert len(lines(folder / "demo.jsonl")) == 4 and (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
-    assert "Two ranks were faster than one in 2 of 3 programs: from 1.00 to 2.00 times." in capsys.readouterr().out
-    assert call() == [run[0] for run in RUNS]  # all anew
+    assert len(lines(folder / "demo.jsonl")) == 4
+    assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert "Two ranks were faster than one in 2 of 3 programs: from 1.00 to 2.00 times." in printed
+    assert call() == [run[0] for run in RUNS]  # a demo that has ended begins again
 
 
-def test_horovod_is_built_after_the_other_rows_and_left_out_without_a_compiler(quick, monkeypatch, capsys):
+def test_horovod_is_built_after_the_other_rows_and_left_out_without_a_compiler(
+        quick, monkeypatch, capsys):
     state, call, folder = quick
     state["missing"] = "chapter 2 needs a C++ compiler"
     assert call() == ["01_single_node", "03_ddp", "03_ddp"]
-    assert "chapter 2 is left out: chapter 2 needs a C++ compiler" in capsys.readouterr().out
-    state["missing"] = None
-    assert call() == [HOROVOD]
+    printed = capsys.readouterr().out
+    assert "chapter 2 is left out: chapter 2 needs a C++ compiler" in printed
 
     def build(words, **options):
-        assert words[-2:] == ["--venv", sys.prefix] and "3  DDP                        2" in capsys.readouterr().out
+        assert words[-2:] == ["--venv", sys.prefix]
+        assert "3  DDP                        2" in capsys.readouterr().out
         state["missing"] = None
 
     state["missing"] = "Horovod is not built yet: make setup"
-    monkeypatch.setattr(demo.subprocess, "run", build)
-    assert call()[-1] == HOROVOD
+    with monkeypatch.context() as patch:
+        patch.setattr(demo.subprocess, "run", build)
+        assert call()[-1] == HOROVOD
     assert len(lines(folder / "demo.jsonl")) == 4
 
 
 def test_real_rows_are_equal(tmp_path):
     source = f"""import sys; from tools.measuring import demo
-ones = [run for run in demo.RUNS if run[1] in ("1  PyTorch", "3  PyTorch's DDP")]
-demo.RUNS = [(*run[:3], (*run[3], "--epochs", 1), run[4]) for run in ones]
+runs = [run for run in demo.RUNS if run[1] in ("1  PyTorch", "3  PyTorch's DDP")]
+demo.RUNS = [(*run[:3], run[3] + " --epochs 1", run[4]) for run in runs]
 sys.argv[1:] = [{str(tmp_path)!r}]; demo.main()"""
     done = execute([sys.executable, "-c", source], cwd=ROOT)
     assert done.code == 0, done.err
-    one, two = lines(tmp_path / "demo.jsonl")
-    assert one["difference"] is None and two["difference"] < demo.EQUAL
+    single, double = lines(tmp_path / "demo.jsonl")
+    assert single["difference"] is None and double["difference"] < demo.EQUAL
+    assert double["speed_up"] > 0
 
 
-def row(speed, ranks=2, **more):
-    return made_up("03_ddp", "", ranks, (), None, None) | {"name": "DDP", "speed_up": speed} | more
+def row(speed_up, ranks=2, **more):
+    record = made_up(None, "03_ddp", "DDP", ranks, "", None)
+    return record | {"name": "DDP", "ranks": ranks, "speed_up": speed_up} | more
 
 
 def test_it_notices_what_other_programs_use():
-    """A loop on one core, started by a process that is none of this one's children that have ended."""
+    """A loop on one core, which counts as another program's until it has ended."""
     loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         before = demo.core_seconds()
@@ -120,7 +132,10 @@ def test_it_notices_what_other_programs_use():
 def test_what_it_says_follows_its_numbers():
     assert demo.verdict([row(None, 1), row(1.5), row(0.5)]).startswith(
         "Two ranks were faster than one in 1 of 2 programs: from 0.50 to 1.50 times.")
-    assert "shared one core" in demo.verdict([row(0.5, cpus=1)]) and "shared" not in demo.verdict([row(0.5)])
+    assert "shared one core" in demo.verdict([row(0.5, cpus=1)])
+    assert "shared" not in demo.verdict([row(0.5)])
     assert "Other programs" not in demo.verdict([row(1.5)])
-    assert "Other programs used up to 62% of the cores meanwhile" in demo.verdict([row(1.5), row(0.5, others=0.62)])
-    assert demo.row(row(1.5, difference=1e-9)).endswith("yes") and demo.row(row(1.5, difference=1e-3)).endswith("NO")
+    busy = demo.verdict([row(1.5), row(0.5, others=0.62)])
+    assert "Other programs used up to 62% of the cores meanwhile" in busy
+    assert demo.row(row(1.5, difference=1e-9)).endswith("yes")
+    assert demo.row(row(1.5, difference=1e-3)).endswith("NO")

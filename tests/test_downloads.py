@@ -11,8 +11,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import forked
 import pytest
 from conftest import NO_NETWORK, ON, PROGRAMS, case, environment
-from launch import command
 from test_data import write_mnist, write_svhn
+
+from submit.study import command
 
 
 class Handler(SimpleHTTPRequestHandler):

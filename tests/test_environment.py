@@ -14,7 +14,8 @@ import psutil
 import pytest
 import setup as set_up
 from conftest import BIN, PROGRAMS, ROOT, execute
-from launch import missing
+
+from submit.study import missing
 
 SETUP = ROOT / "tools" / "environment" / "setup.py"
 OLD_PYTHON = """#!/bin/sh

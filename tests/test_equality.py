@@ -9,8 +9,9 @@ import forked
 import pytest
 from conftest import BIN, ROOT, case, chapters, copy_of, environment, execute, lines, numbers, observe, parameters
 from filelock import FileLock
-from launch import command
 from tolerances import FP64, ROOM, TIES, apart, close, distance
+
+from submit.study import command
 
 GLOBAL_BATCH = "48"  # divides by 1, 2, 3 and 4, and does not divide the 1,437 images
 EPOCHS = 5

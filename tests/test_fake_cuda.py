@@ -10,8 +10,10 @@ MISTAKES = {  # chapter, file, what is replaced, by what, words of what is notic
     "labels on the CPU": ("01_single_node", "main.py", STEP, "images = images.to(device, non_blocking=True)", "cpu"),
     "item() in a step": ("03_ddp", "main.py", "loss.detach())", "loss.detach() * loss.item())", "_local_scalar_dense"),
     "data on the GPU, indices on the CPU": (
-        "03_ddp", "main.py", "    std, mean",
-        "    train.tensors = [part.to(device) for part in train.tensors]\n    std, mean", "aten::"),
+        "03_ddp", "main.py", "    sampler = ",
+        "    tensors = [torch.as_tensor(part).to(device) for part in (train.images, train.labels)]\n"
+        "    type(train).__getitem__ = lambda _, indices: [part[indices] for part in tensors]\n"
+        "    sampler = ", "aten::"),
     "a blocking copy": ("03_ddp", "main.py", ", non_blocking=True", "", "aten::_to_copy"),
     "memory that is not pinned": ("03_ddp", "main.py", 'pin_memory=device.type != "cpu"', "pin_memory=False",
                                   "aten::_to_copy"),

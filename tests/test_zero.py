@@ -21,11 +21,11 @@ from conftest import (
     parameters,
     run,
 )
-from launch import command
 from sklearn.datasets import load_digits
 from tolerances import COUNT, FP64, LOSS, ONE_DECIMAL, ROOM, close, distance
-
 from tools.measuring.collectives import passed
+
+from submit.study import command
 
 FIVE, FSDP = "05_zero", "05_zero/fsdp.py"
 SMALL = "--width", 256, "--layers", 8, "--global-batch-size", 64  # 0.5 M parameters

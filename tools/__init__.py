@@ -1,9 +1,4 @@
-"""What `make` runs: the environment, measurements, pages. By hand, in the top folder: python -m tools.measuring.demo.
+"""What `make` runs: environment, measurements, pages. In the top folder: python -m tools.measuring.demo.
 
-Arrows go one way: tools use what lies in submit/ (launch.py, records.py, sweep.py, doctor.py), never the other way.
+Arrows go one way: tools use submit/, never the other way.
 """
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "submit"))

@@ -18,12 +18,12 @@ import statistics
 import sys
 import time
 from datetime import UTC, datetime
-from workshop import Parser, refuse_unwritable, whole
 
 import torch
 import torch.distributed as dist
 
 from ranks import find_ranks, gather, launched, rank_0_first, run
+from workshop import Parser, refuse_unwritable
 
 SIZES = [4096 * 4**k for k in range(8)]  # bytes: 4 kB to 64 MB
 REPEATS, WARM_UP = 15, 2
@@ -125,7 +125,7 @@ def meet() -> tuple[int, int]:
     launcher, _, world_size = launched()
     if world_size == 1 or launcher in ("torchrun", "srun"):  # without MPI
         sys.exit("it needs two or more ranks of MPI: mpiexec -n 2 python ring_allreduce.py "
-                 "(the mpiexec beside python)")
+                 "(the mpiexec in the folder of python)")
     from mpi4py import MPI  # noqa: F401  starts MPI, which find_ranks() would end
     rank, world_size, _ = find_ranks()
     if "OMP_NUM_THREADS" not in os.environ:
@@ -190,10 +190,10 @@ def table_row(record):
 def parse_args():
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
-    add("--sizes", type=whole, nargs="+", default=SIZES, metavar="BYTES",
+    add("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES",
         help="of the tensor: float32, so multiples of 4 "
              "(4096 to 67108864, each four times the one before)")
-    add("--repeats", type=whole, default=REPEATS,
+    add("--repeats", type=int, default=REPEATS,
         help=f"of each measurement, after {WARM_UP} that warm up ({REPEATS})")
     add("--results", metavar="FILE", help="append one JSON line for each size and algorithm")
     return parser.parse_args()
@@ -204,11 +204,13 @@ def check(args, world_size):
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     tensors = 2 * world_size + 4  # of a rank: four in measure() and ring(), and room's 2N
     for size in args.sizes:
-        if size % 4:
+        if size < 4 or size % 4:
             sys.exit(f"--sizes {size}: a float32 has 4 bytes, so a tensor has a multiple of 4")
         if world_size * tensors * size > memory:
             sys.exit(f"--sizes {size}: does not fit {world_size} times into the "
                      f"{memory / 1e9:.0f} GB of this node")
+    if args.repeats < 1:
+        sys.exit("--repeats has to be 1 or more")
     refuse_unwritable(args.results)
 
 

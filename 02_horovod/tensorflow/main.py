@@ -2,32 +2,38 @@
 
     mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
 
-ranks.py is for your own programs, too; workshop.py has this course's flags, data and report.
+ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
+and measuring.
 """
 
+import faulthandler
 import json
 import math
 import os
-import workshop  # first: it refuses a wrong batch at once, and PyTorch takes seconds
+import socket
+import sys
 
 import numpy as np
 
-from ranks import alarm, rank_0_first, refuse_lone_ranks, run
+import workshop
+from ranks import gather, rank_0_first, refuse_lone_ranks, run
+from report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors, not what TensorFlow was compiled for
-with workshop.quiet():
-    import horovod.tensorflow as hvd
-    import keras
-    import tensorflow as tf
-    from keras import layers
+sys.modules["triton"] = None  # torchvision, which loads MNIST, would import it; here it crashes
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+from keras import layers
 
 
-def build_model(name: str, images: tf.Tensor) -> keras.Model:
-    inputs = keras.Input(images.shape[1:])
+def build_model(name: str, image_shape: tuple[int, ...]) -> keras.Model:
+    channels, height, width = image_shape
+    inputs = keras.Input((height, width, channels))
     if name != "cnn":
         from resnet import resnet
-        return resnet(name, inputs, workshop.CLASSES)
+        return resnet(name, inputs, 10)
     x = layers.Conv2D(32, 3, activation="relu")(inputs)  # no BatchNorm, no dropout: any
     x = layers.Conv2D(64, 3, activation="relu")(x)       # number of ranks trains the same
     x = layers.Flatten()(layers.MaxPooling2D(2)(x))
@@ -35,12 +41,20 @@ def build_model(name: str, images: tf.Tensor) -> keras.Model:
     return keras.Model(inputs, layers.Dense(10)(x))
 
 
+def batches(dataset, order, size):
+    """Images and labels, batch by batch, in the order of these indices."""
+    for indices in np.split(order, range(size, len(order), size)):
+        yield dataset[indices]
+
+
 def main():
     # Ranks and device: the launcher has started this program once per rank, each a process.
-    args = workshop.parse_args(__doc__)
     hvd.init()  # all ranks meet, by MPI or gloo
     rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
     refuse_lone_ranks(world_size)
+    parser = workshop.make_parser(__doc__, lr=0.2)
+    parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
+    args = parser.parse_args()
     gpus = tf.config.list_physical_devices("GPU") if args.device != "cpu" else []
     if not hvd.cuda_built() and not hvd.rocm_built():  # Horovod would abort on a GPU's tensors
         gpus = []
@@ -52,7 +66,13 @@ def main():
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations side by side
     device = "cuda" if gpus else "cpu"
-    workshop.refuse_shared_gpus(args, gpus)
+    # TensorFlow cannot let go of a GPU once the ranks can tell each other which they have.
+    seen = [os.environ.get(f"{maker}_VISIBLE_DEVICES") for maker in ("CUDA", "ROCR", "HIP")]
+    used = gather(f"{socket.gethostname()} {seen} {gpus[0].name}" if gpus else None)
+    if any(used) and len(set(used) - {None}) < world_size:
+        sys.exit(f"{workshop.SHARED_GPU}: start one rank per GPU, or use --device cpu")
+    if not gpus:
+        workshop.take_cpu(args)
     keras.utils.set_random_seed(args.seed)
     keras.config.set_floatx("float64" if args.precision == "fp64" else "float32")
     policy = "mixed_bfloat16" if args.precision == "bf16" else keras.config.floatx()
@@ -60,24 +80,21 @@ def main():
     dtype = tf.as_dtype(keras.config.floatx())
 
     # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
-    args.global_batch_size = args.global_batch_size or world_size * (args.batch_size or 64)
-    args.batch_size = args.global_batch_size // world_size  # per rank; check() refuses a remainder
+    global_batch = args.global_batch_size or world_size * args.batch_size
+    batch = global_batch // world_size  # per rank; check() refuses a remainder
     with rank_0_first(rank):  # rank 0, which may download, then all others
-        workshop.check(args, device, world_size)
-        train, test = workshop.load_data(args)
-    images, labels = tf.constant(train[0].transpose(0, 2, 3, 1)), train[1]  # channels come last
-    test_images, test_labels = tf.constant(test[0].transpose(0, 2, 3, 1)), test[1]
-    some = tf.cast(images[:256], dtype)
-    std, mean = tf.math.reduce_std(some), tf.reduce_mean(some)
+        workshop.check(args, device, global_batch, world_size)
+        train, test = workshop.load_data(args, global_batch)
+    mean, std = float(train.images[:256].mean()), float(train.images[:256].std())
 
     @tf.function(reduce_retracing=True)
-    def standardised(images, batch):
-        batch %= tf.shape(images, tf.int64)[0]  # synthetic images are fewer than their labels
-        return (tf.cast(tf.gather(images, batch), dtype) - mean) / std
+    def standardised(images):
+        images = tf.transpose(tf.cast(images, dtype), (0, 2, 3, 1))  # channels come last
+        return (images - mean) / std
 
     # The model and its optimizer.
-    model = build_model(args.model, images)
-    lr = args.lr * args.global_batch_size / 256  # the linear rule: twice the batch, twice the rate
+    model = build_model(args.model, train.images.shape[1:])
+    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
     optimizer = keras.optimizers.SGD(lr, momentum=0.9)
     optimizer.build(model.trainable_variables)
     state = {variable.path: variable for variable in model.variables + optimizer.variables}
@@ -99,55 +116,63 @@ def main():
 
     # Resume: continue after the epoch that was saved. Then all ranks get what rank 0 has.
     step = 0
-    if args.resume:
-        with workshop.resuming(args, world_size), np.load(args.checkpoint) as arrays:
-            workshop.refuse_other(json.loads(str(arrays["training"])), args)
+    training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
+                "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
+    if workshop.resumes(args):
+        with np.load(args.checkpoint) as arrays:
+            workshop.refuse_other(json.loads(str(arrays["training"])), training)
             for name, variable in state.items():
                 variable.assign(arrays[name])
             step = int(arrays["step"])
     hvd.broadcast_variables([variable.value for variable in state.values()], root_rank=0)
 
     # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
-    n, size = len(labels), args.batch_size
-    epoch_steps = n // args.global_batch_size
+    epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
-    report = workshop.Report("02_horovod/tensorflow", args, device, parameters, n,
-                             rank, world_size, hvd.cross_size())
-    report.begin(step, last_step, epoch_steps, lr)
+    nodes = hvd.cross_size()
+    report = Report(args, rank, chapter="02_horovod/tensorflow", ranks=world_size, nodes=nodes,
+                    device=device, **training, batch_size=batch,
+                    parameters=parameters)
+    report.begin(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
-        order = np.random.default_rng(args.seed + epoch).permutation(n)  # another order each epoch
+        order = np.random.default_rng(args.seed + epoch).permutation(len(train))
         order = order[rank::world_size]  # every N-th is this rank's
         losses, hits = [], []
-        for place in report.steps(range(0, epoch_steps * size, size)):
-            alarm(args.timeout)  # Horovod would wait for ever for a rank that has stopped
+        report.start()
+        for images, labels in batches(train, order[:epoch_steps * batch], batch):
+            # Horovod would wait for ever for a rank that has stopped. Each call restarts the clock.
+            faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.learning_rate = lr * min(1, (step + 1) / warmup_steps)
-            batch = order[place:place + size]
-            loss, right = train_step(standardised(images, batch), labels[batch])
+            loss, right = train_step(standardised(images), labels)
             step += 1
             losses.append(loss)
             hits.append(right)
-            losses[-2:][0].numpy()  # a GPU may be one step behind: so these are times of steps
-        means = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(hits, dtype)) / size])
+            if len(losses) > 1:
+                losses[-2].numpy()  # a GPU may be one step behind: so these are times of steps
+            report.step(step)
+            if step == last_step:  # --max-steps
+                break
+        means = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(hits, dtype)) / batch])
         means = hvd.allreduce(means)
         report.epoch(epoch, *means.numpy().tolist())
         epoch_done = step % epoch_steps == 0
         if args.checkpoint and epoch_done and rank == 0:  # the others have the same parameters
             arrays = {name: variable.numpy() for name, variable in state.items()}
             with open(f"{args.checkpoint}.tmp", "wb") as file:
-                np.savez(file, training=json.dumps(workshop.training_of(args)), step=step, **arrays)
+                np.savez(file, training=json.dumps(training), step=step, **arrays)
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
-    alarm(0)
+    faulthandler.cancel_dump_traceback_later()
 
     # Evaluation: every test image once, on one of the ranks. BatchNorm's statistics are rank 0's.
     hvd.broadcast_variables([variable.value for variable in model.variables], root_rank=0)
-    right, own = 0, np.arange(rank, len(test_labels), world_size)
-    for batch in np.split(own, range(size, len(own), size)):
-        right += count_right(standardised(test_images, batch), test_labels[batch])
+    right = 0
+    for images, labels in batches(test, np.arange(rank, len(test), world_size), batch):
+        right += count_right(standardised(images), labels)
     right = hvd.allreduce(right, op=hvd.Sum)
-    report.end(int(right), len(test_labels))
+    report.end(int(right), len(test))
 
 
 if __name__ == "__main__":

@@ -138,22 +138,20 @@ def pretend():
     dist.all_gather_object = gather
     meet = dist.init_process_group
     dist.init_process_group = lambda *_, **__: meet("fake", rank=0, world_size=2, store=FakeStore())
-    real_from_numpy = torch.from_numpy
-    torch.from_numpy = lambda array: mode.from_tensor(real_from_numpy(array))
+    as_tensor = torch.as_tensor
+    torch.as_tensor = lambda array: mode.from_tensor(as_tensor(array))  # of a data loader's batch
 
 
-def watch_steps(workshop):
-    """Note what waits between the first and the last step of an epoch."""
-    steps = workshop.Report.steps
+def watch_steps(report):
+    """Note what waits after the first step and before the last."""
+    step = report.Report.step
 
-    def watched(report, *args):
+    def step_ends(self, number):
         global in_step
-        for batch in steps(report, *args):
-            yield batch
-            in_step = True
-        in_step = False
+        step(self, number)
+        in_step = number < self.last_step
 
-    workshop.Report.steps = watched
+    report.Report.step = step_ends
 
 
 mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
@@ -170,11 +168,10 @@ for program in programs:
     for name in beside & sys.modules.keys():
         del sys.modules[name]
     sys.argv, sys.path[0] = [program.name, *flags], str(folder)
-    import workshop
-
     import ranks
+    import report
     ranks.run = lambda main: main()
-    watch_steps(workshop)
+    watch_steps(report)
     with mode, Waits():
         try:
             runpy.run_path(str(program), run_name="__main__")

@@ -13,12 +13,12 @@ sys.path[0] = os.path.dirname(main)
 import workshop  # noqa: E402 - the main.py's own
 
 
-def load_tensors(args, load=workshop.load_tensors):
-    tensors = load(args)
+def load_data(args, global_batch, load=workshop.load_data):
+    data = load(args, global_batch)
     used = 1024 * int(re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())[1])
     resource.setrlimit(resource.RLIMIT_DATA, (used + room, used + room))
-    return tensors
+    return data
 
 
-workshop.load_tensors = load_tensors
+workshop.load_data = load_data
 runpy.run_path(main, run_name="__main__")

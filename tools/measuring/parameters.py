@@ -10,21 +10,23 @@ import numpy as np
 
 
 def parameters(checkpoint: str | Path) -> np.ndarray:
-    """All parameters of a checkpoint in one vector, in fp64."""
+    """Return all parameters of a checkpoint in one vector, in fp64."""
     import torch
 
     if Path(checkpoint).is_dir():
-        found = saved_by_ranks(Path(checkpoint, Path(checkpoint, "latest").read_text())).values()
-    elif "training.npy" in zipfile.ZipFile(checkpoint).namelist():  # TensorFlow's chapters save with NumPy
+        latest = Path(checkpoint, "latest").read_text()
+        tensors = saved_by_ranks(Path(checkpoint, latest)).values()
+    elif "training.npy" in zipfile.ZipFile(checkpoint).namelist():  # TensorFlow's chapters
         with np.load(checkpoint) as arrays:
-            found = [arrays[name] for name in arrays if "/" in name and not name.startswith("sgd/")]
+            names = [name for name in arrays if "/" in name and not name.startswith("sgd/")]
+            tensors = [arrays[name] for name in names]
     else:
-        found = torch.load(checkpoint, map_location="cpu")["model"].values()
-    return np.concatenate([np.asarray(array, dtype=np.float64).ravel() for array in found])
+        tensors = torch.load(checkpoint, map_location="cpu")["model"].values()
+    return np.concatenate([np.asarray(tensor, dtype=np.float64).ravel() for tensor in tensors])
 
 
 def saved_by_ranks(folder):
-    """The tensors by name, of the folder in which DeepSpeed or PyTorch's ranks have saved a part each."""
+    """Return the tensors by name, of a folder with a part from each rank."""
     import torch
 
     if (folder / ".metadata").exists():
@@ -36,6 +38,6 @@ def saved_by_ranks(folder):
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            found = get_fp32_state_dict_from_zero_checkpoint(folder.parent, folder.name)
-        return {name: tensor.detach() for name, tensor in found.items()}
+            tensors = get_fp32_state_dict_from_zero_checkpoint(folder.parent, folder.name)
+        return {name: tensor.detach() for name, tensor in tensors.items()}
     return torch.load(folder / "mp_rank_00_model_states.pt", weights_only=False)["module"]

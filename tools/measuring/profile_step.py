@@ -1,14 +1,13 @@
-"""Watch the training steps of a chapter's ranks: when each computes, and when the gradients are all-reduced.
+"""Watch the training steps of two ranks: when each computes, and when gradients are all-reduced.
 
-    mpiexec -n 2 python -m tools.measuring.profile_step 03_ddp/main.py --results step.jsonl
+    python -m tools.measuring.profile_step      # records: assets/records/step.jsonl
 
-main.py runs unchanged, under torch.profiler; for chapter 2 the all-reduces come from Horovod's own timeline, which
-rank 0 writes. Each rank appends a line: for each step after the warm-up a list of [what, start, end], in microseconds
-since 1970; what is "forward", "backward", "all-reduce" (DDP's with the wait for the other ranks, Horovod's without) or
-"optimizer".
+main.py runs unchanged, under torch.profiler. Chapter 2's all-reduces come from Horovod's own
+timeline, which rank 0 writes. A record has, for each step after the warm-up, a list of [what,
+start, end] in microseconds since 1970; what is "forward", "backward", "all-reduce" (DDP's with the
+wait for the other ranks, Horovod's without) or "optimizer".
 """
 
-import argparse
 import json
 import os
 import runpy
@@ -16,26 +15,25 @@ import sys
 import tempfile
 from pathlib import Path
 
-from launch import ROOT, machine
-from records import opens, refusal
-from runs import append
 from torch.profiler import ProfilerActivity, profile
 
-FLAGS = ["--device", "cpu", "--dataset", "synthetic", "--model", "resnet18", "--batch-size", "64", "--max-steps", "16"]
+from submit.study import RECORDS, ROOT, append, command, environment, machine, read, run, study
+
+FLAGS = ("--device cpu --dataset synthetic --model resnet18 --batch-size 64 --max-steps 16")
 WARM_UP = 5
-RANK = int(os.environ.get("PMI_RANK", 0))
 
 
-def spans(events, *names):
-    """(start, end) in microseconds of the profiler's events with one of these beginnings, in their order."""
-    return sorted((event.time_range.start, event.time_range.end) for event in events if event.name.startswith(names))
+def spans(events, name):
+    """Return the (start, end) of the events whose name begins so, in microseconds."""
+    return sorted((event.time_range.start, event.time_range.end) for event in events
+                  if event.name.startswith(name))
 
 
-def timeline(path):
-    """(start, end) in microseconds since 1970 of what Horovod sent: the innermost phases that end in ALLREDUCE."""
-    events = json.loads("[" + path.read_text().strip().strip("[],\n") + "]")
+def horovod_spans(timeline):
+    """Return the (start, end) of Horovod's all-reduces, in microseconds since 1970."""
+    events = json.loads("[" + timeline.strip("[],\n ") + "]")
     zero = events[0]["args"]["start_time_since_epoch_in_micros"]
-    found, open_phases = [], {}
+    sent, open_phases = [], {}
     for event in events:
         phases = open_phases.setdefault(event["pid"], [])
         if event["ph"] == "B":
@@ -43,21 +41,21 @@ def timeline(path):
         elif event["ph"] == "E":
             name, start = phases.pop()
             if name.endswith("_ALLREDUCE") and not name.startswith("NEGOTIATE"):
-                found.append((zero + start, zero + event["ts"]))
+                sent.append((zero + start, zero + event["ts"]))
     merged = []
-    for start, end in sorted(found):  # the tensors of one fused all-reduce have the same times
+    for start, end in sorted(sent):  # the tensors of one fused all-reduce overlap
         if merged and start < merged[-1][1]:
             begun, ended = merged.pop()
-            merged.append((begun, max(ended, end)))
-        else:
-            merged.append((start, end))
+            start, end = begun, max(ended, end)
+        merged.append((start, end))
     return merged
 
 
 def steps_of(events, sent):
-    """The steps after the warm-up: lists of (what, start, end), in the events' microseconds.
+    """Return the steps after the warm-up as lists of (what, start, end).
 
-    A step begins when the gradients are set to zero. Backward ends with the last gradient: what follows is waiting.
+    A step begins when the gradients are set to zero. Backward ends with the last gradient: what
+    follows is waiting.
     """
     begins = [start for start, _ in spans(events, "Optimizer.zero_grad")]
     backward = spans(events, "autograd::engine::evaluate_function")
@@ -65,51 +63,50 @@ def steps_of(events, sent):
     steps = []
     for begin, end in list(zip(begins, begins[1:]))[WARM_UP:]:
         gradients = [span for span in backward if begin <= span[0] < end]
-        update = [span for span in optimizer if begin <= span[0] < end][-1]  # Horovod's own contains PyTorch's
-        steps.append([("forward", begin, gradients[0][0]),
-                      ("backward", gradients[0][0], max(last for _, last in gradients)),
-                      *(("all-reduce", *span) for span in sent if begin <= span[0] < end), ("optimizer", *update)])
+        updates = [span for span in optimizer if begin <= span[0] < end]
+        steps.append([
+            ("forward", begin, gradients[0][0]),
+            ("backward", gradients[0][0], max(last for _, last in gradients)),
+            *(("all-reduce", *span) for span in sent if begin <= span[0] < end),
+            ("optimizer", *updates[-1])])  # Horovod's own contains PyTorch's
     return steps
 
 
-def watched(path, folder):
-    """Run a main.py and watch it. Returns this rank's record, with times in microseconds since 1970."""
-    sys.argv = [str(path), *FLAGS, "--results", str(folder / "record.jsonl")]
-    sys.path[0] = str(path.resolve().parent)  # as for python main.py: it imports what lies beside it
+def watch(chapter, folder):
+    """Run a chapter's main.py as one rank; write its record into the folder."""
+    main = str(ROOT / chapter / "main.py")
+    sys.argv = [main, *FLAGS.split(), "--results", f"{folder}/results.jsonl"]
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         try:
-            runpy.run_path(str(path), run_name="__main__")
+            runpy.run_path(main, run_name="__main__")
         except SystemExit as end:
             if end.code:
                 raise
     zero = profiler.profiler.kineto_results.trace_start_ns() / 1e3
-    events = profiler.events()
-    sent = spans(events, "gloo:all_reduce")
-    if (folder / "timeline.json").exists():
-        sent = [(start - zero, end - zero) for start, end in timeline(folder / "timeline.json")]
+    sent = spans(profiler.events(), "gloo:all_reduce")
+    rank, timeline = int(os.environ["PMI_RANK"]), Path(folder, "timeline.json")
+    if rank == 0 and timeline.exists():
+        sent = [(start - zero, end - zero) for start, end in horovod_spans(timeline.read_text())]
     steps = [[(what, round(zero + start), round(zero + end)) for what, start, end in step]
-             for step in steps_of(events, sent)]
-    return {"chapter": str(path.parent), "rank": RANK, "flags": " ".join(FLAGS),
-            "steps": steps, **machine()}
+             for step in steps_of(profiler.events(), sent)]
+    append(Path(folder, f"rank{rank}.jsonl"), {"rank": rank, "flags": FLAGS, "steps": steps})
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.error = sys.exit  # run() has rank 0 say it
-    parser.add_argument("main", type=Path, help="a chapter's main.py")
-    parser.add_argument("--results", type=Path, required=True, metavar="FILE")
-    args = parser.parse_args()
-    if not os.path.isfile(args.main) or not opens(args.results):
-        sys.exit("name a chapter's main.py, and --results FILE in a folder that exists and that you may write to")
-    if reason := refusal(args.results):
-        sys.exit(reason)
+def measure(chapter):
+    """Return the records of two ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["HOROVOD_TIMELINE"] = f"{folder}/timeline.json"  # Horovod alone looks at it
-        record = watched(args.main, Path(folder))
-    append(args.results, record)
+        launcher = command(chapter, 2)[:-1]  # without main.py
+        variables = {"PYTHONPATH": str(ROOT / chapter),  # main.py imports what is next to it
+                     "HOROVOD_TIMELINE": f"{folder}/timeline.json"}  # DDP ignores it
+        run([*launcher, "-m", "tools.measuring.profile_step", chapter, folder],
+            env=environment() | variables)
+        return [record | machine() for rank in (0, 1)
+                for record in read(Path(folder, f"rank{rank}.jsonl"))]
 
 
 if __name__ == "__main__":
-    sys.path.append(str(ROOT / "01_single_node"))
-    from ranks import run
-    run(main)
+    if sys.argv[1:]:
+        watch(*sys.argv[1:])
+    else:
+        study(RECORDS / "step.jsonl",
+              [{"chapter": chapter} for chapter in ("03_ddp", "02_horovod/pytorch")], measure)

@@ -1,22 +1,16 @@
-"""Copy the files that every chapter has, write into the READMEs what commands and files give, and draw their figures.
+"""Copy what several folders have, write into the pages what files and records give, draw figures.
 
-A comment says what belongs into the fence behind it, which this program writes:
+A comment in a page names what belongs in the fence after it. WORDS are in one line or hunk only:
 
-    <!-- lesson: PATH | WORDS | WORDS -->      the lines of a file that matter, each by words that stand in it alone
-    <!-- lesson: PATH -->         a file as it is
-    <!-- hunk: WORDS | WORDS -->       hunks of the README's diff, each by words that stand in it and in no other
-    <!-- output: CHAPTER RANKS FLAG... -->      what the chapter's main.py printed on so many ranks, as recorded
-    <!-- sample: PROGRAM RANKS FLAG... -->      the same for what no test compares, because it names the machine
-    <!-- table: NAME -->               the table of assets/records/NAME.jsonl, by the program that wrote it
-    <!-- table: zero PRECISION -->     of those with this precision
-    <!-- command: NAME -->             the command of submit/sweep.py that makes assets/records/NAME.jsonl
-    <!-- findings -->                  (no fence) the table of what submit/agree.py finds
-    <!-- changes: OLD NEW | OLD NEW -->     how many lines were added and removed between files
-    <!-- scale: NAME -->              a table of tools/pages/at_scale.py
-    <!-- slow: NAME -->               a table of tools/pages/slow_link.py
-    <!-- bench: N -->                  section N of `make bench`, from assets/records/bench*.txt
+    <!-- lesson: PATH | WORDS | WORDS -->   lines of a file; without words the whole file
+    <!-- hunk: WORDS | WORDS -->            hunks of the page's diff
+    <!-- output: PROGRAM RANKS FLAG... -->  what a run printed, from assets/records/outputs.jsonl
+    <!-- sample: PROGRAM RANKS FLAG... -->  the same, where the output names the machine: not tested
+    <!-- table: demo -->                    what `make demo` prints, from demo.jsonl
+    <!-- table: zero PRECISION -->          the bytes of chapter 5, from zero.jsonl
+    <!-- table: bench SECTION -->           the results of one section of `make bench`
 
-A chapter's README names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
+A page names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
 """
 
 import difflib
@@ -24,162 +18,137 @@ import re
 import sys
 import textwrap
 
-import agree_verdicts
 import pandas
-import sweep
-from launch import ROOT
-from one_line import Parser
-from records import RECORDS, published, published_text
 
-from tools.measuring import demo, public_scripts, reading, zero
-from tools.pages import at_scale, figures, notebook_seconds, slow_link
+from submit.study import RECORDS, ROOT, read
+from tools.measuring import demo, zero
+from tools.pages import figures
 
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
-FENCE = re.compile(r"<!-- (lesson|hunk|output|sample|table|command|changes|scale|slow|bench): (.+?) -->\n"
-                   r"(?:```\w*\n.*?^```\n)?", re.M | re.S)
-FINDINGS = re.compile(r"<!-- findings -->\n(?:\|.*\n)*")
-ROOMS = ("[0-9]*", "exercises", "reading_data", "submit")  # folders that have pages at any depth
-MASTERS = ("01_single_node/ranks.py", "01_single_node/workshop.py", "01_single_node/resnet.py",
-           "04_deepspeed/ds_config.py", "04_deepspeed/checkpoints.py")
-TABLES = {"demo": demo, "zero": zero, "read_data": reading, "public_scripts": public_scripts,
-          "notebook_seconds": notebook_seconds, "batch": sweep}
+FENCE = re.compile(
+    r"<!-- (lesson|hunk|output|sample|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
+FOLDERS = ("docs", "[0-9]*", "exercises", "reading_data", "submit")  # have pages, at any depth
+MASTERS = ("01_single_node/ranks.py", "01_single_node/workshop.py", "01_single_node/report.py",
+           "01_single_node/resnet.py", "04_deepspeed/ds_config.py", "04_deepspeed/checkpoints.py")
+
+
+def pages():
+    """Return the paths of all pages."""
+    below = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.md")]
+    return [*sorted(ROOT.glob("*.md")), *sorted(below)]
+
+
+def copies():
+    """Yield (master, copy) for each folder of programs that import a master of another folder."""
+    folders = [main.parent for main in sorted(ROOT.glob("[0-9]*/**/main.py"))]
+    for master in map(ROOT.joinpath, MASTERS):
+        for folder in (*folders, ROOT / "submit"):
+            programs = "\n".join(path.read_text() for path in folder.rglob("*.py"))
+            imported = re.search(rf"^ *(import|from) {master.stem}\b", programs, re.M)
+            if imported and folder != master.parent:
+                yield master, folder / master.name
 
 
 def hunks(old, new):
-    """The hunks between two files of the repository, each as the text of its - and + lines."""
+    """Return the differing blocks of two files, each as the text of its - and + lines."""
     a, b = ((ROOT / name).read_text().splitlines() for name in (old, new))
-    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
+    blocks = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
     return ["\n".join([f"-{line}" for line in a[i:j]] + [f"+{line}" for line in b[k:m]])
-            for tag, i, j, k, m in matcher.get_opcodes() if tag != "equal"]
+            for tag, i, j, k, m in blocks if tag != "equal"]
 
 
-def changes(old, new):
-    """How many lines make one file the other."""
-    signs = [line[0] for hunk in hunks(old, new) for line in hunk.splitlines()]
-    return f"{old} -> {new}: {signs.count('+')} lines added, {signs.count('-')} removed"
-
-
-def only(words, places, where):
-    """The number of the one place that has these words; raises ValueError where none or several have."""
-    found = [number for number, text in enumerate(places) if words in text]
-    if len(found) != 1:
-        raise ValueError(f"{words!r} stands in {len(found)} {where}")
-    return found[0]
+def index(words, texts, where):
+    """Return the index of the only text with these words. Raises ValueError for none or several."""
+    indices = [number for number, text in enumerate(texts) if words in text]
+    if len(indices) != 1:
+        raise ValueError(f"{words!r} is in {len(indices)} {where}: it has to be in one")
+    return indices[0]
 
 
 def lesson(path, *words):
-    """The lines of a file with these words, in the file's order, without the space that all of them have in front."""
+    """Return the lines of a file that have these words, in the file's order; else the file."""
     text = (ROOT / path).read_text()
     if not words:
         return text
     lines = text.splitlines()
-    chosen = {only(each, lines, f"lines of {path}") for each in words}
-    return textwrap.dedent("\n".join(lines[number] for number in sorted(chosen)))
-
-
-def outputs() -> list[str]:
-    """The words of all fences that show what a run prints, each once, in the order of the pages."""
-    found = [match[2] for path in readmes() for match in FENCE.finditer(path.read_text())
-             if match[1] in ("output", "sample")]
-    return list(dict.fromkeys(found))
+    numbers = {index(part, lines, f"lines of {path}") for part in words}
+    return textwrap.dedent("\n".join(lines[number] for number in sorted(numbers)))
 
 
 def recorded(*words):
-    """What a run printed, from assets/records/outputs.jsonl."""
-    texts = {record["words"]: record["text"] for record in published("outputs.jsonl")}
-    words = " ".join(words)
-    if words not in texts:
-        raise ValueError(f"no record of what {words!r} prints: python -m tools.pages.outputs")
-    return texts[words]
+    """Return what a run printed, from the records."""
+    texts = {record["words"]: record["text"] for record in read("outputs.jsonl")}
+    if " ".join(words) not in texts:
+        raise ValueError(f"no record of what {' '.join(words)!r} prints: "
+                         "python -m tools.pages.outputs")
+    return texts[" ".join(words)]
 
 
-def table(name, precision=None):
-    """The table of the records in assets/records/NAME.jsonl, or of those with this precision."""
-    records = pandas.DataFrame(published(f"{name}.jsonl"))
-    return TABLES[name].table(records if precision is None else records[records["precision"] == precision])
-
-
-def bench(number):
-    """The machine's line and one section of the benchmark's output, from that of the files which has it."""
+def bench(section):
+    """Return the results of a section of the benchmark, from the record that has this section."""
     for path in RECORDS.glob("bench*.txt"):
-        head, *sections = published_text(path.name).strip().split("\n\n")
-        for section in sections:
-            if section.startswith(f"{number}. "):
-                return f"{head}\n\n{section}"
-    raise ValueError(f"no file of assets/records/ has section {number} of the benchmark")
+        for text in path.read_text().split("\n\n"):
+            if text.startswith(f"{section}. "):
+                lines = text.splitlines()
+                header = index("A images/s", lines, "lines of a section")
+                return "\n".join(lines[header:])
+    raise ValueError(f"no file of assets/records has section {section} of the benchmark")
 
 
-def render(text, run=recorded):
-    """The README's text with every fence written anew; `run` gives what recorded() does.
+def table(name, selection=None):
+    """Return a table of assets/records, as text."""
+    if name == "bench":
+        return bench(selection)
+    if name == "demo":
+        return demo.table(read("demo.jsonl"))
+    if name == "zero":
+        records = pandas.DataFrame(read("zero.jsonl"))
+        return zero.table(records[records["precision"] == selection])
+    raise ValueError(f"no table of {name}: there are bench, demo and zero")
 
-    Raises ValueError for words that stand in no hunk or in several, and for a hunk that is shown twice or not at all.
-    """
+
+def render(text, output=recorded):
+    """Return the page's text with every fence written again. Raises ValueError as index() does."""
     pair = PAIR.search(text)
-    everything = hunks(*pair.groups()) if pair else []
-    shown = []
-
-    def hunk(*words):
-        shown.extend(only(each, everything, "hunks") for each in words)
-        return "\n".join(everything[number] for number in shown[-len(words):])
+    blocks = hunks(*pair.groups()) if pair else []
 
     def fence(match):
         kind, words = match.groups()
-        parts = words.split(" | ")
-        content = {
-            "lesson": lambda: lesson(*parts),
-            "hunk": lambda: hunk(*parts),
-            "output": lambda: run(*words.split()),
-            "sample": lambda: run(*words.split()),
-            "table": lambda: table(*words.split()),
-            "command": lambda: sweep.command_line(f"assets/records/{words}.jsonl"),
-            "changes": lambda: "\n".join(changes(*part.split()) for part in parts),
-            "scale": lambda: at_scale.TABLES[words](),
-            "slow": lambda: slow_link.text(words),
-            "bench": lambda: bench(words),
-        }[kind]()
+        parts, language = words.split(" | "), ""
+        if kind == "hunk":
+            language = "diff"
+            content = "\n".join(blocks[index(part, blocks, "hunks")] for part in parts)
+        elif kind == "lesson":
+            language = "python" if parts[0].endswith(".py") else "bash"
+            content = lesson(*parts)
+        elif kind == "table":
+            content = table(*words.split())
+        else:
+            content = output(*words.split())
         content = "\n".join(line.rstrip() for line in content.splitlines())
-        language = {"hunk": "diff", "lesson": "python" if parts[0].endswith(".py") else "bash"}.get(kind, "")
         return f"<!-- {kind}: {words} -->\n```{language}\n{content}\n```\n"
 
-    text = FINDINGS.sub(lambda _: f"<!-- findings -->\n{agree_verdicts.table()}\n", FENCE.sub(fence, text))
-    wrong = [lines for number, lines in enumerate(everything) if shown.count(number) != 1]
-    if wrong:
-        raise ValueError("hunks that are not shown, or shown twice:\n" + "\n\n".join(wrong))
-    return text
-
-
-def readmes():
-    """The pages: those of the top folder, of docs, and of the rooms that attendees enter."""
-    rooms = [path for room in ROOMS for path in ROOT.glob(f"{room}/**/*.md")]
-    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(rooms)]
-
-
-def copies():
-    """Pairs of paths: a file that several chapters have, and its copy beside each main.py that imports it."""
-    for master in map(ROOT.joinpath, MASTERS):
-        for main in sorted(ROOT.glob("[0-9][0-9]_*/**/main.py")):
-            imports = re.search(rf"^ *(import|from) {master.stem}\b", main.read_text(), re.M)
-            if imports and main.parent != master.parent:
-                yield master, main.parent / master.name
+    return FENCE.sub(fence, text)
 
 
 def main():
-    Parser(__doc__).parse_args()
     for master, copy in copies():
         if not copy.exists() or copy.read_bytes() != master.read_bytes():
             copy.write_bytes(master.read_bytes())
             print("copied:", copy.relative_to(ROOT))
+
     problems = []
-    for path in readmes():
-        text, name = path.read_text(), path.relative_to(ROOT)
+    for path in pages():
+        text = path.read_text()
         try:
-            new = render(text)
+            new_text = render(text)
         except ValueError as problem:
-            problems.append(f"{name}: {problem}")
+            problems.append(f"{path.relative_to(ROOT)}: {problem}")
             continue
-        if new != text:
-            path.write_text(new)
-            print("written:", name)
+        if new_text != text:
+            path.write_text(new_text)
+            print("written:", path.relative_to(ROOT))
+
     figures.main()
     if problems:
         sys.exit("\n".join(problems))

@@ -1,0 +1,86 @@
+"""Count the steps to 95 % test accuracy for batch sizes and learning rates: a line for each pair.
+
+    OMP_NUM_THREADS=1 python steps_to_target.py ../assets/records/steps_to_target.jsonl
+
+The cnn is trained on the digits as main.py does it, but for the test, which comes after every 64
+images, or after every step of a larger batch. As Shallue et al. (1811.03600) do, each batch size
+tries a grid of rates, and every rate is reported. Nothing is timed: other work on the machine does
+not disturb it. A file that has some of the pairs gets the others.
+"""
+
+import json
+import sys
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from main import batches, build_model
+from torch.nn.functional import cross_entropy
+
+import workshop
+
+TARGET, SEEDS = 0.95, range(5)
+BATCHES = [8, 16, 32, 64, 128, 256, 512]
+RATES = [0.00625 * 2**power for power in range(8)]  # up to 0.8
+LARGEST_RATE = 0.05 / 8  # per image of the batch: larger ones were never best in a trial
+STEPS, EPOCHS = 100, 10  # a run ends after so many steps and then so many epochs
+IMAGES = 1437  # to train with
+
+
+def training(batch: int, rate: float, seed: int):
+    """Train like main.py; yield (steps done, last loss, test accuracy) at each test."""
+    torch.manual_seed(seed)
+    train, test = workshop.load_data(SimpleNamespace(dataset="digits"), batch)
+    mean, std = train.images[:256].mean(), train.images[:256].std()
+    test_images, test_labels = map(torch.from_numpy, test[range(len(test))])
+    test_images = (test_images.float() - mean) / std
+    model = build_model("cnn", train.images.shape[1:])
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    sampler = torch.utils.data.RandomSampler(train, generator=torch.Generator())
+    steps_per_test, step = max(1, 64 // batch), 0
+    for epoch in count():
+        sampler.generator.manual_seed(seed + epoch)
+        for images, labels in batches(train, sampler, batch, torch.device("cpu"), drop_last=True):
+            optimizer.zero_grad()
+            loss = cross_entropy(model((images.float() - mean) / std), labels)
+            loss.backward()
+            optimizer.step()
+            step += 1
+            if step % steps_per_test == 0:
+                with torch.no_grad():
+                    hits = model(test_images).argmax(1) == test_labels
+                yield step, loss.item(), hits.double().mean().item()
+
+
+def steps_to_target(batch: int, rate: float, seed: int, limit: int) -> int | None:
+    """Return the first test that reaches the target; None if the limit or infinity comes before."""
+    for step, loss, accuracy in training(batch, rate, seed):
+        if accuracy >= TARGET:
+            return step
+        if step >= limit or not loss < float("inf"):
+            return None
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit("steps_to_target.py: name one file for the records")
+    path = Path(sys.argv[1])
+    lines = path.read_text().splitlines() if path.exists() else []
+    done = {(record["batch"], record["rate"]) for record in map(json.loads, lines)}
+    for batch in BATCHES:
+        limit = STEPS + EPOCHS * IMAGES // batch
+        for rate in RATES:
+            if rate > batch * LARGEST_RATE or (batch, rate) in done:
+                continue
+            steps = [steps_to_target(batch, rate, seed, limit) for seed in SEEDS]
+            record = {"dataset": "digits", "model": "cnn", "precision": "fp32", "target": TARGET,
+                      "batch": batch, "rate": rate, "momentum": 0.9, "seeds": list(SEEDS),
+                      "steps": steps, "limit": limit, "torch": torch.__version__}
+            with open(path, "a") as file:
+                file.write(json.dumps(record) + "\n")
+            print(f"batch {batch}, rate {rate:g}: {steps} steps", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The times of a training, what it prints, and the record of --results: this course's measuring.
+
+Every chapter has the same file. Without it, and without the lines that say report, the same
+training runs.
+"""
+
+import json
+import math
+import os
+import resource
+import statistics
+import sys
+import time
+
+STARTED = time.perf_counter()
+
+
+class Report:
+    """What rank 0 prints while it trains, and the record of --results; silent on other ranks.
+
+    record: what is known before the first step. images: in an epoch.
+    """
+
+    def __init__(self, args, rank=0, **record):
+        self.args, self.rank, self.record = args, rank, record
+        self.step_seconds, self.gpu = [], None
+        if record["device"] != "cpu" and "tensorflow" not in sys.modules:
+            self.gpu = sys.modules["torch"].get_device_module(record["device"])
+
+    def print(self, line):
+        if self.rank == 0:
+            print(line, flush=True)
+            self.printed = time.perf_counter()
+
+    def begin(self, images, step, last_step, epoch_steps, lr):
+        """Before the first step."""
+        record, left = self.record, last_step - step
+        self.print(f"{record['dataset']}: {images:,} images, {record['model']}: "
+                   f"{record['parameters']:,} parameters, {record['precision']}, "
+                   f"{record['device']}")
+        self.print(f"ranks: {record['ranks']}, nodes: {record['nodes']}, batch: "
+                   f"{record['batch_size']} per rank, {record['global_batch_size']} global, "
+                   f"learning rate: {lr:g}, steps: {step} of {last_step} done, {epoch_steps} per "
+                   "epoch")
+        self.last_step, self.number, path = last_step, step, getattr(self.args, "profile", None)
+        if path and left < 8:
+            sys.exit(f"--profile needs 8 steps, and {left} are left: more --epochs")
+        self.profile = profiler(path) if path and self.rank == 0 else None
+
+    def start(self):
+        """Before the first step of an epoch."""
+        self.epoch_started, self.times = time.perf_counter(), [self.now()]
+
+    def step(self, number):
+        """After a step, which tells its number; between accumulated batches the number stays."""
+        if number == self.number:
+            return
+        self.number = number
+        self.times.append(self.now())
+        if self.profile:
+            self.profile.step()
+        if self.rank == 0 and time.perf_counter() - self.printed > 10:
+            self.print(f"  step {number} of {self.last_step}")
+
+    def now(self):
+        if not self.gpu:
+            return time.perf_counter()
+        # An event is recorded on the GPU when it comes to it; the CPU does not wait.
+        return self.gpu.current_stream().record_event(self.gpu.Event(enable_timing=True))
+
+    def epoch(self, epoch, loss, accuracy):
+        """After an epoch, when loss and accuracy have been read, so that the device is idle."""
+        seconds = time.perf_counter() - self.epoch_started
+        speed = (len(self.times) - 1) * self.record["global_batch_size"] / seconds
+        if not math.isfinite(loss):
+            sys.exit(f"the loss became {loss} in epoch {epoch + 1}: lower --lr, or give it "
+                     "--warmup-epochs")
+        self.print(f"epoch {epoch + 1}/{self.args.epochs}: loss {loss:.4f}, accuracy "
+                   f"{accuracy:.4f}, {speed:,.0f} images/s")
+        self.step_seconds += [start.elapsed_time(end) / 1000 if self.gpu else end - start
+                              for start, end in zip(self.times, self.times[1:])]
+        self.record |= {"loss": loss, "accuracy": accuracy}
+
+    def end(self, right, total, **more):
+        """After the evaluation. `more` goes into the record, and overrides what is there."""
+        self.print(f"test accuracy {right / total:.4f} ({right} of {total} images)")
+        if self.rank > 0 or not self.args.results or not self.step_seconds:
+            return
+        step_time = statistics.median(self.step_seconds[5:] or self.step_seconds)  # 5 warm up
+        bytes_each = 8 if self.record["precision"] == "fp64" else 4
+        self.record |= {"steps": len(self.step_seconds), "step_seconds": step_time,
+                        "images_per_second": self.record["global_batch_size"] / step_time,
+                        "gradient_bytes": bytes_each * self.record["parameters"],
+                        "peak_memory_bytes": self.peak_memory(), "test_accuracy": right / total,
+                        "total_seconds": time.perf_counter() - STARTED, **more}
+        line = json.dumps(self.record)
+        try:
+            with open(self.args.results, "a") as file:
+                file.write(f"{line}\n")
+        except OSError as problem:  # the disk may have filled up: the numbers are not lost
+            sys.exit(f"could not write the record to {self.args.results} ({problem.strerror}): "
+                     f"{line}")
+
+    def peak_memory(self):
+        if self.gpu:
+            return self.gpu.max_memory_allocated()
+        if self.record["device"] == "cuda":
+            return sys.modules["tensorflow"].config.experimental.get_memory_info("GPU:0")["peak"]
+        unit = 1 if sys.platform == "darwin" else 1024
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def profiler(path: str) -> object:
+    """Start PyTorch's profiler: after five steps it writes a trace of three into the file."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    import torch
+    activity = torch.profiler.ProfilerActivity
+    profile = torch.profiler.profile(
+        activities=[activity.CPU, activity.CUDA][:1 + torch.cuda.is_available()], acc_events=True,
+        schedule=torch.profiler.schedule(skip_first=4, wait=0, warmup=1, active=3, repeat=1),
+        on_trace_ready=lambda profile: profile.export_chrome_trace(path))
+    profile.start()
+    return profile

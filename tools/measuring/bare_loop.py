@@ -1,0 +1,63 @@
+"""Time the barest training on a CPU: one batch in memory, no loading, no metrics.
+
+    python -m tools.measuring.bare_loop --dataset digits --model cnn --max-steps 155 --results FILE
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torchvision.models import get_model
+
+from submit.study import append
+
+WARM_UP, LR = 5, 0.05
+SIDES = {"digits": 8, "synthetic": 32}  # pixels
+
+
+def network(name: str, channels: int, side: int) -> nn.Module:
+    """Return chapter 1's cnn, or a network of torchvision."""
+    if name != "cnn":
+        return get_model(name, num_classes=10)
+    pooled = (side - 4) // 2
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3), nn.ReLU(),
+        nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(64 * pooled * pooled, 128), nn.ReLU(),
+        nn.Linear(128, 10))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dataset", choices=SIDES, default="digits")
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--max-steps", type=int, default=155)
+    parser.add_argument("--results", type=Path, required=True)
+    args = parser.parse_args()
+    channels = 1 if args.dataset == "digits" and args.model == "cnn" else 3
+    side = SIDES[args.dataset]
+
+    images = torch.randn(args.batch_size, channels, side, side)
+    labels = torch.randint(10, (args.batch_size,))
+    model = network(args.model, channels, side)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, fused=True)
+    times = [time.perf_counter()]
+    for _ in range(args.max_steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        times.append(time.perf_counter())
+
+    steps = [end - begin for begin, end in zip(times, times[1:])]
+    step_seconds = statistics.median(steps[WARM_UP:])
+    append(args.results, {"chapter": "bare loop", "step_seconds": step_seconds,
+                          "images_per_second": args.batch_size / step_seconds})
+
+
+if __name__ == "__main__":
+    main()
