@@ -43,7 +43,6 @@ OTHERS = [  # words of programs that are no chapter's, and what the line has to 
     ("submit/check_script.py {}/none", "no file"),
     ("exercises/grade.py 11", "number"),
     ("tools/environment/setup.py", "--venv"),
-    ("03_ddp/at_scale.py 12", "12 GPUs do not fill"),
     ("submit/lab.sh", "up NODES"),
     ("submit/lab.sh up many", "many is not a whole number"),
     ("submit/lab.sh up 2 --rate fast", "fast is no rate"),

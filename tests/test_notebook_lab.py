@@ -16,7 +16,7 @@ def test_the_kernel_may_be_interrupted(tmp_path):
     """Jupyter sends the interrupt to all processes of the kernel's group."""
     cells = json.loads((ROOT / "03_ddp" / "scaling.ipynb").read_text())["cells"]
     source = next("".join(cell["source"]) for cell in cells if cell["id"] == "lab-train")
-    program = f"import os, re, subprocess, time\n{source}\ntrain(print)".replace("../submit/", "")
+    program = f"import os, re, subprocess, time\n{source}\ntrain()".replace("../submit/", "")
     (tmp_path / "lab.sh").write_text('if [ "$1" = run ]; then echo >begun; sleep 100; fi\n'
                                      'if [ "$1" = down ]; then sleep 0.5; echo >gone; fi\n')
     process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path,

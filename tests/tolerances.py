@@ -45,14 +45,6 @@ NETWORK_LARGEST = 0.10
 NODE_LARGEST = 0.02
 NODE_MIXED_LARGEST = 0.16  # in mixed precision something is lost that the model does not know
 
-# at_scale.py beside MLPerf's systems of 512, 768 and 3,584 GPUs, plain arithmetic on published figures: the largest
-# error. It is half of what the next simpler model, a ring of all GPUs, is off by where that is best.
-SCALE_LARGEST = 0.125
-
-# Shares of time of 100,000 simulated stretches of work, each as long as its failures make it: one deviates by its mean
-# at most, so the mean of all by 0.003 of it; three times that.
-SIMULATED = 0.01
-
 # Simpson's rule and other plain Python arithmetic, against the exact value.
 ARITHMETIC = 1e-5
 
