@@ -16,7 +16,7 @@ TEXT, TITLE = 14, 16  # points
 DPI = 200  # so that it stays sharp at twice the size
 
 # Okabe and Ito's colours, Tol's, and ColorBrewer's: the colour-blind tell them apart, too.
-RANKS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7")
+RANKS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 COMMUNICATION, ABSENT = "#404040", "#E6E6E6"
 MEASURED, PREDICTED, IDEAL = "#000000", "#D55E00", "#8C8C8C"  # IDEAL: what cannot be beaten
 STEP = {"forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73",
