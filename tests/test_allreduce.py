@@ -1,4 +1,4 @@
-"""The three all-reduces of chapter 2: their sums, every byte and step that they count, and what a mistake gets."""
+"""The three all-reduces of chapter 2: their sums, every byte and step that they count."""
 
 import json
 import re
@@ -8,7 +8,6 @@ import pytest
 from conftest import BIN, PROGRAMS, ROOT, execute, lines
 
 RING = ROOT / "02_horovod" / "pytorch" / "ring_allreduce.py"
-NUMBERS = 1, 1000, 1001  # float32 in a tensor: fewer than ranks, and what 3 does not divide, both ways
 
 
 def mpiexec(ranks, *words, **options):
@@ -16,45 +15,48 @@ def mpiexec(ranks, *words, **options):
 
 
 def test_what_is_counted_is_what_is_sent_and_what_the_formulas_say(tmp_path):
-    """On three ranks, where left and right differ; the bytes are counted again where torch is handed them."""
-    ranks, results = 3, tmp_path / "results.jsonl"
-    done = mpiexec(ranks, PROGRAMS / "ring_counted.py", RING.parent, "--sizes", *(4 * numbers for numbers in NUMBERS),
-                   "--repeats", 1, "--results", results)
+    """On three ranks, left and right differ. Bytes are counted again where torch gets them."""
+    results = tmp_path / "results.jsonl"
+    padded = {1: 3, 1000: 1002, 1001: 1002}  # numbers in a tensor, and with the ring's zeros
+    done = mpiexec(3, PROGRAMS / "ring_counted.py", RING.parent, "--repeats", 1, "--results",
+                   results, "--sizes", *(4 * numbers for numbers in padded))
     assert done.code == 0, done.err
     assert "all sums: equal" in done.out
     records = {(record["algorithm"], record["bytes"] // 4): record for record in lines(results)}
-    assert len(records) == 5 * len(NUMBERS)
-    expected = [[0] * ranks for _ in range(ranks)]  # of each rank: what it sends to each
-    for numbers in NUMBERS:
-        padded = next(length for length in range(numbers, numbers + ranks) if length % ranks == 0)
-        everyone = [4 * numbers * (ranks - 1)] * ranks
-        from_root = [4 * numbers * (ranks - 1)] + [4 * numbers] * (ranks - 1)
-        around = [4 * padded * 2 * (ranks - 1) // ranks] * ranks
-        for name, sent, steps in (("everyone_to_everyone", everyone, 1), ("reduce_and_broadcast", from_root, 2),
-                                  ("ring", around, 2 * (ranks - 1)), ("gloo", None, None), ("mpi", None, None)):
+    assert len(records) == 5 * len(padded)
+    to_others = [[0] * 3 for _ in range(3)]  # bytes of each rank to each other one
+    for numbers in padded:
+        size, around = 4 * numbers, 4 * padded[numbers] * 4 // 3
+        counts = {"everyone_to_everyone": ([2 * size] * 3, 1),
+                  "reduce_and_broadcast": ([2 * size, size, size], 2),
+                  "ring": ([around] * 3, 4), "gloo": (None, None), "mpi": (None, None)}
+        for name, (sent, steps) in counts.items():
             record = records[name, numbers]
-            assert (record["bytes_sent"], record["steps"], record["ranks"]) == (sent, steps, ranks)
+            assert (record["bytes_sent"], record["steps"], record["ranks"]) == (sent, steps, 3)
             assert 0 < record["least"] <= record["seconds"] <= record["most"]
-        for rank in range(ranks):
-            for other in {*range(ranks)} - {rank}:
-                expected[rank][other] += 4 * numbers * (2 if 0 in (rank, other) else 1)
-            expected[rank][(rank + 1) % ranks] += around[rank]
-    runs = 1 + 2  # the repeat, and what warms up
-    found = dict(json.loads(line) for line in re.findall(r"^sent: (.*)", done.err, re.M))
-    for rank in range(ranks):
-        assert [found[rank].get(str(other), 0) for other in range(ranks)] == [runs * sent for sent in expected[rank]]
+        for rank in range(3):
+            right, left = (rank + 1) % 3, (rank + 2) % 3
+            for other in right, left:
+                to_others[rank][other] += size * (2 if 0 in (rank, other) else 1)
+            to_others[rank][right] += around
+    runs = 1 + 2  # the repeat, and the warm-up
+    counted = dict(json.loads(line) for line in re.findall(r"^sent: (.*)", done.err, re.M))
+    for rank in range(3):
+        expected = {str(other): runs * size for other, size in enumerate(to_others[rank]) if size}
+        assert counted[rank] == expected
 
 
 def test_a_wrong_sum_is_noticed_and_ends_all_ranks():
-    wrong = "import ring_allreduce as it; it.ALGORITHMS = [lambda tensor, wire: None]; it.run(it.main)"
+    wrong = ("import ring_allreduce as ring; ring.ALGORITHMS = [lambda tensor, wire: None]; "
+             "ring.run(ring.main)")
     done = mpiexec(2, "-c", wrong, "--sizes", 4000, cwd=RING.parent)
     assert done.code != 0 and "has not gloo's sum" in done.err
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(("ranks", "flags", "says"), [
-    (1, "", "mpiexec -n 2"), (2, "--sizes 4002", "--sizes 4002.*multiple of 4")], ids=["one rank", "a bad size"])
-def test_a_mistake_gets_one_line_and_code_2(ranks, flags, says):
+@pytest.mark.parametrize(("ranks", "flags", "message"), [
+    (1, "", "mpiexec -n 2"), (2, "--sizes 4002", "--sizes 4002.*multiple of 4")])
+def test_a_mistake_gets_one_line_and_code_2(ranks, flags, message):
     done = mpiexec(ranks, RING, *flags.split())
     assert (done.code, done.out) == (2, "")
-    assert re.fullmatch(f"ring_allreduce.py: .*{says}.*\n", done.err)
+    assert re.fullmatch(f"ring_allreduce.py: .*{message}.*\n", done.err)

@@ -1,4 +1,4 @@
-"""The notebooks: they run from top to bottom, say the same again, and were stored with what they need as it is now."""
+"""The notebooks: they run from top to bottom, and show again what is stored."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import sys
 import nbformat
 import pytest
 from conftest import ROOT, execute, tracked
-from nbclient.exceptions import CellExecutionError
+from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tools.measuring.cpus import SETTINGS
@@ -17,52 +17,48 @@ from tools.notebooks import ready, recorded_ranks
 from tools.pages import notebooks
 
 PATHS = tracked(notebooks.notebooks())
-each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
 
 def quick(stem):
-    """A case for each notebook; all but this one take long."""
-    return pytest.mark.parametrize("path", [
-        pytest.param(path, id=path.stem, marks=pytest.mark.core if path.stem == stem else pytest.mark.slow)
-        for path in PATHS])
-
-
-def load(path):
-    return nbformat.read(path, as_version=4)
+    """Return a mark: a case for each notebook, of which all but this one take long."""
+    cases = [pytest.param(path, id=path.stem, marks=pytest.mark.core if path.stem == stem
+                          else pytest.mark.slow) for path in PATHS]
+    return pytest.mark.parametrize("path", cases)
 
 
 def code(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def said(cell):
-    """What a cell has put out, but for pictures, made-up names, and whether %%writefile met an older file."""
-    texts = []
+def texts(cell):
+    """Return a cell's outputs but for pictures, made-up names, and "Writing" or "Overwriting"."""
+    outputs = []
     for output in cell.outputs:
         for kind, text in {"stream": output.get("text"), **output.get("data", {})}.items():
-            if text and kind in ("stream", "text/plain", "text/html", "text/markdown") and "data:image" not in text:
-                texts.append((kind, re.sub(r"T_[0-9a-f]{5}|\b0x[0-9a-f]+|(Overw|W)riting", "#", text)))
-    return sorted(texts)
+            is_text = kind in ("stream", "text/plain", "text/html", "text/markdown")
+            if text and is_text and "data:image" not in text:
+                outputs.append((kind, re.sub(r"\b0x[0-9a-f]+|(Overw|W)riting", "#", text)))
+    return sorted(outputs)
 
 
 def pictures(cell):
-    """Figures, and what is turned like pages."""
-    return sum("image/png" in data or "data:image/png" in data.get("text/html", "")
-               for data in (output.get("data", {}) for output in cell.outputs))
+    """Return the number of figures and of frame-by-frame players."""
+    data = [output.get("data", {}) for output in cell.outputs]
+    return sum("image/png" in part or "data:image/png" in part.get("text/html", "")
+               for part in data)
 
 
-def compare(stored, again):
-    """But for cells that are live, what is said is the same."""
-    assert len(code(stored)) == len(code(again))
-    for old, new in zip(code(stored), code(again)):
-        assert pictures(new) == pictures(old), new.source
-        if "live" not in new.metadata.get("tags", []):
-            assert said(new) == said(old), new.source
+def expect_what_is_stored(path):
+    stored, again = nbformat.read(path, as_version=4), notebooks.run(path)
+    for before, after in zip(code(stored), code(again), strict=True):
+        assert pictures(after) == pictures(before), after.source
+        if "live" not in after.metadata.get("tags", []):
+            assert texts(after) == texts(before), after.source
 
 
 @quick("cost_model")
-def test_it_runs_and_says_what_is_stored(path):
-    compare(load(path), notebooks.run(path))
+def test_it_shows_again_what_is_stored(path):
+    expect_what_is_stored(path)
 
 
 @pytest.fixture
@@ -84,71 +80,72 @@ def poor_machine(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux confines a process to a core")
 @quick("scaling")
 def test_it_runs_on_a_poor_machine(path, poor_machine):
-    compare(load(path), notebooks.run(path))
+    expect_what_is_stored(path)
 
 
 @pytest.mark.check
-@each_notebook
-def test_it_was_stored_with_the_code_and_records_that_are_here(path):
-    notebook = load(path)
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_it_was_stored_after_its_last_change(path):
+    notebook = nbformat.read(path, as_version=4)
     outputs = [output for cell in code(notebook) for output in cell.outputs]
     assert all(cell.execution_count for cell in code(notebook))
     assert not [output for output in outputs if output.output_type == "error"]
-    assert not re.search(r"/(home|root|work|tmp|Users)/", str([said(cell) for cell in code(notebook)]))
-    assert notebook.metadata["workshop"]["sha256"] == notebooks.fingerprint(notebook), f"make notebooks ({path.stem})"
-
-
-def test_what_is_missing_is_one_line_and_the_end():
-    notebook = new_notebook(cells=[
-        new_code_cell('from tools.notebooks import ready\nready.needs("assets/records/no.jsonl")'),
-        new_code_cell("print('went on')")])
-    client = notebooks.NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}})
-    with pytest.raises(CellExecutionError):
-        client.execute()
-    output, = notebook.cells[0].outputs
-    assert output.traceback == [f"assets/records/no.jsonl is missing; in {ROOT}: git checkout assets/records/no.jsonl"]
-    assert not notebook.cells[1].outputs
+    shown = str([texts(cell) for cell in code(notebook)])
+    assert not re.search(r"/(home|root|work|tmp|Users)/", shown)
+    stored = notebook.metadata["workshop"]["sha256"]
+    assert stored == notebooks.fingerprint(notebook), f"make notebooks ({path.stem})"
 
 
 def test_another_python_is_told_which_to_take():
-    done = subprocess.run([os.path.realpath(sys.executable), "-I", "-c",
-                           f"import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p] + "
-                           f"['{ROOT}']; from tools.notebooks import ready; ready.needs()"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert re.search(r"NotReady: matplotlib is missing.*make setup && ", done.stderr), done.stderr
+    program = ("import runpy, sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p];"
+               "runpy.run_path(sys.argv[1], run_name='__main__'); import tools")
+    words = [os.path.realpath(sys.executable), "-I", "-c", program, ready.__file__]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert re.match(r"matplotlib is missing.*make setup && .*jupyter lab\n", done.stderr)
+    assert done.returncode == 1  # so the next cell ends the run: there is no tools to import
+
+
+def test_a_slider_moves_the_figure():
+    notebook = new_notebook(cells=[
+        new_code_cell("%run ../tools/notebooks/ready.py"),
+        new_code_cell("from matplotlib import pyplot as plt\n"
+                      "from tools.notebooks.controls import choice, moved\n"
+                      "slider = choice('inches', 2, 3)\n"
+                      "moved(lambda width: plt.subplots(figsize=(width, 2))[0], width=slider)"),
+        new_code_cell("slider.value = 3")])
+    resources = {"metadata": {"path": str(ROOT / "03_ddp")}}
+    NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
+    images = [output.metadata["image/png"] for output in notebook.cells[1].outputs
+              if "image/png" in output.get("metadata", {})]
+    assert images == [{"width": 3 * 96, "height": 2 * 96}]
+    assert not notebook.cells[2].outputs
 
 
 @pytest.mark.slow
-def test_batch_size_trains_as_main_py_does(tmp_path):
-    """After the first epoch, in separate processes: both have a main.py to import."""
-    flags = ["--device", "cpu", "--epochs", "1", "--seed", "3", "--results", str(tmp_path / "record")]
-    done = execute([sys.executable, "main.py", *flags], env={"OMP_NUM_THREADS": "1"}, cwd=ROOT / "01_single_node")
+def test_the_steps_to_the_target_are_counted_as_main_py_trains(tmp_path):
+    flags = ["--epochs", 1, "--seed", 3, "--results", tmp_path / "record", "--device", "cpu"]
+    folder = ROOT / "01_single_node"
+    done = execute([sys.executable, "main.py", *flags], cwd=folder)
     assert done.code == 0, done.err
-    program = ("from tools.measuring.steps_to_target import training; "
-               "print(next(accuracy for step, loss, accuracy in training(64, rate=0.05, seed=3) if step == 22))")
-    found = execute([sys.executable, "-c", program], env={"OMP_NUM_THREADS": "1"}, cwd=ROOT)
-    assert found.code == 0, found.err
-    assert float(found.out) == json.loads((tmp_path / "record").read_text())["test_accuracy"]
+    program = ("from steps_to_target import training; "
+               "print(next(end for step, _, end in training(64, 0.05, 3) if step == 22))")
+    counted = execute([sys.executable, "-c", program], cwd=folder)
+    record = json.loads((tmp_path / "record").read_text())
+    assert float(counted.out) == record["test_accuracy"], counted.err
 
 
 @pytest.mark.check
-def test_without_an_mpiexec_the_commands_of_the_notebooks_show_their_record(tmp_path):
-    """All of them, with the lines of their results file; another command is told that there is none."""
-    commands = {match for path in PATHS for cell in code(load(path))
-                for match in re.findall(r"mpiexec ((?:-l )?-n \d+ python [^|\"{\n]*[^|\"{\s])", cell.source)}
-    assert len(commands) == len(recorded_ranks.COMMANDS)
-    for words in (words for _, words in recorded_ranks.COMMANDS):
-        assert any(words.startswith(command) for command in commands), words
-        results = [] if "average" in words or "ring" in words else ["--results", tmp_path / "results"]
-        done = execute([sys.executable, recorded_ranks.__file__, *words.split(), *results])
-        assert done.code == 0 and done.out.startswith("There is no mpiexec here. Recorded on "), done
-        assert not results or json.loads((tmp_path / "results").read_text().splitlines()[0])
-    assert execute([sys.executable, recorded_ranks.__file__, "-n", 2, "hostname"]).code == 1
-
-
-def test_needs_finds_the_stand_in(monkeypatch):
+def test_without_an_mpiexec_the_commands_of_the_notebooks_show_their_record(tmp_path, monkeypatch):
     monkeypatch.setattr(ready.shutil, "which", lambda _: None)
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    ready.needs()
-    assert execute(["mpiexec", "-n", 2, "python", "three_ways.py"], env={"PATH": os.environ["PATH"]}).code == 0
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    ready.find_mpiexec()
+    sources = "\n".join(cell.source for path in PATHS
+                        for cell in code(nbformat.read(path, as_version=4)))
+    for _, words in recorded_ranks.COMMANDS:
+        assert words.partition(" --device")[0] in sources
+        results = [] if re.search("average|ring", words) else ["--results", tmp_path / "results"]
+        done = execute(["mpiexec", *words.split(), *results], env={"PATH": os.environ["PATH"]})
+        assert done.code == 0 and done.out.startswith("There is no mpiexec here. Recorded on ")
+        assert not results or json.loads((tmp_path / "results").read_text().splitlines()[0])
+    unknown = execute(["mpiexec", "-n", 2, "hostname"], env={"PATH": os.environ["PATH"]})
+    assert unknown.code == 1

@@ -25,20 +25,25 @@ def missing():
     return None
 
 
+def find_mpiexec():
+    """Let the notebook's commands find mpiexec; where there is none, a stand-in shows records."""
+    here = Path(sys.executable).parent
+    os.environ["PATH"] = f"{here}{os.pathsep}{os.environ['PATH']}"
+    if not shutil.which("mpiexec"):
+        folder = tempfile.mkdtemp()
+        os.symlink(TOP / "tools" / "notebooks" / "recorded_ranks.py", f"{folder}/mpiexec")
+        os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        print("no mpiexec here: cells that start ranks show their record")
+
+
 def prepare():
     """Set the path of modules, the environment of commands, and how figures are shown."""
     if str(TOP) not in sys.path:
         sys.path.append(str(TOP))
-    here = Path(sys.executable).parent
-    os.environ["PATH"] = f"{here}{os.pathsep}{os.environ['PATH']}"
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["HYDRA_LAUNCHER"] = "fork"  # mpiexec stays on this node, inside a batch job, too
     os.environ["HYDRA_RMK"] = "user"
-    if not shutil.which("mpiexec"):
-        folder = tempfile.mkdtemp()
-        os.symlink(TOP / "tools" / "notebooks" / "recorded_ranks.py", f"{folder}/mpiexec")
-        os.environ["PATH"] += f"{os.pathsep}{folder}"
-        print("no mpiexec here: cells that start ranks show their record")
+    find_mpiexec()
     from matplotlib_inline.backend_inline import set_matplotlib_formats
     set_matplotlib_formats("retina", bbox_inches=None)  # sharp, and as large as the cell says
 
