@@ -4,10 +4,10 @@
     python submit/gpu.py ladder scaling     # some of them
     python submit/gpu.py --device cpu       # a try of this program itself, with small sizes
 
-It takes the Python that runs it, with torch >= 2.7, torchvision, scikit-learn, tqdm and pandas;
-DeepSpeed where it is installed. No network is needed. Each part appends lines of JSON to
-results/gpu/records.jsonl; at the end they become a page, results/gpu/README.md. If a part fails,
-it says why, and the next one begins.
+It takes the Python that runs it, with torch >= 2.7, torchvision, scikit-learn and tqdm; DeepSpeed
+where it is installed. No network is needed. What a part measures is appended to results/gpu: as
+lines of JSON to records.jsonl, and as printed to README.md. If a part fails, it says why, and the
+next one begins.
 """
 
 import argparse
@@ -253,36 +253,13 @@ def failures(device, gpus):
 PARTS = {part.__name__: part for part in (doctor, same, ladder, scaling, zero, failures)}
 
 
-def show(record):
-    """Print a record, with numbers of four digits."""
+def line_of(record):
+    """Return a record as text, with numbers of four digits."""
     words = []
     for key, value in record.items():
         text = f"{value:,.4g}" if isinstance(value, float) else value
         words += [] if value == "" else [f"{key}: {text}"]
-    print("    ", "   ".join(words), flush=True)
-
-
-def write_page(folder):
-    """Write README.md from records.jsonl in the folder."""
-    import pandas
-    records = pandas.DataFrame(read(folder / "records.jsonl"))
-    records["right"] = records.get("right")  # None in all where nothing was checked
-    here_names = ["part", *machine(), "gpus", "device"]
-    here = records.iloc[-1]
-    parts = [f"# {here['gpus']} x {here['processor']}",
-             f"torch {here['torch']}, Python {here['python']}, {here['git']}, {here['time']}"]
-    for part, rows in records.groupby("part", sort=False):
-        parts += [f"## {part}"]
-        checks = rows[rows["right"].notna()]
-        for row in checks.itertuples():
-            parts += [f"- {'yes' if row.right else 'NO'}: {row.check}"]
-            parts += [f"```\n{row.printed}\n```"] if row.printed else []
-        numbers = rows.drop(index=checks.index).dropna(axis=1, how="all")
-        numbers = numbers.drop(columns=numbers.columns.intersection(here_names))
-        if len(numbers):
-            text = numbers.to_string(index=False, na_rep="", float_format="{:,.4g}".format)
-            parts += [f"```\n{text}\n```"]
-    (folder / "README.md").write_text("\n\n".join(parts) + "\n")
+    return "   ".join(words)
 
 
 def main():
@@ -302,19 +279,26 @@ def main():
     args.results.mkdir(parents=True, exist_ok=True)
 
     here, bad = machine() | {"gpus": gpus, "device": args.device}, 0
+    page = open(args.results / "README.md", "a")
+
+    def tell(text):
+        print(text, flush=True)
+        print(text, file=page, flush=True)
+
+    tell(f"# {gpus} x {here['processor']}\n\ntorch {here['torch']}, {here['git']}, {here['time']}")
     for name in args.parts or PARTS:
-        print(f"== {name}: {PARTS[name].__doc__}", flush=True)
+        tell(f"\n## {name}\n\n{PARTS[name].__doc__}\n")
         try:
             for record in PARTS[name](args.device, gpus):
                 bad += not record.get("right", True)
-                show(record)
+                tell(f"    {line_of(record)}")
                 append(args.results / "records.jsonl", {"part": name, **record, **here})
         except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as problem:
             bad += 1
-            print(f"   {name} failed: {type(problem).__name__}: {problem}", flush=True)
-    write_page(args.results)
+            tell(f"    {name} failed: {type(problem).__name__}: {problem}")
     seconds = time.monotonic() - STARTED
-    print(f"{bad} of the checks failed; {seconds:.0f} s; {args.results}/README.md")
+    tell(f"\n{bad} of the checks failed; {seconds:.0f} s")
+    print(args.results / "README.md")
     sys.exit(bad > 0)
 
 

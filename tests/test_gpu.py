@@ -40,7 +40,7 @@ def test_all_parts_on_the_cpu(tmp_path):
     page = (tmp_path / "README.md").read_text()
     parts = re.findall("^## (.*)", page, re.M)
     assert parts == ["doctor", "same", "ladder", "scaling", "zero", "failures"]
-    assert "NO:" not in page and "bf16, channels last" in page
+    assert "right: False" not in page and "bf16, channels last" in page
 
 
 def test_a_wrong_part_is_named():
