@@ -205,8 +205,14 @@ def study(path: str | Path, plan: list[dict], do: Callable[..., dict | list[dict
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
                 bar.close()
                 sys.exit(f"{name}: {last_words(problem)}")
-    os.replace(part, path)
+    publish(part, path, records)
     return records
+
+
+def publish(part: str | Path, path: str | Path, records: list[dict]) -> None:
+    """Write the records of a finished series, and no unfinished line, into the file at once."""
+    Path(part).write_text("".join(json.dumps(record) + "\n" for record in records))
+    os.replace(part, path)
 
 
 def discard_stale(part: Path) -> None:

@@ -76,16 +76,3 @@ def table(records: pandas.DataFrame) -> str:
         lines = [line.rstrip() for line in text.splitlines()]
         blocks.append("\n".join([title, place, *lines]))
     return "\n\n".join(blocks)
-
-
-def command_line(records: list[dict], name: str) -> str:
-    """Return the command that makes records like these, into a new file of this name."""
-    values = {key: list(dict.fromkeys(record[key] for record in records)) for key in KEY}
-    words = [*values["study"], "--chapters", *values["chapter"]]
-    if values["study"] == ["batch"]:
-        words += ["--batch-sizes", *values["batch"]]
-    else:
-        words += ["--ranks", *values["ranks"], "--batch-size", *values["batch"]]
-    flags, = values["flags"]
-    words += ["--repeats", len(values["repeat"]), "\\\n    --results", name, "--", flags]
-    return " ".join(map(str, ["python submit/sweep.py", *words]))

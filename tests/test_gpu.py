@@ -1,4 +1,4 @@
-"""submit/gpu.py, tried on the CPU, and the flags that show what one device does: --profile and --compile."""
+"""submit/gpu.py on the CPU, and the flags that show what one device does: --profile, --compile."""
 
 import json
 import re
@@ -14,9 +14,12 @@ def test_a_profile_has_three_steps_and_the_all_reduce(tmp_path):
     done = run("03_ddp", 2, "--epochs", 1, "--profile", tmp_path / "trace.json")
     assert done.code == 0, done.err
     short = run("03_ddp", 2, "--max-steps", 4, "--profile", tmp_path / "none.json")
-    assert short.code == 2 and short.err == "main.py: --profile needs 8 steps, and 4 are left: more --epochs\n"
-    names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
-    assert {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7", "c10d::allreduce_"} <= names
+    assert short.code == 2
+    assert short.err == "main.py: --profile needs 8 steps, and 4 are left: more --epochs\n"
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    names = {event["name"] for event in trace["traceEvents"]}
+    steps = {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"}
+    assert {*steps, "c10d::allreduce_"} <= names
 
 
 @pytest.mark.slow
@@ -35,8 +38,9 @@ def test_all_parts_on_the_cpu(tmp_path):
     done = execute([*GPU, "--device", "cpu", "--results", tmp_path], timeout=900)
     assert done.code == 0, done.out + done.err
     page = (tmp_path / "README.md").read_text()
-    assert re.findall("^## (.*)", page, re.M) == ["doctor", "same", "ladder", "scaling", "zero", "failures"]
-    assert "NO:" not in page and (tmp_path / "ladder.png").exists() and (tmp_path / "scaling.png").exists()
+    parts = re.findall("^## (.*)", page, re.M)
+    assert parts == ["doctor", "same", "ladder", "scaling", "zero", "failures"]
+    assert "right: False" not in page and "bf16, channels last" in page
 
 
 def test_a_wrong_part_is_named():

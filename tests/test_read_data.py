@@ -1,4 +1,4 @@
-"""Every way to read delivers the same bytes, each image once an epoch, and a way that does not is noticed."""
+"""Every way to read delivers the same bytes, each image once an epoch; a faulty way is noticed."""
 
 import json
 import re
@@ -16,8 +16,9 @@ def command(ranks, *words):
 
 
 def in_turn(ranks, cases, **options):
-    """Cases are (old, new, flags). Returns what was said of mistakes, by lines."""
-    done = execute(command(ranks, PROGRAMS / "readers_in_turn.py", SOURCE, json.dumps(cases)), timeout=60, **options)
+    """Run cases, (old text, new text, flags). Returns the lines about mistakes."""
+    words = command(ranks, PROGRAMS / "readers_in_turn.py", SOURCE, json.dumps(cases))
+    done = execute(words, timeout=60, **options)
     assert done.code == 0, done.err
     return done.err.splitlines()
 
@@ -30,32 +31,36 @@ def flags(folder, way):
 def test_every_way_delivers_the_same_bytes_and_each_image_once(tmp_path):
     assert in_turn(2, [("", "", flags(tmp_path, way)) for way in WAYS]) == []
     records = lines(tmp_path / "results")
-    assert [found["way"] for found in records] == WAYS
-    assert len({found["checksum"] for found in records}) == 1
-    for found in records:
-        assert (found["ranks"], found["nodes"], found["images"]) == (2, 1, IMAGES)
-        excess = found["warm_read_bytes"] - SIZE * IMAGES  # beside the images, only a look at the counter
-        assert excess > SIZE * IMAGES / 2 if found["way"] == "mpi-io-default" else 0 <= excess < 4000, found["way"]
+    assert [record["way"] for record in records] == WAYS
+    assert len({record["checksum"] for record in records}) == 1
+    for record in records:
+        assert (record["ranks"], record["nodes"], record["images"]) == (2, 1, IMAGES)
+        excess = record["warm_read_bytes"] - SIZE * IMAGES
+        if record["way"] == "mpi-io-default":
+            assert excess > SIZE * IMAGES / 2
+        else:  # next to the images, only a look at the counter
+            assert 0 <= excess < 4000, record["way"]
 
 
 def test_readers_serve_each_its_own_node(tmp_path):
     """MPICH takes even and odd ranks for two nodes."""
     in_turn(4, [("", "", flags(tmp_path, way)) for way in ("files", "readers")],
             env={"MPIR_CVAR_NUM_CLIQUES": "2"})
-    one, other = lines(tmp_path / "results")
-    assert other["nodes"] == 2 and other["checksum"] == one["checksum"]
+    files, readers = lines(tmp_path / "results")
+    assert readers["nodes"] == 2 and readers["checksum"] == files["checksum"]
 
 
 def test_what_is_wrong_is_noticed(tmp_path):
     once, place = "not each image once", "not where the order says"
-    cases = [("readers", "order[member, step]", "order[0, step]", once),  # all ranks get the batch of one
+    cases = [("readers", "order[member, step]", "order[0, step]", once),  # all ranks get one batch
              ("readers", "zip(members, batches)", "zip(members[::-1], batches)", place),
              ("mpi-io", "[into[step], 1, in_memory]", "into[step]", place),
-             ("files", "part = images[world.rank::ranks]", "part = images[0::ranks]", once)]  # rank 0's images
-    said = in_turn(2, [(old, new, [*flags(tmp_path, way)[:4], "--folder", str(tmp_path / f"{number}")])
-                       for number, (way, old, new, _) in enumerate(cases)])
-    assert len(said) == len(cases), said
-    assert all(message in line for line, (*_, message) in zip(said, cases))
+             ("files", "images[world.rank::ranks]", "images[0::ranks]", once)]  # rank 0's images
+    changes = [(old, new, [*flags(tmp_path, way)[:4], "--folder", str(tmp_path / f"{number}")])
+               for number, (way, old, new, _) in enumerate(cases)]
+    messages = in_turn(2, changes)
+    assert len(messages) == len(cases), messages
+    assert all(expected in message for message, (*_, expected) in zip(messages, cases))
 
 
 def test_mistakes_are_one_line(tmp_path):
@@ -64,16 +69,19 @@ def test_mistakes_are_one_line(tmp_path):
     cases = {"--way tape": "--way.*tape", "--way files --images 64": "--images.*multiple of 128",
              "--way files --results /none/results": "cannot write /none/results",
              f"--way mpi-io --folder {tmp_path / 'images'}": "images.bin has 17 bytes"}
-    said = in_turn(2, [("", "", words.split()) for words in cases])
-    assert len(said) == len(cases), said
-    assert all(re.fullmatch(f"read_data.py: .*{message}.*", line) for line, message in zip(said, cases.values())), said
+    messages = in_turn(2, [("", "", words.split()) for words in cases])
+    assert len(messages) == len(cases), messages
+    for message, expected in zip(messages, cases.values()):
+        assert re.fullmatch(f"read_data.py: .*{expected}.*", message)
     assert (tmp_path / "images" / "images.bin").read_bytes() == b"another program's"
 
 
 def test_a_dataloader_reads_hdf5_on_two_ranks_with_workers(tmp_path):
     """Every image once: the program checks it."""
-    words = [BIN / "mpiexec", "-n", 2, sys.executable, ROOT / "reading_data" / "hdf5.py", "--images", 256]
+    words = command(2, ROOT / "reading_data" / "hdf5.py", "--images", 256)
     done = execute([*words, "--workers", 1, "--folder", tmp_path], timeout=120)
     wrong = execute([*words, "--folder", "/proc/nowhere"], timeout=60)
-    assert wrong.code == 1 and len(re.findall("hdf5.py: cannot make .*", wrong.err)) == 1, wrong.err
-    assert done.code == 0 and re.match(r"2 ranks, 1 workers each: [\d,]+ images/s", done.out), done.err
+    assert wrong.code == 1, wrong.err
+    assert len(re.findall("hdf5.py: cannot make .*", wrong.err)) == 1, wrong.err
+    assert done.code == 0, done.err
+    assert re.match(r"2 ranks, 1 workers each: [\d,]+ images/s", done.out)

@@ -31,6 +31,7 @@ from submit.study import (
     last_words,
     missing,
     once,
+    publish,
     read,
     start,
 )
@@ -256,7 +257,7 @@ def show(folder: Path) -> None:
 
     figure = (FIGURES if folder.resolve() == RECORDS else folder) / "demo.png"
     draw(records).savefig(figure, dpi=style.DPI)
-    os.replace(folder / PART, folder / "demo.jsonl")
+    publish(folder / PART, folder / "demo.jsonl", records)
     shutil.rmtree(folder / PARAMETERS)
     print(f"\n{verdict(records)}\nA second rank pays where a step computes for longer than the "
           f"ranks take to send and wait.\n\nrecords: {os.path.relpath(folder / 'demo.jsonl')}   "
