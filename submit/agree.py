@@ -33,8 +33,6 @@ from checker import verdicts
 from ranks import find_ranks, launched
 
 RIGHT, WRONG, UNSEEN = 0, 1, 2
-RANK_VARIABLES = (
-    "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "SLURM_PROCID")
 TORCHRUN = "TORCHELASTIC_ERROR_FILE"  # torchrun reads there why a rank has failed
 PATIENCE = 10  # times the time-out, where a rank does what may take long: a download, a compiler
 
@@ -267,8 +265,7 @@ def refusal(script):
 
 def speaks():
     """Return True if this process is rank 0, or no rank."""
-    ranks = [os.environ[name] for name in RANK_VARIABLES if name in os.environ]
-    return ranks[:1] in ([], ["0"])
+    return launched()[1] == 0
 
 
 def fail(line):
