@@ -1,7 +1,8 @@
-"""The switch of a lab whose link has a latency: python3 lab_wire.py 1ms NODES, started by lab.sh within the lab.
+"""The switch of a lab whose link has a latency: python3 wire.py 1ms NODES, started by lab.sh.
 
-Makes the network devices `switch` and wire1 to wireN, reads the frames that are sent into each, and writes them out of
-the one where their address is, after the latency. For frames as large as a device takes: each costs Python some 10 us.
+Makes the network devices `switch` and wire1 to wireN, reads the frames that are sent into each,
+and writes them, after the latency, out of the one where their address is. It is for frames as
+large as a device takes: each costs Python some 10 us.
 """
 
 import collections
@@ -25,14 +26,16 @@ def open_device(name):
 
 def main(latency, nodes):
     seconds = float(latency[:-2]) * {"ms": 1e-3, "us": 1e-6}[latency[-2:]]
-    devices = [open_device(name) for name in ("switch", *(f"wire{number}" for number in range(1, nodes + 1)))]
+    names = ["switch", *(f"wire{number}" for number in range(1, nodes + 1))]
+    devices = [open_device(name) for name in names]
     selector = selectors.DefaultSelector()
     for device in devices:
         selector.register(device, selectors.EVENT_READ)
-    behind = {}  # address: the device where it was seen as a sender
-    under_way = collections.deque()  # (when it arrives, device, frame), all with the same latency
+
+    device_of = {}  # {address: the device where it was seen as a sender}
+    in_flight = collections.deque()  # (when it arrives, device, frame), in that order
     while True:
-        wait = max(0, under_way[0][0] - time.monotonic()) if under_way else None
+        wait = max(0, in_flight[0][0] - time.monotonic()) if in_flight else None
         for key, _ in selector.select(wait):
             try:
                 frame = os.read(key.fd, LARGEST)
@@ -40,13 +43,15 @@ def main(latency, nodes):
                 selector.unregister(key.fd)
                 devices.remove(key.fd)
                 continue
-            behind[frame[6:12]] = key.fd
-            there = behind.get(frame[:6])
-            arrives = time.monotonic() + seconds
-            for device in [there] if there else set(devices) - {key.fd}:
-                under_way.append((arrives, device, frame))
-        while under_way and under_way[0][0] <= time.monotonic():
-            _, device, frame = under_way.popleft()
+            receiver, sender = frame[:6], frame[6:12]
+            device_of[sender] = key.fd
+            targets = set(devices) - {key.fd}
+            if receiver in device_of:
+                targets = {device_of[receiver]}
+            arrival = time.monotonic() + seconds
+            in_flight.extend((arrival, device, frame) for device in targets)
+        while in_flight and in_flight[0][0] <= time.monotonic():
+            _, device, frame = in_flight.popleft()
             with contextlib.suppress(OSError):  # that device is down, or gone with its node
                 os.write(device, frame)
 
