@@ -31,7 +31,8 @@ def main():
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    if os.path.exists("start.pt"):  # of an earlier training: rank 0 has this file on its disk, the others have none
+    # Of an earlier training: rank 0 has this file on its disk, the others have none.
+    if os.path.exists("start.pt"):
         start = torch.load("start.pt")
         model.load_state_dict(start["model"])
         optimizer.load_state_dict(start["optimizer"])

@@ -33,7 +33,8 @@ class ShardedSGD:
 
     def step(self):
         gradient = self.average(self.row([parameter.grad for parameter in self.parameters]))
-        own = self.row([parameter.data for parameter in self.parameters])[self.begin:self.end].clone()
+        parameters = self.row([parameter.data for parameter in self.parameters])
+        own = parameters[self.begin:self.end].clone()
         self.update(own, gradient)
         row = self.gather(own)
         for parameter, part in zip(self.parameters, row[:sum(self.sizes)].split(self.sizes)):

@@ -29,8 +29,8 @@ class Best:
     """Keeps the best network so far in a file."""
 
     def __init__(self, model, images, labels):
-        self.model, self.images, self.labels = model, images, labels  # the validation images of this rank
-        self.loss = float("inf")
+        self.model, self.loss = model, float("inf")
+        self.images, self.labels = images, labels  # this rank's validation images
 
     @torch.no_grad()
     def look(self, epoch):
