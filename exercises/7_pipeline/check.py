@@ -85,9 +85,8 @@ def simulate(orders):
 def needed(stage, stages, item):
     """Return what has to be done before a pass: {(stage, (kind, micro-batch))}."""
     kind, number = item
-    if kind == "F":
-        before = {(stage - 1, item)}
-    else:
+    before = {(stage - 1, item)}
+    if kind == "B":
         before = {(stage, ("F", number)), (stage + 1, item)}
     return {(other, item) for other, item in before if other in range(stages)}
 
