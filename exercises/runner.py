@@ -55,10 +55,11 @@ def on_ranks(file: Path, function: Callable[[int], object], ranks: int, meet: bo
                 process.start()
             ended = wait(processes, folder)
         finally:
-            for process in processes:
-                if process.pid:
-                    process.kill()
-                    process.join()
+            started = [process for process in processes if process.pid]
+            for process in started:  # all at once: a rank would complain about one that is gone
+                process.kill()
+            for process in started:
+                process.join()
         for rank in range(ranks):
             for line in text_of(folder / f"{rank}.out").splitlines()[-SHOWN:]:
                 print(f"  rank {rank} prints: {line}")

@@ -35,6 +35,8 @@ NOISE = "            model[0].weight.data += rank * torch.randn_like(model[0].we
 WAIT = "            if rank == 0:\n                torch.distributed.barrier()"
 SEED, SEED_BY_RANK = "torch.manual_seed(0)", "torch.manual_seed(rank)"
 EPOCHS = "    for epoch in range(5):\n"
+# A line of by_deepspeed.py.
+DEEPSPEEDS_SET_EPOCH = "        loader.data_sampler.set_epoch(epoch)  # DeepSpeed does not\n"
 # Changes to stream.py.
 STREAM_LOSS = "nn.functional.mse_loss(model(inputs), targets)"
 STREAM_MODEL = "nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))"
@@ -158,7 +160,7 @@ def test_each_training_has_its_verdict(file, name, tmp_path):
 
 @pytest.mark.parametrize(("file", "changes"), [
     ("your_script_ddp", [NO_SET_EPOCH]),
-    ("by_deepspeed", [("        loader.data_sampler.set_epoch(epoch)  # DeepSpeed does not\n", "")])])
+    ("by_deepspeed", [(DEEPSPEEDS_SET_EPOCH, "")])])
 def test_set_epoch_is_missed(file, changes, tmp_path):
     """A note within the first epoch, a mistake once the second has had the same order."""
     script = changed(file, changes, tmp_path)

@@ -1,4 +1,4 @@
-"""The exercises' grader: right for each solution, and a hint of its own for each typical mistake."""
+"""The exercises' grader: right for each solution, a hint of its own for each typical mistake."""
 
 import ast
 import re

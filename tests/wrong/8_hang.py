@@ -1,6 +1,8 @@
 """Wrong solutions of exercise 8: {name: (changes to the solution, what the hint says)}."""
 
-MEAN = "        dist.all_reduce(loss)  # so that all ranks decide by one value\n        loss /= dist.get_world_size()\n"
+MEAN = (
+    "        dist.all_reduce(loss)  # so that all ranks decide by one value\n"
+    "        loss /= dist.get_world_size()\n")
 GATHER = "    dist.all_gather(tensors, right)\n"
 WRONG = {
     "a barrier before it": ([(MEAN, "        dist.barrier()\n")], "ranks that wait for each other"),
