@@ -16,7 +16,7 @@ WRONG = {
         "which of 2, 2, 4 and 8 does this stage divide"),
     "round once": (
         [(SENT, "3 / 4 * 4 * 100_000")],
-        "0.5 times what the formula says: a ring sends all bytes but one part in N, and does so twice"),
+        "0.5 times what the formula says: a ring sends all bytes but one part in N, and does so"),
     "without (N-1)/N": ([(SENT, "2 * 4 * 100_000")],
         "1.33 times what the formula says: a ring sends all bytes but one part"),
 }
