@@ -11,12 +11,12 @@ def schedule(stage, stages, micro_batches):
 
     ("F", i) is the forward pass of micro-batch i, of 0 .. micro_batches-1, ("B", i) its backward
     pass. A forward needs what the stage before has computed for the same micro-batch, a backward
-    what the stage behind has; the last stage's backward needs its own forward alone. Each pass
+    what the stage after has; the last stage's backward needs its own forward alone. Each pass
     takes one time slot. A stage waits until the first pass on its list that is not done has what it
     needs, does it, and goes on to the next.
 
     The forwards come in the order of the micro-batches, and so do the backwards. First the stage
-    warms up, with a forward for each stage behind it. Then forwards and backwards alternate, a
+    warms up, with a forward for each stage after it. Then forwards and backwards alternate, a
     forward first, so that it never holds the activations of more than stages - stage micro-batches.
     In the end only backwards are left.
     """
