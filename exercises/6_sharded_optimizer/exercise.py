@@ -46,8 +46,7 @@ class ShardedSGD:
         raise NotImplementedError  # your lines
 
     def gather(self, own):
-        """The whole row of new parameters: the shards `own` of all ranks, in the order of the
-        ranks."""
+        """Return the whole row of new parameters: the shards `own` of all ranks, in their order."""
         raise NotImplementedError  # your lines
 
     def step(self):
