@@ -140,7 +140,7 @@ def each_case():
             yield pytest.param(file, name, marks=marks)
 
 
-@pytest.mark.parametrize(("file", "name"), each_case())
+@pytest.mark.parametrize(("file", "name"), list(each_case()))
 def test_each_training_has_its_verdict(file, name, tmp_path):
     changes, expected = CASES[file][name]
     wait = 12 if expected in ("hang", "sequence") else 30  # a busy machine's ranks meet slowly
