@@ -3,7 +3,7 @@
     rank, world_size, local_rank = find_ranks()
     torch.distributed.init_process_group()  # reads the variables that find_ranks() has set
 
-The same file lies in every chapter. Copy it for your own programs: it needs mpi4py under mpiexec.
+Every chapter has the same file. Copy it for your own programs: it needs mpi4py under mpiexec.
 """
 
 import os
@@ -12,7 +12,6 @@ import re
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -59,10 +58,10 @@ def find_ranks() -> tuple[int, int, int]:
     refuse_lone_ranks(1 if launcher == "horovodrun" else world_size)  # its ranks meet by hvd.init()
     if launcher in MPIEXECS:
         local_rank, host, port = meet_by_mpi(launcher, world_size)
-    elif launcher == "srun":  # without MPI: every rank finds the same place in Slurm's variables
+    elif launcher == "srun":  # without MPI: all ranks read one address from Slurm's variables
         local_rank, nodes = env["SLURM_LOCALID"], env["SLURM_STEP_NODELIST"]
         host = re.sub(r"\[(\d+).*|,.*", r"\1", nodes)  # nid003, the first of nid[003-4,7]
-        step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # a port a job step
+        step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # one port per job step
         port = env.get("MASTER_PORT", 20000 + step % 10000)
     else:
         local_rank, host, port = 0, "127.0.0.1", free_port()
@@ -70,8 +69,8 @@ def find_ranks() -> tuple[int, int, int]:
     return rank, world_size, int(local_rank)
 
 
-def load_mpi(launcher):
-    """Return mpi4py's MPI, not yet initialized; exit with one line if it is not mpiexec's."""
+def meet_by_mpi(launcher, world_size):
+    """Return the local rank, rank 0's node and a port that is free there: rank 0 tells all."""
     try:
         import mpi4py
         mpi4py.rc.initialize = False  # else a mismatched one aborts before the check below
@@ -81,12 +80,6 @@ def load_mpi(launcher):
     if (launcher == "Open MPI") != ("Open MPI" in MPI.Get_library_version()):
         sys.exit(f"this mpiexec is of {launcher}, mpi4py is not: "
                  "use the mpiexec in the same folder as python")
-    return MPI
-
-
-def meet_by_mpi(launcher, world_size):
-    """Return the local rank, rank 0's node and a port that is free there: rank 0 tells all."""
-    MPI = load_mpi(launcher)
     only_to_meet = not MPI.Is_initialized()  # else the program uses MPI itself
     if only_to_meet:
         MPI.Init()
@@ -132,21 +125,13 @@ def refuse_other_sizes(names, count):
 
 def gather(value: object) -> list:
     """Return the values of all ranks, in their order, on every rank; they have met before."""
-    if hvd := horovod():
+    hvd = sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow")
+    if hvd:
         return hvd.allgather_object(value, name="values")  # by name: their types may differ
     import torch.distributed as dist
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
-
-
-class SameOnAllRanks(SystemExit):
-    """An exit of all ranks with the same message, which rank 0 prints."""
-
-
-def horovod():
-    """Return the Horovod that this program uses, or None."""
-    return sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow")
 
 
 def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
@@ -161,121 +146,59 @@ def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
         gpus = torch.get_device_module(kind)
         index = local_rank % gpus.device_count()  # a rank may see its own GPU only, as number 0
         uuid = str(gpus.get_device_properties(index).uuid)
-    return index if one_each(uuid) else None
+    uuids = gather(uuid)
+    return index if None not in uuids and len(set(uuids)) == len(uuids) else None
 
 
-def one_each(gpu: object) -> bool:
-    """Return True if each rank has a GPU, and no two have the same. gpu: its name, or None."""
-    gpus = gather(gpu)
-    return None not in gpus and len(set(gpus)) == len(gpus)
+class SameOnAllRanks(SystemExit):
+    """An exit of all ranks with the same line, which rank 0 prints."""
 
 
-def exit_together(message: str | None) -> None:
-    """All ranks call it: if one of them has a message, all exit with it."""
-    for line in gather(message):
-        if line:
-            raise SameOnAllRanks(line)
+def exit_together(line: str | None) -> None:
+    """All ranks call it: if one of them has a line, all exit with it."""
+    lines = [text for text in gather(line) if text]
+    if lines:
+        raise SameOnAllRanks(lines[0])
 
 
 @contextmanager
 def rank_0_first(rank: int) -> Iterator[None]:
     """Rank 0 runs the block, then all others do; a sys.exit("a line") on one of them ends all."""
-    message = None
+    line = None
     if rank > 0:
         exit_together(None)  # wait for rank 0
     try:
         yield
     except SystemExit as end:
-        message = end.code
-    exit_together(message)
+        line = end.code
+    exit_together(line)
     if rank == 0:
         exit_together(None)  # wait for the others
 
 
-def all_ranks_fail(launcher: str | None, world_size: int) -> bool | None:
-    """Return True once all ranks have called this, False after three seconds in which one has not.
-
-    They are counted in torch.distributed's store or, where they have not met yet, by MPI. None:
-    there is no way to count them.
-    """
+def fails_first(rank: int, world_size: int) -> bool:
+    """Whether this rank is to say why the job ends; waits a moment for ranks that fail, too."""
     dist = sys.modules.get("torch.distributed")
-    if world_size == 1:
+    if not dist or not dist.is_initialized():
+        time.sleep(5 if rank > 0 else 0)  # if rank 0 fails, too, its end ends this rank
         return True
-    with suppress(RuntimeError, SystemExit):  # the store has ended; mpi4py does not load
-        if dist and dist.is_initialized():
-            store = dist.distributed_c10d._get_default_store()
-            if store.add("said why", 0):
-                time.sleep(10)  # another rank has, and its end will be that of the job
-            store.add("failed ranks", 1)
-            complete = soon(lambda: store.add("failed ranks", 0) == world_size)
-            store.add("said why", not complete)
-            return complete
-        if launcher in MPIEXECS and not (MPI := load_mpi(launcher)).Is_finalized():
-            if not MPI.Is_initialized():
-                MPI.Init()  # waits for the other ranks
-            complete = soon(MPI.COMM_WORLD.Ibarrier().Test)
-            hvd = horovod()
-            if complete and not (hvd and hvd.is_initialized()):  # which finalizes MPI at exit
-                MPI.Finalize()  # before a rank exits: mpiexec would kill those that have not
-            return complete
-    return None
-
-
-def soon(condition, seconds=3):
-    """Return True once the condition holds, False if it does not within these seconds."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
-
-
-timer = None  # of alarm()
-
-
-def alarm(seconds: int) -> None:
-    """Restart a clock: if alarm() is not called again within these seconds, end the job. 0: stop.
-
-    For libraries that would wait for ever for a rank that has stopped.
-    """
-    global timer
-    if timer:
-        timer.cancel()
-    timer = threading.Timer(seconds, time_is_up, [seconds])
-    timer.daemon = True
-    if seconds:
-        timer.start()
-
-
-def time_is_up(seconds):
-    rank = launched()[1]
-    print(f"{os.path.basename(sys.argv[0])}: rank {rank}: no step within {seconds} s: another rank "
-          "has stopped, or --timeout is too short\n", end="", file=sys.stderr, flush=True)
-    time.sleep(1)  # the launcher passes on what was printed
-    os.kill(os.getpid(), signal.SIGALRM)
-
-
-def end_job(launcher: str | None, code: int) -> None:
-    """End this process, and by it the whole job: what others wait for would never come."""
-    if launcher in MPIEXECS:
-        time.sleep(1)  # mpiexec passes on what was printed
-        MPI = sys.modules.get("mpi4py.MPI")
-        if MPI and MPI.Is_initialized() and not MPI.Is_finalized():
-            MPI.COMM_WORLD.Abort(code)
-        if launcher != "Open MPI":  # MPICH may miss an exit code, but no signal
-            os.kill(os.getpid(), signal.SIGTERM)
-    sys.stdout.flush()
-    os._exit(code)  # the launcher sees it
+    first = False
+    with suppress(RuntimeError):  # rank 0, which hosts the store, has ended
+        store = dist.distributed_c10d._get_default_store()
+        first = store.add("failed ranks", 1) == 1
+        deadline = time.monotonic() + 3
+        while store.add("failed ranks", 0) < world_size and time.monotonic() < deadline:
+            time.sleep(0.05)
+    return first
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call main(), and end this process as one of many.
+    """Call main() on this rank; where it fails, say why and end the job.
 
-    sys.exit("a line") ends the job with exit code 2, and an exception with its traceback. What all
-    ranks fail with, rank 0 prints; what one rank fails with, that rank prints, with its number.
+    sys.exit("a line") prints that line, with exit code 2; an exception its traceback. Where several
+    ranks fail, the first one speaks.
     """
-    launcher, rank, world_size = launched()
+    _, rank, world_size = launched()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from each rank
     code, message = 0, None
     try:
@@ -288,21 +211,17 @@ def run(main: Callable[[], None]) -> None:
         if world_size == 1:
             raise
         code, message, same = 1, traceback.format_exc(), False
+
     if message:
-        if not same:
-            same = all_ranks_fail(launcher, world_size)
-        if same is None and rank > 0:
-            time.sleep(3)  # if rank 0 fails as well, its launcher ends this rank meanwhile
-        if not same or rank == 0:
-            number = f"rank {rank}: " if same is False or rank > 0 else ""
-            line = f"{os.path.basename(sys.argv[0])}: {number}{message}\n"
-            print(line, end="", file=sys.stderr, flush=True)
-        if not same:
-            end_job(launcher, code)
-        if world_size > 1:
-            time.sleep(0.5)  # rank 0, which hosts the store, leaves after the others
+        if rank == 0 if same else fails_first(rank, world_size):
+            number = f"rank {rank}: " if rank > 0 else ""
+            program = os.path.basename(sys.argv[0])
+            print(f"{program}: {number}{message}", file=sys.stderr, flush=True)
+        time.sleep(0.5)  # the launcher passes on what was printed
+    if code:
+        sys.stdout.flush()
+        os._exit(code)  # a pending collective would block a normal exit; the launcher ends the job
     dist = sys.modules.get("torch.distributed")
     if dist and dist.is_initialized():
         dist.destroy_process_group()  # gloo's threads may abort if they outlive Python
         time.sleep(0.2)  # FSDP and DeepSpeed keep these threads: they let go of their tensors
-    sys.exit(code)

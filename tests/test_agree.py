@@ -245,7 +245,7 @@ def test_workers_that_stay_begin_a_new_epoch():
 def test_the_script_imports_its_own_files(tmp_path):
     """Also where they are called as those of agree.py are."""
     imports = "import torch\nfrom checker import ONE\nfrom ranks import TWO\n"
-    script = changed("your_script_ddp", [("import torch\n", imports)], tmp_path)
+    script = changed("stream", [("import torch\n", imports)], tmp_path)
     (tmp_path / "checker.py").write_text("ONE = 1\n")
     (tmp_path / "ranks.py").write_text("TWO = 2\n")
     done = watched(script)
