@@ -1,4 +1,4 @@
-"""What a rank holds, tensor by tensor, beside ZeRO's formulae (Rajbhandari et al., 1910.02054)."""
+"""Count what a rank holds, tensor by tensor, next to ZeRO's formulas (1910.02054)."""
 
 import argparse
 import gc
@@ -12,33 +12,30 @@ ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 
 
 def storages(tensors: Iterable, device: torch.device | None = None) -> dict[int, int]:
-    """{address: bytes} of what these tensors keep on the device, or anywhere.
-
-    What several tensors share counts once.
-    """
-    found = {}
+    """Return {address: bytes} of these tensors' memory on the device, or anywhere."""
+    sizes = {}
     for tensor in tensors:
         if tensor is None:
             continue
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a sharded one
         storage = local.untyped_storage()
         if storage.nbytes() and (device is None or local.device.type == device.type):
-            found[storage.data_ptr()] = storage.nbytes()
-    return found
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sizes
 
 
 def count(groups, device):
-    """Bytes of each group of tensors; a storage belongs to the first group that has it."""
-    seen, sums = set(), {}
+    """Return the bytes of each group of tensors; a storage belongs to the first that has it."""
+    counted, sums = set(), {}
     for name, tensors in groups.items():
-        found = storages(tensors, device)
-        sums[name] = sum(size for address, size in found.items() if address not in seen)
-        seen |= found.keys()
+        sizes = storages(tensors, device)
+        sums[name] = sum(size for address, size in sizes.items() if address not in counted)
+        counted |= sizes.keys()
     return sums
 
 
 class Accounting:
-    """Counts the bytes of one training step.
+    """Count the bytes of one training step.
 
     `tensors()` gives {role: tensors} of what the rank holds just now. batch_bytes: those that a
     step's images may have.
@@ -50,42 +47,42 @@ class Accounting:
         self.bytes, self.hooks, self.problem = {}, [], None
 
     def watch(self):
-        """Before the forward: look at the tensors whenever a layer has done a part of its work."""
+        """Before the forward: count whenever a layer has done a part of its work."""
         if self.hooks:  # a later part of an accumulated step
             return
         for module in self.model.modules():
             if next(module.parameters(recurse=False), None) is not None:
-                self.hooks += [module.register_forward_pre_hook(self.enter),
-                               module.register_forward_hook(self.leave)]
+                self.hooks += [module.register_forward_pre_hook(self.before_forward),
+                               module.register_forward_hook(self.after_forward)]
 
-    def enter(self, module, _):
-        self.look()
+    def before_forward(self, module, _):
+        self.update_peaks()
         for parameter in module.parameters(recurse=False):  # gathered, where that is how it works
-            self.hooks += [parameter.register_hook(self.look),
-                           parameter.register_post_accumulate_grad_hook(self.look)]
+            self.hooks += [parameter.register_hook(self.update_peaks),
+                           parameter.register_post_accumulate_grad_hook(self.update_peaks)]
 
-    def leave(self, module, _, output):
-        self.look()
-        self.hooks.append(output.register_hook(self.look))  # when the layers behind are through
+    def after_forward(self, module, _, output):
+        self.update_peaks()
+        self.hooks.append(output.register_hook(self.update_peaks))  # later layers' backward is done
 
-    def look(self, *_):
+    def update_peaks(self, *_):
         try:
-            now = count(self.tensors(), self.device)
+            sums = count(self.tensors(), self.device)
         except Exception as problem:  # this library has other names
             self.problem = f"{type(problem).__name__}: {problem}"
             return
         for role in ROLES[:2]:
-            self.bytes[f"peak {role}"] = max(now[role], self.bytes.get(f"peak {role}", 0))
+            self.bytes[f"peak {role}"] = max(sums[role], self.bytes.get(f"peak {role}", 0))
 
     def close(self):
         """After the step's backward and before its optimizer step.
 
-        Notes a problem if it finds no parameters, gradients or state, or cannot place 5 % of all
-        tensors beside the step's batch. The training goes on.
+        Note a problem if there are no parameters, gradients or state, or if 5 % of all tensors
+        besides the step's batch have no known use. The training goes on.
         """
         for hook in self.hooks:
             hook.remove()
-        self.look()
+        self.update_peaks()
         if self.problem:
             return
         if self.device.type != "cpu":
@@ -95,79 +92,78 @@ class Accounting:
             if role != "master copy" and not storages(self.tensors()[role]):
                 self.problem = f"no {role} where this program looks for them"
                 return
-        until = time.monotonic() + 5
-        while time.monotonic() < until:  # gloo's thread may hold an averaged bucket for a moment
-            gc.collect()  # what is only waiting to be collected
-            everything = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:  # gloo's thread may hold a bucket for a moment
+            gc.collect()
+            everything = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
             groups = self.tensors() | {"unclassified": everything}
             self.bytes |= count(groups, self.device)
             known = sum(storages(everything, self.device).values())
             if self.bytes["unclassified"] <= 0.05 * known + self.batch_bytes:
                 return
-            del everything, groups  # or the next look finds what they hold
+            del everything, groups  # or the next count finds what they hold
         self.problem = f"{self.bytes['unclassified']:,} bytes of tensors of unknown use"
 
 
 def layer_sizes(model: torch.nn.Sequential) -> list[int]:
-    """The number of parameters of each layer, also where DeepSpeed has cut them into shards."""
+    """Return the parameters of each layer, also where DeepSpeed has cut them into shards."""
     return [sum(getattr(parameter, "ds_numel", parameter.numel())
                 for parameter in layer.parameters()) for layer in model]
 
 
 def formula(stage: int, ranks: int, parameters: float, layer: float, *, width: int, gathered: int,
             master: int, moments: int, keeps_gradients: bool = False) -> dict[str, float]:
-    """The bytes that ZeRO's paper expects on each rank, by the names of Accounting.bytes.
+    """Return the bytes that ZeRO's paper expects on each rank, by the names of Accounting.bytes.
 
-    parameters: their number P; layer: that of the largest layer, which is gathered whole at
-    stage 3. Bytes a parameter: width, of it and its gradient; gathered, of it while it is
-    gathered; master, of the fp32 master copy, or 0; moments, of Adam's state. keeps_gradients:
-    whether stage 1 keeps gradients of others' shards after backward, as in the paper.
+    parameters: their number; layer: that of the largest layer, which is gathered whole at stage 3.
+    Bytes per parameter: width, of it and its gradient; gathered, of it while it is gathered;
+    master, of the fp32 master copy, or 0; moments, of Adam's state. keeps_gradients: whether
+    stage 1 keeps gradients of others' shards after backward, as in the paper.
     """
-    share, whole = parameters / ranks, width * parameters
-    sharded = width * share
-    shared_by_all = parameters if stage == 0 else share  # of master copy and moments
+    whole, sharded = width * parameters, width * parameters / ranks
+    stepped = parameters if stage == 0 else parameters / ranks  # by this rank's optimizer
     keeps_all = stage == 0 or (stage == 1 and keeps_gradients)
+    with_a_layer = sharded + gathered * layer
     return {"parameters": sharded if stage == 3 else whole,
             "gradients": whole if keeps_all else sharded,
-            "master copy": master * shared_by_all,
-            "optimizer state": moments * shared_by_all,
-            "peak parameters": sharded + gathered * layer if stage == 3 and ranks > 1 else whole,
-            "peak gradients": sharded + gathered * layer if stage > 1 else whole}
+            "master copy": master * stepped,
+            "optimizer state": moments * stepped,
+            "peak parameters": with_a_layer if stage == 3 and ranks > 1 else whole,
+            "peak gradients": with_a_layer if stage > 1 else whole}
 
 
 def report_bytes(account: Accounting, expected: dict[str, float]) -> list[dict]:
-    """Print a line for each rank and one for the formula, in bytes, from rank 0.
+    """Print one line per rank and one for the formula, in bytes, from rank 0.
 
-    Returns what each rank counted, in their order; nothing after fewer than two steps, or where
+    Return what each rank counted, in their order; nothing after fewer than two steps, or where
     a rank could not count, which rank 0 says.
     """
     if not account.bytes and not account.problem:
         return []
-    every = [None] * dist.get_world_size()
-    dist.all_gather_object(every, (account.bytes, account.problem))
-    problems = [problem for _, problem in every if problem]
-    every = [counted for counted, _ in every]
-    if problems:
-        if dist.get_rank() == 0:
-            print(f"no table of bytes: {problems[0]} (tried with the pinned versions)")
-        return []
-    if dist.get_rank() == 0:
-        names = [*ROLES, "sum", *(name for name in every[0] if "peak" in name)]
+    answers = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, (account.bytes, account.problem))
+    counts = [counted for counted, _ in answers]
+    problems = [problem for _, problem in answers if problem]
+    if dist.get_rank() == 0 and problems:
+        print(f"no table of bytes: {problems[0]} (tried with the pinned versions)")
+    elif dist.get_rank() == 0:
+        names = [*ROLES, "sum", *(name for name in counts[0] if "peak" in name)]
         print("bytes between backward and optimizer step, and the peaks of that step:")
         print("       ", *(f"{name:>15}" for name in names))
-        rows = [(f"rank {rank}", row) for rank, row in enumerate(every)]
-        for title, row in [*rows, ("formula", expected)]:
+        titles = [*(f"rank {rank}" for rank in range(len(counts))), "formula"]
+        for title, row in zip(titles, [*counts, expected]):
             row = row | {"sum": sum(row[role] for role in ROLES)}
-            print(f"{title:7}", *(f"{row[name]:15,.0f}" if name in row else 15 * " "
-                                  for name in names))
-    return every
+            cells = [f"{row[name]:15,.0f}" if name in row else 15 * " " for name in names]
+            print(f"{title:7}", *cells)
+    return [] if problems else counts
 
 
 # Where the two programs of this chapter keep their tensors
 
 def deepspeed_formula(args: argparse.Namespace, ranks: int, sizes: list[int],
                       compute: torch.dtype) -> dict[str, float]:
-    """formula() for DeepSpeed's ZeRO and Adam: a master copy in fp32 and two moments."""
+    """Return formula() for DeepSpeed's ZeRO and Adam: a master copy in fp32 and two moments."""
     on_gpu = args.offload == "none"
     has_master = args.stage > 0 or compute != torch.float32
     expected = formula(args.stage, ranks, sum(sizes), max(sizes), width=compute.itemsize,
@@ -178,10 +174,10 @@ def deepspeed_formula(args: argparse.Namespace, ranks: int, sizes: list[int],
 
 def held_by_deepspeed(model: torch.nn.Module, optimizer: object,
                       adam: torch.optim.Optimizer) -> dict[str, list]:
-    """The tensors of this rank by role; they are where DeepSpeed 0.19 has them."""
+    """Return the tensors of this rank by role; they are where DeepSpeed 0.19 has them."""
     whole = list(model.parameters())
-    shards = [found.ds_tensor for found in whole if hasattr(found, "ds_tensor")]  # at stage 3
-    master = [found for group in adam.param_groups for found in group["params"]]
+    shards = [parameter.ds_tensor for parameter in whole if hasattr(parameter, "ds_tensor")]
+    master = [parameter for group in adam.param_groups for parameter in group["params"]]
     master += getattr(optimizer, "fp32_partitioned_groups_flat", [])
     gradients = [parameter.grad for parameter in whole + master]
     gradients.append(getattr(optimizer, "grad_partitions_flat_buffer", None))
@@ -196,18 +192,18 @@ def held_by_deepspeed(model: torch.nn.Module, optimizer: object,
 
 def held_by_pytorch(model: torch.nn.Module, shards: list[torch.nn.Parameter],
                     optimizer: torch.optim.Optimizer) -> dict[str, list]:
-    """The same for fsdp.py. While a layer is gathered, it is among the model's parameters."""
+    """Return the same for fsdp.py. A gathered layer is among the model's parameters."""
     parameters = [*shards, *model.parameters()]
     adam = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has its shard's inside
-    return {"parameters": parameters, "gradients": [found.grad for found in parameters],
+    return {"parameters": parameters, "gradients": [parameter.grad for parameter in parameters],
             "master copy": [], "optimizer state": moments_of(adam)}
 
 
 def pytorch_formula(args: argparse.Namespace, ranks: int, sizes: list[int],
                     dtype: torch.dtype) -> dict[str, float]:
-    """formula() for fsdp.py: no master copy; stage 1 keeps all gradients.
+    """Return formula() for fsdp.py: no master copy; stage 1 keeps all gradients.
 
-    Its peaks are DeepSpeed's: PyTorch gathers and reduces in buffers of its own.
+    It has no peaks: PyTorch gathers and reduces in buffers of its own.
     """
     on_gpu = args.offload == "none"
     expected = formula(args.stage, ranks, sum(sizes), max(sizes), keeps_gradients=True, master=0,

@@ -22,7 +22,7 @@ import checkpoints
 
 def save(model: nn.Module, optimizer: Optimizer, checkpoint: str, training: dict,
          step: int) -> None:
-    """Every rank writes its shards; any number of ranks can read them."""
+    """Let every rank write its shards; any number of ranks can read them."""
     def write(place):
         writer = dcp.FileSystemWriter(Path(checkpoint, place))
         writer.storage_meta = lambda: None  # a Path, which not every Python reads from another
@@ -55,7 +55,7 @@ def load_from_rank_0(sharded: nn.Module, whole: nn.Module) -> None:
 
 
 def state_of(model, optimizer, step):
-    """What is saved, as this rank has it: of sharded tensors its shards."""
+    """Return what is saved, as this rank has it: of sharded tensors its shards."""
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"step": step, "model": model_state, "optimizer": optimizer_state}
 

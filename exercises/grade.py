@@ -1,7 +1,7 @@
 """Grade an exercise: python exercises/grade.py 3
 
-Says what is right, what is not yet, and gives one hint. The exit code is 0 if all is right, 1 if something is not yet,
-2 if the file could not be run.
+Says what is right, what is not yet, and gives one hint. The exit code is 0 if all is right, 1 if
+something is not yet, 2 if the file could not be run.
 """
 
 import argparse
@@ -16,18 +16,18 @@ RIGHT, NOT_YET, NOT_RUN = 0, 1, 2
 
 
 def shown(path):
-    """A path as one would type it here."""
+    """Return a path as one would type it here."""
     path = path.resolve()
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def grade(folder, file):
-    """Run a learner's file and print its grade; the exit code."""
-    from runner import NotRun  # here: a mistake on the command line is answered before torch is imported
-    said = ast.get_docstring(ast.parse((folder / "exercise.py").read_text())) or folder.name
-    title = said.splitlines()[0].rstrip(".")
+    """Run a learner's file, print its grade, and return the exit code."""
+    from runner import NotRun  # a mistake on the command line is answered before torch is imported
+    docstring = ast.get_docstring(ast.parse((folder / "exercise.py").read_text()))
+    title = docstring.splitlines()[0].rstrip(".")
     print(f"exercise {folder.name.split('_')[0]}: {title}\n  {shown(file)}")
-    sys.path.insert(0, str(folder))
+    sys.path[:0] = [str(folder), str(file.parent)]  # check.py, and what the learner's file imports
     try:
         for what, right, hint in importlib.import_module("check").points(file):
             print(f"  {'right  ' if right else 'not yet'}  {what}")
@@ -43,14 +43,14 @@ def grade(folder, file):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.error = lambda message: parser.exit(NOT_RUN, f"{parser.prog}: {message}\n")  # one line, without the usage
+    parser.error = lambda message: parser.exit(NOT_RUN, f"{parser.prog}: {message}\n")  # one line
     parser.add_argument("number", type=int, choices=sorted(FOLDERS), help="of the exercise")
     parser.add_argument("--file", type=Path, help="grade this one, not exercise.py of its folder")
     args = parser.parse_args()
     folder = FOLDERS[args.number]
     file = args.file or folder / "exercise.py"
     if file.suffix != ".py":
-        parser.error(f"{shown(file)} is no file of Python: its name has to end in .py")
+        parser.error(f"{shown(file)} is no Python file: its name has to end in .py")
     try:
         compile(file.read_text(), file, "exec")
     except (OSError, UnicodeDecodeError) as problem:

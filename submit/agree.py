@@ -2,15 +2,16 @@
 
 Start it as you always do, with this file before it:
 
-    mpiexec -n 4 python submit/agree.py my_train.py --its flags      # or srun, torchrun, horovodrun, deepspeed
+    mpiexec -n 4 python submit/agree.py my_train.py --its flags   # or srun, torchrun, horovodrun,
+                                                                  # deepspeed
 
-The script, a PyTorch program, runs unmodified until one of its optimizers has made five steps. Then one table says
-what was seen on all ranks, and a verdict. The exit code is 0 where nothing wrong was found, 1 where something was,
-2 where nothing could be seen. `--explain` says what a finding means. The page is AGREE.md.
+The script, a PyTorch program, runs unmodified until one of its optimizers has made five steps.
+Then one table says what was seen on all ranks, and a verdict. The exit code is 0 where nothing
+wrong was found, 1 where something was, 2 where nothing could be seen. `--explain` says what a
+finding means. The page is AGREE.md.
 """
 
 import argparse
-import importlib.util
 import json
 import math
 import multiprocessing.util
@@ -27,66 +28,62 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-import agree_verdicts as verdicts
+from checker import verdicts
+
+from ranks import find_ranks, launched
 
 RIGHT, WRONG, UNSEEN = 0, 1, 2
-RANK_VARIABLES = "RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "SLURM_PROCID"
 TORCHRUN = "TORCHELASTIC_ERROR_FILE"  # torchrun reads there why a rank has failed
-PATIENCE = 10  # times the time-out, where a rank does what may take long: set-up, a download, a compiler
+PATIENCE = 10  # times the time-out, where a rank does what may take long: a download, a compiler
 
 
-# Where do the ranks meet? In a store of their own, beside that of the script.
-
-def load_ranks():
-    """ranks.py of the chapters, under a name that no script of others has."""
-    path = Path(__file__).resolve().parent.parent / "03_ddp" / "ranks.py"
-    spec = importlib.util.spec_from_file_location("agree_ranks", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
+# Where do the ranks meet? In a store of their own, next to that of the script.
 
 def meet(seconds):
-    """Rank, number of ranks and their store. The script's environment is afterwards what it was."""
-    ranks_py, before, hook = load_ranks(), dict(os.environ), sys.excepthook
-    launcher, rank, ranks = ranks_py.launched()
-    if ranks < 2:
-        return rank, ranks, None
-    import torch.distributed as dist
+    """Return rank, number of ranks and their store; leave the script's environment as it was."""
+    launcher, rank, world_size = launched()
+    if world_size < 2:
+        return rank, world_size, None
     if launcher == "horovodrun":
-        return rank, ranks, meet_by_horovodrun(rank, ranks, seconds)
-    if launcher in ranks_py.MPIEXECS:
+        return rank, world_size, meet_by_horovodrun(rank, world_size, seconds)
+
+    import torch.distributed as dist
+    before = dict(os.environ)
+    if launcher not in ("torchrun", "srun"):
         with suppress(ImportError, RuntimeError):  # find_ranks() says so
-            from mpi4py import MPI  # noqa: F401  the script may use MPI, which find_ranks() would end
-    rank, ranks, _ = ranks_py.find_ranks()
+            from mpi4py import MPI  # noqa: F401  the script may use MPI: find_ranks() leaves it on
+    rank, world_size, _ = find_ranks()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's store is open already
+    torchruns_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # is open already
     os.environ.clear()
     os.environ.update(before)
-    sys.excepthook = hook
-    if not agents:  # the script may open the port itself
+    if not torchruns_store:  # the script may open the port itself
         port = 20000 + (port + 4999) % 10000
-    store = dist.TCPStore(host, port, ranks, rank == 0 and not agents, timedelta(seconds=seconds), False)
-    return rank, ranks, dist.PrefixStore("agree", store)
+    is_server = rank == 0 and not torchruns_store
+    store = dist.TCPStore(host, port, world_size, is_server, timedelta(seconds=seconds), False)
+    return rank, world_size, dist.PrefixStore("agree", store)
 
 
-def meet_by_horovodrun(rank, ranks, seconds):
-    """horovodrun's driver keeps keys and values for all, and rank 0 tells there where its store is."""
+def meet_by_horovodrun(rank, world_size, seconds):
+    """Return the store, whose place rank 0 tells through horovodrun's driver."""
     import torch.distributed as dist
-    ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # a node's proxy leads elsewhere
-    place = "http://{HOROVOD_GLOO_RENDEZVOUS_ADDR}:{HOROVOD_GLOO_RENDEZVOUS_PORT}/agree/store".format_map(os.environ)
+    wait = timedelta(seconds=seconds)
+    no_proxy = urllib.request.ProxyHandler({})  # a node's proxy leads elsewhere
+    request = urllib.request.build_opener(no_proxy).open
+    address = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+    url = f"http://{address}:{os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}/agree/store"
     if rank == 0:
-        store = dist.TCPStore("0.0.0.0", 0, ranks, True, timedelta(seconds=seconds), False)
-        told = f"{socket.gethostname()}:{store.port}".encode()
-        ask(urllib.request.Request(place, told, method="PUT")).close()
+        store = dist.TCPStore("0.0.0.0", 0, world_size, True, wait, False)
+        place = f"{socket.gethostname()}:{store.port}".encode()
+        request(urllib.request.Request(url, place, method="PUT")).close()
         return store
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while True:
         try:
-            host, port = ask(place).read().decode().split(":")
-            return dist.TCPStore(host, int(port), ranks, False, timedelta(seconds=seconds), False)
+            host, port = request(url).read().decode().split(":")
+            return dist.TCPStore(host, int(port), world_size, False, wait, False)
         except OSError:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
 
@@ -94,23 +91,28 @@ def meet_by_horovodrun(rank, ranks, seconds):
 # What do they tell each other? Signs of life, and in the end what they have seen.
 
 class Session:
-    """One rank's part in it. Rank 0 judges; a thread on each rank goes on when the script waits for ever."""
+    """One rank's part in it.
 
-    def __init__(self, script, rank, ranks, store, seconds):
-        self.script, self.rank, self.ranks, self.store, self.seconds = script, rank, ranks, store, seconds
+    Rank 0 judges. A thread on each rank goes on when the script waits for ever.
+    """
+
+    def __init__(self, script, rank, world_size, store, seconds):
+        self.script, self.rank, self.world_size = script, rank, world_size
+        self.store, self.seconds = store, seconds
         self.watch = None
         self.code = None
         self.judged = threading.Event()
 
     def hand_in(self, end="steps", problem=""):
-        """The main thread's end: report, wait for the verdict, leave with its code."""
+        """End the main thread: report, wait for the verdict, leave with its code."""
         self.report(end, problem)
         self.judged.wait()
-        leave(self.store, self.rank, self.ranks, self.code, "MPI")
+        leave(self.store, self.rank, self.world_size, self.code, finalize=True)
 
     def report(self, end, problem=""):
-        """What was seen, and why no more: its steps are made, its script has ended or died, or it waits for another."""
-        self.publish(f"report {self.rank}", self.watch.record | {"end": end, "problem": problem})
+        """Publish what was seen, and how it ended: "steps", "ended", "died", or it "waits"."""
+        record = self.watch.record | {"end": end, "problem": problem}
+        self.publish(f"report {self.rank}", record)
 
     def publish(self, name, value):
         self.store.set(name, json.dumps(value))
@@ -119,136 +121,156 @@ class Session:
         return json.loads(self.store.get(name)) if self.store.check([name]) else None
 
     def look_after(self):
-        """The thread: say where this rank is; on rank 0 judge when all have reported, died, or wait for ever."""
+        """Publish where this rank is; on rank 0 judge when all have reported, died, or hang."""
         last, since = None, time.monotonic()
-        told = None
+        published = None
         while self.code is None:
             time.sleep(0.05)
             with suppress(RuntimeError):  # the store's, when rank 0 has left
                 here = self.watch.whereabouts(str(self.script))
-                if here != told:
+                if here != published:
                     self.publish(f"alive {self.rank}", here)
-                    told = here
+                    published = here
                 if self.read("stop") and not self.read(f"report {self.rank}"):
                     self.report("waits")
                 if self.rank == 0:
-                    now = [(self.read(f"report {rank}"), self.read(f"alive {rank}")) for rank in range(self.ranks)]
-                    if now != last:
-                        last, since = now, time.monotonic()
-                    self.judge(now, time.monotonic() - since)
+                    states = [(self.read(f"report {rank}"), self.read(f"alive {rank}"))
+                              for rank in range(self.world_size)]
+                    if states != last:
+                        last, since = states, time.monotonic()
+                    self.judge(states, time.monotonic() - since)
                 self.code = self.read("code")
         self.judged.set()
         time.sleep(1)  # the main thread leaves, unless the script holds it
-        leave(self.store, self.rank, self.ranks, self.code)
+        leave(self.store, self.rank, self.world_size, self.code)
 
-    def judge(self, now, silence):
-        """Print the verdict and tell all its code, once there is one."""
-        reports = [report for report, _ in now]
-        there = [report for report in reports if report]
-        died = [rank for rank, report in enumerate(reports) if report and report["end"] == "died"]
-        missing = len(there) < self.ranks
-        waits = [report is not None or bool(alive and alive["waits"]) for report, alive in now]
-        patience = self.seconds if all(waits) else PATIENCE * self.seconds
+    def judge(self, states, silence):
+        """Print the verdict and publish the exit code, once there is one."""
+        reports = [report for report, _ in states]
+        complete = all(reports)
+        died = [report for report in reports if report and report["end"] == "died"]
+        patience = PATIENCE * self.seconds
+        if all(report or (alive and alive["waits"]) for report, alive in states):
+            patience = self.seconds
         if died:
             patience = min(2, patience)
-        if missing and silence < patience:
+        if not complete and silence < patience:
             return
-        if missing and there and all(report["end"] == "steps" for report in there):
-            self.publish("stop", True)  # they wait for ranks that this program holds: it judges the steps that all have
+        ends = {report["end"] for report in reports if report}
+        if not complete and ends == {"steps"}:
+            self.publish("stop", True)  # judge the steps that all ranks have made
             return
-        lines, found, problem = [], {}, ""
+
+        lines, findings, problem = [], {}, ""
         if died:
-            problem = f"rank {died[0]} ended with {reports[died[0]]['problem']}"
-        elif missing:
-            lines, found = verdicts.judge_hang(now, silence)
+            problem = f"rank {reports.index(died[0])} ended with {died[0]['problem']}"
+        elif not complete:
+            lines, findings = verdicts.judge_hang(states, silence)
         elif not all(report["steps"] and "before" in report for report in reports):
             problem = f"{self.script.name} {verdicts.why_not(reports)}"
         else:
-            lines, found = verdicts.judge(reports)
+            lines, findings = verdicts.judge(reports)
         if problem:
             print(f"agree.py: {problem}", file=sys.stderr)
             code = UNSEEN
         else:
-            verdicts.show(self.script.name, reports, lines, found)
-            code = WRONG if found.keys() - verdicts.NOTES else RIGHT
+            verdicts.show(self.script.name, reports, lines, findings)
+            code = WRONG if findings.keys() - verdicts.NOTES else RIGHT
         if code:
-            tell_torchrun(problem or verdicts.verdict(found))
+            tell_torchrun(problem or verdicts.verdict(findings))
         self.publish("code", code)
 
 
-def leave(store, rank, ranks, code, finalize=""):
-    """At once: what the script still waits for would let this process hang. Rank 0, which is the store, last."""
+def leave(store, rank, world_size, code, finalize=False):
+    """Exit with os._exit, because a pending collective would block a normal exit.
+
+    Rank 0 hosts the store, so it leaves last.
+    """
     for child in multiprocessing.active_children():  # a DataLoader's workers
         child.terminate()
-    multiprocessing.util._exit_function()  # what Python does at its end, which os._exit leaves out
+    multiprocessing.util._exit_function()  # part of Python's exit, which os._exit leaves out
     sys.stdout.flush()
     sys.stderr.flush()
     with suppress(Exception):
         store.set(f"left {rank}", "")
         if rank == 0:
-            store.wait([f"left {rank}" for rank in range(ranks)], timedelta(seconds=5))
-    if finalize and "horovod" not in sys.modules:  # which has threads that call MPI
+            store.wait([f"left {rank}" for rank in range(world_size)], timedelta(seconds=5))
+    if finalize and "horovod" not in sys.modules:  # Horovod's threads call MPI
         with suppress(Exception):
             from mpi4py import MPI
             if MPI.Is_initialized() and not MPI.Is_finalized():
                 MPI.Finalize()  # or the launcher calls this a crash
-    os._exit(0 if rank and TORCHRUN in os.environ else code)  # it reports each failed rank; one is enough
+    if rank and TORCHRUN in os.environ:
+        code = 0  # torchrun reports each rank that fails; one is enough
+    os._exit(code)
 
 
-def tell_torchrun(words):
-    """Let torchrun end its report of the exit code, in which it supposes a crash, with these words."""
+def tell_torchrun(text):
+    """Let torchrun end its report of the exit code, which it takes for a crash, with this text."""
     if TORCHRUN in os.environ:
-        failure = {"message": f"none: no crash. agree.py says: {words}", "timestamp": int(time.time())}
+        message = f"none: no crash. agree.py says: {text}"
+        failure = {"message": message, "timestamp": int(time.time())}
         Path(os.environ[TORCHRUN]).write_text(json.dumps(failure))
 
 
 # The script, as `python script arguments` would run it.
 
 def run(session, arguments):
-    sys.argv = [str(session.script), *arguments]
+    forget_own_modules()
+    script = str(session.script)
+    sys.argv = [script, *arguments]
     sys.path[0] = str(session.script.parent)
-    how, problem = "ended", ""
+    end, problem = "ended", ""
     try:
-        runpy.run_path(str(session.script), run_name="__main__")
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            how = "died"
-            problem = f"exit code {end.code}" if isinstance(end.code, int) else str(end.code)
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as exit:
+        if exit.code not in (None, 0):
+            end = "died"
+            problem = f"exit code {exit.code}" if isinstance(exit.code, int) else str(exit.code)
     except KeyboardInterrupt:
         raise
     except BaseException as fault:
         trace = fault.__traceback__
-        while trace.tb_next and trace.tb_frame.f_code.co_filename != str(session.script):  # this program's, and runpy's
+        while trace.tb_next and trace.tb_frame.f_code.co_filename != script:  # runpy's frames
             trace = trace.tb_next
         traceback.print_exception(type(fault), fault, trace)
-        how = "died"
-        lines = str(fault).splitlines()
-        problem = f"{type(fault).__name__}: {lines[0] if lines else ''}"
-    session.hand_in(how, problem)
+        end = "died"
+        problem = f"{type(fault).__name__}: {''.join(str(fault).splitlines()[:1])}"
+    session.hand_in(end, problem)
+
+
+def forget_own_modules():
+    """Let the script import its own files, also where one is called ranks or checker."""
+    here = os.path.dirname(__file__)
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and (getattr(module, "__file__", None) or "").startswith(here):
+            del sys.modules[name]
 
 
 def refusal(script):
-    """Why a file cannot be looked at, or None."""
+    """Return why a file cannot be looked at, or None."""
     if script.suffix == ".ipynb":
-        return f"{script} is a notebook: make a script of it, jupyter nbconvert --to script {script}"
+        return f"{script} is a notebook: convert it, jupyter nbconvert --to script {script}"
     try:
         imports = re.findall(rb"^\s*(?:import|from) .*", script.read_bytes(), re.M)
     except OSError as problem:
         return f"{script} cannot be read: {problem}"
     names = set(re.findall(rb"\w+", b" ".join(imports)))
-    if b"torch" not in names and (others := sorted(names & {b"tensorflow", b"keras", b"jax"})):
-        return f"{script} trains with {others[0].decode()}; only PyTorch's training can be looked at"
+    others = sorted(names & {b"tensorflow", b"keras", b"jax"})
+    if others and b"torch" not in names:
+        return (f"{script} trains with {others[0].decode()}; "
+                "only PyTorch's training can be looked at")
     return None
 
 
-def one_speaks():
-    """Whether this process is rank 0, or no rank."""
-    return next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0") == "0"
+def speaks():
+    """Return True if this process is rank 0, or no rank."""
+    return launched()[1] == 0
 
 
 def fail(line):
-    """Say it, from one rank; the exit code of what could not look."""
-    if one_speaks():
+    """Print a line, from one rank, and return the exit code."""
+    if speaks():
         print(f"agree.py: {line}", file=sys.stderr)
         tell_torchrun(line)
     else:
@@ -256,38 +278,49 @@ def fail(line):
     return UNSEEN
 
 
-def main():
+def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.error = lambda message: sys.exit(fail(message))
-    parser.add_argument("--steps", type=int, default=5, help="until an optimizer has made so many steps (5)")
-    parser.add_argument("--timeout", type=float, default=30, help="seconds of waiting that are called a hang (30)")
+    parser.add_argument("--steps", type=int, default=5,
+                        help="until an optimizer has made so many steps (5)")
+    parser.add_argument("--timeout", type=float, default=30,
+                        help="seconds of waiting that are called a hang (30)")
     parser.add_argument("--explain", choices=verdicts.FINDINGS, metavar="NAME",
                         help="say what a finding means, and stop")
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher says it to what it starts
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher passes it
     parser.add_argument("script", nargs="?", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    args = parse_args()
     if args.explain:
-        if one_speaks():
+        if speaks():
             print(verdicts.explain(args.explain))
         return RIGHT
     if args.steps < 1 or not args.timeout > 0 or math.isinf(args.timeout):
         return fail("--steps and --timeout have to be more than 0")
-    if not args.script or not os.path.isfile(args.script):  # pathlib's raises at a name that is too long
-        return fail(f"no file {args.script}: name your script" if args.script else "name your script")
+    if not args.script:
+        return fail("name your script")
+    if not os.path.isfile(args.script):  # pathlib's raises where a name is too long
+        return fail(f"no file {args.script}: name your script")
     problem = refusal(args.script)
     if problem:
         return fail(problem)
-    rank, ranks, store = meet(args.timeout)
-    if ranks < 2:
-        return fail("one process has nobody to agree with: start two or more, with mpiexec -n 2, srun or torchrun")
-    from agree_watch import Watch
-    session = Session(args.script.resolve(), rank, ranks, store, args.timeout)
+
+    rank, world_size, store = meet(args.timeout)
+    if world_size < 2:
+        return fail("one process has nobody to agree with: "
+                    "start two or more, with mpiexec -n 2, srun or torchrun")
+    from checker.watch import Watch  # after ranks.py: torch takes seconds
+    session = Session(args.script.resolve(), rank, world_size, store, args.timeout)
     session.watch = Watch(args.steps, session.hand_in)
     session.watch.install()
-    session.watch.record["met"] = b"mpi4py" in args.script.read_bytes()  # whose calls are not seen
+    session.watch.record["met"] = b"mpi4py" in args.script.read_bytes()  # its calls are not seen
     threading.Thread(target=session.look_after, daemon=True).start()
-    run(session, [f"--local_rank={args.local_rank}"] * (args.local_rank is not None) + args.arguments)
+    local_rank = [] if args.local_rank is None else [f"--local_rank={args.local_rank}"]
+    run(session, local_rank + args.arguments)
     return None
 
 

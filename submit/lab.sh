@@ -150,7 +150,7 @@ hold() {  # the lab's folder, the number of nodes, with Slurm or not: the login 
         ip link add name switch address 02:00:00:00:00:fe type bridge
     else
         mtu=65000  # few frames: a program passes them on. The kernel's own delay, netem, is missing from some.
-        python3 "${program%.sh}_wire.py" "$(<"$lab/latency")" "$count" &
+        python3 "${program%.sh}/wire.py" "$(<"$lab/latency")" "$count" &
         until ip link show "wire$count" >/dev/null 2>&1; do
             kill -0 $!
             sleep 0.01

@@ -7,14 +7,13 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 from conftest import BIN, ROOT, environment, needs_root
 
 SPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "true")
 
 
 def why_not():
-    """Why there can be no lab on this machine; None where there can."""
+    """Return why there can be no lab on this machine; None where there can."""
     for name in "ip", "tc", "unshare", "nsenter":
         if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin"):
             return f"no {name} here: apt install iproute2 util-linux"
@@ -34,37 +33,25 @@ class Lab:
     def __init__(self, name):
         self.name = name
         self.folder = Path(tempfile.gettempdir(), f"lab-{os.getuid()}-{name}")
-        self.env = environment() | {"LAB": name, "TMPDIR": tempfile.gettempdir(), "PATH": f"{BIN}:{os.environ['PATH']}"}
+        self.env = environment() | {
+            "LAB": name, "TMPDIR": tempfile.gettempdir(), "PATH": f"{BIN}:{os.environ['PATH']}"}
 
     def start(self, *words, env=None, **options):
-        return subprocess.Popen([str(word) for word in (ROOT / "submit" / "lab.sh", *words)],
-                                env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL, **options)
+        return subprocess.Popen(
+            [str(word) for word in (ROOT / "submit" / "lab.sh", *words)],
+            env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL, **options)
 
     def __call__(self, *words, code=0, timeout=200, **options):
-        """Its standard output and standard error."""
-        started = self.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+        """Return its standard output and standard error."""
+        process = self.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
         try:
-            out, err = started.communicate(timeout=timeout)
+            out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            started.kill()
+            process.kill()
             raise
-        assert code == started.returncode, (started.returncode, out, err)
+        assert code == process.returncode, (process.returncode, out, err)
         return SimpleNamespace(out=out, err=err)
 
     def down(self):
         if self.folder.exists():
             self("down")
-
-    def processes(self, *words):
-        """All that have this lab's name in their environment or command, or those of this command within it."""
-        found = []
-        for one in psutil.process_iter(["cmdline"]):
-            try:
-                command, environment = one.info["cmdline"] or [], one.environ()
-            except psutil.Error:  # it has ended, or is somebody else's
-                continue
-            if words and command != [*words]:
-                continue
-            if environment.get("LAB") == self.name or str(self.folder) in command:
-                found.append(one)
-        return found

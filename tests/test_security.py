@@ -1,47 +1,40 @@
-"""No secret is in what is written or printed, no server is open to others, and no word of a user reaches a shell."""
+"""No secret is in what is written or printed, and no word of a user reaches a shell."""
 
-import re
 import sys
 
 import pytest
 from conftest import BIN, NO_NETWORK, ROOT, execute
 
 SECRETS = {"AWS_SECRET_ACCESS_KEY": "hush-1", "HF_TOKEN": "hush-2",
-           **dict.fromkeys(NO_NETWORK, "http://me:hush-3@127.0.0.1:9"), "PIP_INDEX_URL": "https://me:hush-4@127.0.0.1:9"}
+           **dict.fromkeys(NO_NETWORK, "http://me:hush-3@127.0.0.1:9"),
+           "PIP_INDEX_URL": "https://me:hush-4@127.0.0.1:9"}
 SUBMIT = ROOT / "submit"
-SWEEP = [sys.executable, SUBMIT / "sweep.py", "weak", "--chapters", "01_single_node", "--ranks", 1, "--repeats", 1]
+SWEEP = [sys.executable, SUBMIT / "sweep.py", "weak", "--chapters", "01_single_node",
+         "--ranks", 1, "--repeats", 1]
 ON_TWO = [BIN / "mpiexec", "-n", 2, sys.executable]
+SHELL_WORDS = "$(touch {0})`touch {0}`; touch {0} && touch {0} | touch {0}\n touch {0}"
 
 
 @pytest.mark.parametrize(("words", "expected"), [
-    pytest.param([*SWEEP, "--results", "{}", "--", "--max-steps", 6], '"git"', id="record of a sweep"),
+    pytest.param([*SWEEP, "--results", "{}", "--", "--max-steps", 6], '"git"', id="sweep.py"),
     pytest.param([*ON_TWO, SUBMIT / "agree.py", ROOT / "03_ddp" / "main.py", "--max-steps", 3],
                  "nothing wrong was found", id="agree.py", marks=pytest.mark.slow),
-    pytest.param([*ON_TWO, SUBMIT / "doctor.py"], "nothing wrong was found", id="doctor.py", marks=pytest.mark.slow)])
+    pytest.param([*ON_TWO, SUBMIT / "doctor.py"], "nothing wrong was found", id="doctor.py",
+                 marks=pytest.mark.slow)])
 def test_no_secret_is_in_what_is_written_or_printed(words, expected, tmp_path):
     results = tmp_path / "results"
-    done = execute([results if word == "{}" else word for word in words], env=SECRETS, timeout=120)
-    said = done.out + done.err + (results.read_text() if results.exists() else "")
-    assert done.code == 0 and expected in said and "hush" not in said, said
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("opened", [  # what opens a Jupyter server to others: no token, all addresses, any origin
-    r"""--\S*(?:token|password)=(?:''|""|\s|$)|(?:\.|["'])(?:token|password)["']?\s*[=:]\s*(?:''|"")""",
-    r"""(?:--ip|ServerApp\.ip|["']ip["'])\s*[=: ]\s*["']?(?:0\.0\.0\.0|\*|::)""",
-    r"allow_remote_access\b|disable_check_xsrf|allow_origin\b|allow_unauthenticated_access"])
-def test_no_page_opens_a_jupyter_server_to_others(opened):
-    names = execute(["git", "-C", ROOT, "grep", "-lI", "-i", "jupyter"]).out.splitlines()
-    found = [(name, match[0]) for name in names if not name.endswith("test_security.py")
-             for match in re.finditer(opened, (ROOT / name).read_text(), re.M)]
-    assert "docs/TEACHING.md" in names and not found
+    words = [results if word == "{}" else word for word in words]
+    done = execute(words, env=SECRETS, timeout=120)
+    text = done.out + done.err + (results.read_text() if results.exists() else "")
+    assert done.code == 0 and expected in text and "hush" not in text, text
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize(("words", "word"), [
-    ([*SWEEP, "--results", "results", "--", "--max-steps", 1, "--dataset", "mnist", "--data-dir"],  # its runs get it
-     "$(touch {0})`touch {0}`; touch {0} && touch {0} | touch {0}\n touch {0}"),
-    (["bash", SUBMIT / "lab.sh", "up"], "UID[$(touch {0})]")], ids=["sweep.py", "lab.sh"])  # bash would compute it
+    ([*SWEEP, "--results", "results", "--", "--max-steps", 1, "--dataset", "mnist", "--data-dir"],
+     SHELL_WORDS),  # the sweep's runs get it
+    (["bash", SUBMIT / "lab.sh", "up"], "UID[$(touch {0})]")],  # bash would compute it
+    ids=["sweep.py", "lab.sh"])
 def test_words_of_a_user_reach_no_shell(words, word, tmp_path):
     made = tmp_path / "made"
     done = execute([*words, word.format(made)], timeout=60, cwd=tmp_path)

@@ -1,7 +1,7 @@
 """Predict, then run.
 
-Type in five numbers in place of None; README.md says what each is. Nothing is computed or shown before all five are
-there.
+Type in five numbers in place of None; README.md says what each is. Nothing is computed or shown
+before all five are there.
 """
 
 PREDICTION = {

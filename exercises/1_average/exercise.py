@@ -9,11 +9,13 @@ import torch.distributed as dist
 def equal_start(model):
     """Give all ranks the parameters of rank 0. Called once, before the first step."""
     for parameter in model.parameters():
-        raise NotImplementedError  # your line: which operation of dist gives one rank's tensor to all?
+        # Your line: which operation of dist gives one rank's tensor to all?
+        raise NotImplementedError
 
 
 def average_gradients(model):
-    """Give each parameter's .grad the mean of all ranks' gradients. Called between backward() and step().
+    """Give each parameter's .grad the mean of all ranks' gradients. Called between backward() and
+    step().
 
     A parameter that the loss does not use has no gradient: its .grad is None, on all ranks.
     """

@@ -11,21 +11,21 @@ WHOLE = sum(10**rank for rank in range(RANKS))
 
 
 def points(file):
-    """(what, whether it is right, the hint if not), in the order in which a learner gets there."""
+    """Yield (what, whether it is right, the hint if not), in the learner's order."""
     yield from points_of_exchange(file)
-    yield from points_of_half(
-        file, "reduce_scatter", "rank r sends chunk r first. What it receives it adds (+=) to its own chunk of that "
-        "number, and sends in the next step")
-    yield from points_of_half(
-        file, "all_gather", "rank r sends chunk r + 1 first, a finished sum. What it receives is one, too, and takes "
-        "the place of what is there (copy_)")
+    yield from points_of_half(file, "reduce_scatter", (
+        "rank r sends chunk r first. What it receives it adds (+=) to its own chunk of that "
+        "number, and sends in the next step"))
+    yield from points_of_half(file, "all_gather", (
+        "rank r sends chunk r + 1 first, a finished sum. What it receives is one, too, and takes "
+        "the place of what is there (copy_)"))
     for length in 1000, 1002, 9:
         yield from points_of_sum(file, length)
 
 
 def points_of_exchange(file):
-    def exchanging(rank):
-        """One exchange, which rank 0 begins later: who does not wait has an empty room, or sends what comes after."""
+    def on_rank(rank):
+        """Rank 0 begins later: who does not wait has an empty room, or sends what comes after."""
         chunk, room = torch.full((LENGTH,), float(rank)), torch.full((LENGTH,), -1.0)
         calls, exercise = counted(), learner(file)
         time.sleep(0.3 if rank == 0 else 0)
@@ -34,58 +34,70 @@ def points_of_exchange(file):
         chunk.fill_(-2)
         dist.barrier()
         return {"received": received, "calls": calls}
-    ranks = on_ranks(file, exchanging, RANKS)
-    yield from messages("exchange", ranks, 1, LENGTH)
-    yield "exchange: room is what the left neighbour has sent", [rank["received"] for rank in ranks] == [
-        {(rank - 1) % RANKS} for rank in range(RANKS)], (
-        "irecv only begins to receive, and room is empty until wait() of what it returns; isend only begins to send, "
-        "and what is written into chunk before its wait() may be sent instead")
+
+    ranks = on_ranks(file, on_rank, RANKS)
+    yield from points_of_messages("exchange", ranks, 1, LENGTH)
+    yield "exchange: room is what the left neighbour has sent", all(
+        fact["received"] == {(rank - 1) % RANKS} for rank, fact in enumerate(ranks)), (
+        "irecv only begins to receive, and room is empty until wait() of what it returns; isend "
+        "only begins to send, and what is written into chunk before its wait() may be sent instead")
 
 
 def points_of_half(file, half, rule):
     """half: reduce_scatter or all_gather."""
-    def halving(rank):
-        """A number says in each digit how often a rank is in it. After the first half one sum is whole."""
-        given = [torch.full((LENGTH,), float(10**rank), dtype=torch.float64) for _ in range(RANKS)]
+    def on_rank(rank):
+        """Return a number per chunk that says in each digit how often a rank is in it."""
+        chunks = [torch.full((LENGTH,), float(10**rank), dtype=torch.float64)
+                  for _ in range(RANKS)]
         if half == "all_gather":
-            given[(rank + 1) % RANKS].fill_(WHOLE)
+            chunks[(rank + 1) % RANKS].fill_(WHOLE)
         calls = counted()
-        getattr(learner(file), half)(tuple(given))  # as tensor_split returns them
-        return {"after": [int(chunk[0]) for chunk in given], "calls": calls}
-    ranks = on_ranks(file, halving, RANKS)
-    yield from messages(half, ranks, RANKS - 1, LENGTH)
-    sums = {(rank, chunk): number for rank, fact in enumerate(ranks) for chunk, number in enumerate(fact["after"])
+        getattr(learner(file), half)(tuple(chunks))  # as tensor_split returns them
+        return {"after": [int(chunk[0]) for chunk in chunks], "calls": calls}
+
+    ranks = on_ranks(file, on_rank, RANKS)
+    yield from points_of_messages(half, ranks, RANKS - 1, LENGTH)
+    sums = {(rank, chunk): number for rank, facts in enumerate(ranks)
+            for chunk, number in enumerate(facts["after"])
             if half == "all_gather" or chunk == (rank + 1) % RANKS}
-    (rank, chunk), number = next((item for item in sums.items() if item[1] != WHOLE), ((0, 1), WHOLE))
-    yield f"{half}: {len(sums)} sums over all ranks, in their places", number == WHOLE, (
-        f"on rank {rank} chunk {chunk} is {number}, and should be {WHOLE}, once each rank's numbers: {rule}. The "
-        "chunk itself has to change: = in place of += or copy_ makes another tensor")
+    wrong = [f"on rank {rank} chunk {chunk} is {number}" for (rank, chunk), number in sums.items()
+             if number != WHOLE]
+    yield f"{half}: {len(sums)} sums over all ranks, in their places", not wrong, (
+        f"{''.join(wrong[:1])}, and should be {WHOLE}, once each rank's numbers: {rule}. The chunk "
+        "itself has to change: = in place of += or copy_ makes another tensor")
 
 
 def points_of_sum(file, length):
-    def summing(rank):
+    def on_rank(rank):
         calls, own = counted(), torch.randn(length, dtype=torch.float64)
         tensor = own.clone()
         try:
             learner(file).ring_all_reduce(tensor)
         except IndexError as problem:
-            problem.args = f"{problem}, with {length:,} numbers; of 9 torch.chunk makes 3 chunks, not 4",
+            problem.args = (f"{problem}, with {length:,} numbers; of 9 torch.chunk makes 3 "
+                            "chunks, not 4",)
             raise
         return {"own": own, "after": tensor, "calls": calls}
-    ranks = on_ranks(file, summing, RANKS)
+
+    ranks = on_ranks(file, on_rank, RANKS)
+    total = sum(rank["own"] for rank in ranks)
     yield f"ring_all_reduce: every rank has the sum of {length:,} numbers", all(
-        same(rank["after"], sum(one["own"] for one in ranks)) for rank in ranks), (
-        "each number has to be in one chunk, also where N does not divide them, in the tensor's order and memory")
-    yield from messages("ring_all_reduce", ranks, 2 * (RANKS - 1), -(-length // RANKS))
+        same(rank["after"], total) for rank in ranks), (
+        "each number has to be in one chunk, also where N does not divide them, in the tensor's "
+        "order and memory")
+    longest = -(-length // RANKS)
+    yield from points_of_messages("ring_all_reduce", ranks, 2 * (RANKS - 1), longest)
 
 
-def messages(function, ranks, number, most):
-    """Whether each rank has sent so many messages to its right neighbour, each of at most so many numbers, no more."""
-    sent = [[(peer, elements) for name, elements, peer in rank["calls"] if "recv" not in name] for rank in ranks]
-    peers = [[peer for peer, _ in of_rank] for of_rank in sent]
+def points_of_messages(function, ranks, number, longest):
+    """Has each rank sent so many messages to its right neighbour, none longer than a chunk?"""
+    sent = [[(peer, elements) for name, elements, peer in rank["calls"] if "recv" not in name]
+            for rank in ranks]
+    peers = [[peer for peer, _ in messages] for messages in sent]
     yield f"{function}: messages of each rank to its right neighbour: {number}", peers == [
         [(rank + 1) % RANKS] * number for rank in range(RANKS)], (
-        f"rank 0 sends {len(peers[0])} (N is {RANKS}, so it takes {number}), to {peers[0]}: {ranks[0]['calls']}")
-    largest = max(elements for of_rank in sent for _, elements in of_rank)
-    yield f"{function}: each message is one chunk", largest <= most, (
-        f"a message has {largest:,} numbers, a chunk {most:,}: only one chunk travels in a step")
+        f"rank 0 sends {len(peers[0])} (N is {RANKS}, so it takes {number}), to {peers[0]}: "
+        f"{ranks[0]['calls']}")
+    largest = max(elements for messages in sent for _, elements in messages)
+    yield f"{function}: each message is one chunk", largest <= longest, (
+        f"a message has {largest:,} numbers, a chunk {longest:,}: only one chunk travels in a step")

@@ -4,7 +4,8 @@ An ordinary script: `python exercise.py` trains it on one rank. Change main() so
 
     torchrun --nproc-per-node 2 exercise.py
 
-trains the same network with the same global batch on two. load_data, build_model and the constants stay as they are.
+trains the same network with the same global batch on two. load_data, build_model and the constants
+stay as they are.
 """
 
 import torch

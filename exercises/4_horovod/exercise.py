@@ -4,8 +4,8 @@ An ordinary script: `python exercise.py` trains it on one rank. Change main() so
 
     horovodrun --gloo -np 2 python exercise.py
 
-(or mpiexec -n 2 python exercise.py) trains the same network with the same global batch on two. load_data, build_model
-and the constants stay as they are.
+(or mpiexec -n 2 python exercise.py) trains the same network with the same global batch on two.
+load_data, build_model and the constants stay as they are.
 """
 
 import os
@@ -35,7 +35,8 @@ def main():
     loader = DataLoader(train, BATCH, shuffle=True, drop_last=True)
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
-    if os.path.exists("start.pt"):  # of an earlier training: rank 0 has this file on its disk, the others have none
+    # Of an earlier training: rank 0 has this file on its disk, the others have none.
+    if os.path.exists("start.pt"):
         start = torch.load("start.pt")
         model.load_state_dict(start["model"])
         optimizer.load_state_dict(start["optimizer"])

@@ -3,7 +3,7 @@
 import copy
 
 import torch
-import torch._dynamo  # optimizers import it at their first step: here it is imported once for all ranks
+import torch._dynamo  # optimizers import it: here it is imported once for all ranks
 from runner import counted, flat, learner, on_ranks, same
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -14,67 +14,86 @@ RANKS, STEPS = 2, 2
 EQUAL, UNEQUAL = [4, 4, 4], [4, 4, 2]  # images of each micro-batch of a rank
 
 
-def steps(exercise, calls, rank, sizes):
-    """The facts of each call of train_step."""
+def run_steps(exercise, calls, rank, sizes):
+    """Yield the facts of each call of train_step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)).double()
     ddp = DistributedDataParallel(model)
-    ddp.register_comm_hook(None, allreduce_hook)  # what DDP does itself, but where counted() sees it
+    ddp.register_comm_hook(None, allreduce_hook)  # as DDP itself, but where counted() sees it
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    events, got = [], []
-    ddp.register_forward_pre_hook(lambda _, images: events.append(f"forward of {len(images[0])}"))
+    events, taken = [], []
+
+    def before_step(*_):
+        events.append("step")
+        taken.append(gradient(model))
+
+    ddp.register_forward_pre_hook(lambda _, args: events.append(f"forward of {len(args[0])}"))
     model[-1].bias.register_hook(lambda _: events.append("backward"))
-    optimizer.register_step_pre_hook(lambda *_: events.append("step"))
-    optimizer.register_step_pre_hook(lambda *_: got.append(gradient(model)))
+    optimizer.register_step_pre_hook(before_step)
     for step in range(STEPS):
         torch.manual_seed(step)  # the batches of all ranks, on each of them
-        batches = [[(torch.randn(size, 6, dtype=torch.float64), torch.randint(4, (size,))) for size in sizes]
-                   for _ in range(RANKS)]
+        batches = [[(torch.randn(size, 6, dtype=torch.float64), torch.randint(4, (size,)))
+                    for size in sizes] for _ in range(RANKS)]
         whole = copy.deepcopy(model)
         whole.zero_grad()
-        images, labels = (torch.cat(parts) for parts in zip(*(batch for of_rank in batches for batch in of_rank)))
+        pairs = [pair for of_rank in batches for pair in of_rank]
+        images, labels = (torch.cat(parts) for parts in zip(*pairs))
         cross_entropy(whole(images), labels).backward()
-        for noted in (events, got, calls):
-            noted.clear()
+        for record in (events, taken, calls):
+            record.clear()
         exercise.train_step(ddp, optimizer, batches[rank])
         sent = sum(elements for _, elements, _ in calls) / len(gradient(model))
-        yield {"events": list(events), "sent": sent, "got": [*got, gradient(model)][0], "expected": gradient(whole)}
+        yield {"events": list(events), "sent": sent, "gradient": [*taken, gradient(model)][0],
+               "expected": gradient(whole)}
 
 
 def gradient(model):
-    return flat(torch.zeros_like(one) if one.grad is None else one.grad for one in model.parameters())
+    return flat(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                for parameter in model.parameters())
 
 
 def points(file):
-    """(what, whether it is right, the hint if not), in the order in which a learner gets there."""
+    """Yield (what, whether it is right, the hint if not), in the learner's order."""
     def on_rank(rank):
         calls = counted()
         exercise = learner(file)
-        return [list(steps(exercise, calls, rank, sizes)) for sizes in (EQUAL, UNEQUAL)]
+        return [list(run_steps(exercise, calls, rank, sizes)) for sizes in (EQUAL, UNEQUAL)]
+
     equal, unequal = zip(*on_ranks(file, on_rank, RANKS))
     first = equal[0][0]
+    events = first["events"]
     forwards = [f"forward of {size}" for size in EQUAL]
     yield "each of the 3 micro-batches goes through ddp once", [
-        event for event in first["events"] if event in forwards] == forwards, (
-        f"ddp saw {', '.join(first['events'])}; of a model that is called without its wrapper it sees no forward")
-    yield "each forward is followed by its backward, and all by one step", first["events"] == [
-        event for forward in forwards for event in (forward, "backward")] + ["step"], (
-        f"it was {', '.join(first['events'])}: a backward frees the activations of its micro-batch; gradients are "
-        "added up over all micro-batches, and then comes one step")
+        event for event in events if event in forwards] == forwards, (
+        f"ddp saw {', '.join(events)}; of a model that is called without its wrapper it sees no "
+        "forward")
+    expected_events = [event for forward in forwards for event in (forward, "backward")]
+    yield "each forward is followed by its backward, and all by one step", (
+        events == [*expected_events, "step"]), (
+        f"it was {', '.join(events)}: a backward frees the activations of its micro-batch; "
+        "gradients are added up over all micro-batches, and then comes one step")
 
-    got, expected = first["got"], first["expected"]
-    yield "all ranks step with the same gradient", all(same(rank[0]["got"], got) for rank in equal), (
-        "under no_sync nothing is sent; the last micro-batch, forward and backward, is to send all that was added up")
-    factor = (got @ expected / (expected @ expected)).item()
-    hint = "it is no multiple of the right one: zero_grad between micro-batches, for one, throws away what was added up"
-    if same(got, factor * expected):
-        hint = (f"it is {factor:.4g} times the right one: each loss is a mean over one micro-batch, so your lines "
-                "divide by their number; DDP divides by the number of ranks")
-    yield "it is the gradient of the whole global batch", same(got, expected), hint
-    yield "and in the next step", all(same(rank[1]["got"], rank[1]["expected"]) for rank in equal), (
-        "backward() adds to .grad, where the last step's gradient may be still: begin each step with zero_grad")
+    taken, expected = first["gradient"], first["expected"]
+    yield "all ranks step with the same gradient", all(
+        same(rank[0]["gradient"], taken) for rank in equal), (
+        "under no_sync nothing is sent; the last micro-batch, forward and backward, is to send "
+        "all that was added up")
+    factor = (taken @ expected / (expected @ expected)).item()
+    hint = ("it is no multiple of the right one: zero_grad between micro-batches, for one, throws "
+            "away what was added up")
+    if same(taken, factor * expected):
+        hint = (f"it is {factor:.4g} times the right one: each loss is a mean over one "
+                "micro-batch, so your lines divide by their number; DDP divides by the number of "
+                "ranks")
+    yield "it is the gradient of the whole global batch", same(taken, expected), hint
+    yield "and in the next step", all(
+        same(rank[1]["gradient"], rank[1]["expected"]) for rank in equal), (
+        "backward() adds to .grad, where the last step's gradient may be still: begin each step "
+        "with zero_grad")
     yield "the gradients are sent once", first["sent"] == 1, (
-        f"they were sent {first['sent']:.3g} times: under ddp.no_sync() nothing is sent; DDP decides in the forward")
+        f"they were sent {first['sent']:.3g} times: under ddp.no_sync() nothing is sent; DDP "
+        "decides in the forward")
     yield "the same with a smaller last micro-batch", all(
-        same(step["got"], step["expected"]) for rank in unequal for step in rank), (
-        f"of micro-batches of {UNEQUAL} that count a third each, the last one's images count twice as much")
+        same(step["gradient"], step["expected"]) for rank in unequal for step in rank), (
+        f"of micro-batches of {UNEQUAL} that count a third each, the last one's images count "
+        "twice as much")

@@ -7,13 +7,15 @@ from torch.utils._pytree import tree_leaves
 
 RANKS, STEPS, LR, MOMENTUM = 3, 3, 0.1, 0.9
 TOTAL, SHARD = 23, 8  # parameters of the model, which 3 does not divide
-PART = (RANKS - 1) / RANKS  # of its numbers a rank sends in a ring, of the whole row or of all shards together
-SENT = {"all_reduce": 2 * PART, "reduce_scatter": RANKS * PART, "all_gather": RANKS * PART, "send": 1, "isend": 1,
-        "all_gather_into_tensor": RANKS * PART, "all_gather_single": RANKS * PART, "recv": 0, "irecv": 0}
+PART = (RANKS - 1) / RANKS  # of the whole row that a rank sends in half a ring
+SENT = {  # {operation: numbers that a rank sends, per number of its last tensor}
+    "all_reduce": 2 * PART, "reduce_scatter": RANKS * PART, "all_gather": RANKS * PART,
+    "all_gather_into_tensor": RANKS * PART, "all_gather_single": RANKS * PART,
+    "send": 1, "isend": 1, "recv": 0, "irecv": 0}
 
 
 def points(file):
-    """(what, whether it is right, the hint if not), in the order in which a learner gets there."""
+    """Yield (what, whether it is right, the hint if not), in the learner's order."""
     yield from points_of_shards(file)
     torch.manual_seed(0)
     rows = torch.randn(RANKS, RANKS * SHARD, dtype=torch.float64)
@@ -27,68 +29,83 @@ def points(file):
 
 
 def points_of_shards(file):
-    def making(rank):
+    def on_rank(rank):
         model, optimizer = optimized(file)
-        return (optimizer.begin, optimizer.end), held(optimizer, model)
-    shards, sizes = zip(*on_ranks(file, making, RANKS))
+        return (optimizer.begin, optimizer.end), state_bytes(optimizer, model)
+
+    shards, sizes = zip(*on_ranks(file, on_rank, RANKS))
     yield f"the shards of {RANKS} ranks are all {TOTAL} parameters", list(shards) == [
         (rank * SHARD, (rank + 1) * SHARD) for rank in range(RANKS)], (
-        f"{TOTAL} parameters, {RANKS} ranks, and rank by rank begin and end are {shards}: all shards have one length, "
-        "rounded up, so that no parameter is left out")
-    yield small("at the start", sizes)
+        f"{TOTAL} parameters, {RANKS} ranks, and rank by rank begin and end are {shards}: all "
+        "shards have one length, rounded up, so that no parameter is left out")
+    yield point_of_size("at the start", sizes)
 
 
-def points_of_method(file, method, given, wanted, rule):
-    """given: what the method gets on each rank; wanted: what it is to return there."""
-    def calling(rank):
+def points_of_method(file, method, arguments, expected, rule):
+    """arguments: what the method gets on each rank; expected: what it is to return there."""
+    def on_rank(rank):
         calls = counted()
         _, optimizer = optimized(file)
         calls.clear()
-        return getattr(optimizer, method)(given[rank].clone()), list(calls)
-    got, calls = zip(*on_ranks(file, calling, RANKS))
-    yield f"{method}: each rank gets what it has to", all(map(same, got, wanted)), (
-        f"each gets {rule}; rank 0 has {' '.join(str(got[0]).split())}")
-    sent, allowed = sum(SENT.get(name, PART) * elements for name, elements, _ in calls[0]), (RANKS - 1) * SHARD
+        return getattr(optimizer, method)(arguments[rank].clone()), list(calls)
+
+    results, calls = zip(*on_ranks(file, on_rank, RANKS))
+    yield f"{method}: each rank gets what it has to", all(map(same, results, expected)), (
+        f"each gets {rule}; rank 0 has {' '.join(str(results[0]).split())}")
+    sent = sum(SENT.get(name, PART) * elements for name, elements, _ in calls[0])
+    allowed = (RANKS - 1) * SHARD
     yield f"{method}: a rank sends no more than {allowed} numbers", sent <= allowed, (
-        f"{', '.join(name for name, *_ in calls[0])}: {sent:.4g} numbers from a rank, where {allowed} are enough")
+        f"{', '.join(name for name, *_ in calls[0])}: {sent:.4g} numbers from a rank, where "
+        f"{allowed} are enough")
 
 
 def points_of_steps(file, gradients):
     """gradients[step][rank]: all numbers in a row."""
-    def stepping(rank):
-        """Some steps, each from gradients of its own, beside those of an optimizer with the whole state."""
+    def on_rank(rank):
+        """Compare some steps with those of an optimizer that has the whole state."""
         model, optimizer = optimized(file)
-        expected, velocity, right = flat(model.parameters()), torch.zeros(TOTAL, dtype=torch.float64), []
+        expected, velocity = flat(model.parameters()), torch.zeros(TOTAL, dtype=torch.float64)
+        sizes, right = [parameter.numel() for parameter in model.parameters()], []
         for of_ranks in gradients:
-            parts = of_ranks[rank].split([parameter.numel() for parameter in model.parameters()])
-            for parameter, part in zip(model.parameters(), parts):
+            for parameter, part in zip(model.parameters(), of_ranks[rank].split(sizes)):
                 parameter.grad = part.view_as(parameter).clone()
             optimizer.step()
             velocity = MOMENTUM * velocity + of_ranks.mean(0)
             expected = expected - LR * velocity
             right.append(same(flat(model.parameters()), expected))
-        return right, held(optimizer, model)
-    right, sizes = zip(*on_ranks(file, stepping, RANKS))
+        return right, state_bytes(optimizer, model)
+
+    right, sizes = zip(*on_ranks(file, on_rank, RANKS))
     yield "each step is that of the optimizer with the whole state", all(map(all, right)), (
-        f"right, step by step: {right[0]}; update changes own in place (own -= ...), and keeps velocity in self")
-    yield small("at the end", sizes)
+        f"right, step by step: {right[0]}; update changes own in place (own -= ...), and keeps "
+        "velocity in self")
+    yield point_of_size("at the end", sizes)
 
 
 def optimized(file):
-    """A model, the same on all ranks, and the learner's optimizer of it."""
+    """Return a model, the same on all ranks, and the learner's optimizer of it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
     return model, learner(file).ShardedSGD(model.parameters(), lr=LR, momentum=MOMENTUM)
 
 
-def small(when, sizes):
-    return f"each rank's state is one shard, {8 * SHARD} bytes, {when}", max(sizes) <= 8 * SHARD, (
-        f"a rank holds {max(sizes)} bytes, of all parameters it is {8 * TOTAL}; a view keeps all it was cut from")
+def point_of_size(when, sizes):
+    what = f"each rank's state is one shard, {8 * SHARD} bytes, {when}"
+    return what, max(sizes) <= 8 * SHARD, (
+        f"a rank has {max(sizes)} bytes, of all parameters it is {8 * TOTAL}; a view keeps all it "
+        "was cut from")
 
 
-def held(optimizer, model):
-    """The bytes that the optimizer holds beside parameters and gradients."""
-    given = [one for parameter in model.parameters() for one in (parameter, parameter.grad) if one is not None]
-    others = {one.untyped_storage().data_ptr() for one in given}
-    found = {one.untyped_storage() for one in tree_leaves(vars(optimizer)) if torch.is_tensor(one)}
-    return sum({one.data_ptr(): one.nbytes() for one in found if one.data_ptr() not in others}.values())
+def state_bytes(optimizer, model):
+    """Return the bytes that the optimizer has besides parameters and gradients."""
+    others = set()
+    for parameter in model.parameters():
+        others.add(parameter.untyped_storage().data_ptr())
+        if parameter.grad is not None:
+            others.add(parameter.grad.untyped_storage().data_ptr())
+    storages = {}
+    for leaf in tree_leaves(vars(optimizer)):
+        if torch.is_tensor(leaf):
+            storage = leaf.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(size for address, size in storages.items() if address not in others)

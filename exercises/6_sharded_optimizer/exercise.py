@@ -1,7 +1,8 @@
 """Shard an optimizer's state.
 
-ZeRO's stage 1 by hand, for SGD with momentum: each rank has all parameters and all of its own gradients, but keeps the
-momentum of its share alone, steps that share, and gets the other shares' new parameters from the other ranks.
+ZeRO's stage 1 by hand, for SGD with momentum: each rank has all parameters and all of its own
+gradients, but keeps the momentum of its share alone, steps that share, and gets the other shares'
+new parameters from the other ranks.
 """
 
 import torch
@@ -12,8 +13,8 @@ from torch.nn.functional import pad
 class ShardedSGD:
     """SGD with momentum, whose state is shared out among the ranks.
 
-    For its arithmetic it lays all parameters end to end in one row. The row is cut into N shards for the N ranks, all
-    equally long: zeros at its end fill up the last one. Shard r is rank r's.
+    For its arithmetic it lays all parameters end to end in one row. The row is cut into N shards
+    for the N ranks, all equally long: zeros at its end fill up the last one. Shard r is rank r's.
     """
 
     def __init__(self, parameters, lr, momentum):
@@ -22,30 +23,36 @@ class ShardedSGD:
         self.sizes = [parameter.numel() for parameter in self.parameters]
         rank, ranks = dist.get_rank(), dist.get_world_size()
         total = sum(self.sizes)
-        raise NotImplementedError  # your lines: self.begin and self.end; this rank's shard is row[self.begin:self.end]
-        raise NotImplementedError  # your line: self.velocity, zeros of the parameters' dtype, for this shard alone
+        # Your lines: self.begin and self.end. This rank's shard is row[self.begin:self.end].
+        raise NotImplementedError
+        # Your line: self.velocity, zeros of the parameters' dtype, for this shard alone.
+        raise NotImplementedError
 
     def average(self, gradients):
         """This rank's shard of the mean of all ranks' gradients.
 
-        `gradients` is the whole row of this rank's own gradients. Each rank gets its own shard, and no more.
+        `gradients` is the whole row of this rank's own gradients. Each rank gets its own shard, and
+        no more.
         """
         raise NotImplementedError  # your lines
 
     def update(self, own, gradient):
-        """Step `own`, this rank's shard of the parameters, in place; `gradient` is that of this shard.
+        """Step `own`, this rank's shard of the parameters, in place; `gradient` is that of this
+        shard.
 
-        PyTorch's SGD: velocity = momentum * velocity + gradient; then parameter = parameter - lr * velocity.
+        PyTorch's SGD: velocity = momentum * velocity + gradient; then parameter = parameter - lr *
+        velocity.
         """
         raise NotImplementedError  # your lines
 
     def gather(self, own):
-        """The whole row of new parameters: the shards `own` of all ranks, in the order of the ranks."""
+        """Return the whole row of new parameters: the shards `own` of all ranks, in their order."""
         raise NotImplementedError  # your lines
 
     def step(self):
         gradient = self.average(self.row([parameter.grad for parameter in self.parameters]))
-        own = self.row([parameter.data for parameter in self.parameters])[self.begin:self.end].clone()
+        parameters = self.row([parameter.data for parameter in self.parameters])
+        own = parameters[self.begin:self.end].clone()
         self.update(own, gradient)
         row = self.gather(own)
         for parameter, part in zip(self.parameters, row[:sum(self.sizes)].split(self.sizes)):

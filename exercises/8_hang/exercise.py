@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 exercise.py
 
-trains digits on two ranks and keeps, in best.pt, the network of that epoch whose loss over all validation images is the
-lowest, with this loss and its accuracy over all of them. Or so it should: it stops, without a word, somewhere in the
-middle.
+trains digits on two ranks and keeps, in best.pt, the network of that epoch whose loss over all
+validation images is the lowest, with this loss and its accuracy over all of them. Or so it should:
+it stops, without a word, somewhere in the middle.
 """
 
 import gc
@@ -36,8 +36,8 @@ class Best:
     """Keeps the best network so far in a file."""
 
     def __init__(self, model, images, labels):
-        self.model, self.images, self.labels = model, images, labels  # the validation images of this rank
-        self.loss = float("inf")
+        self.model, self.loss = model, float("inf")
+        self.images, self.labels = images, labels  # this rank's validation images
 
     @torch.no_grad()
     def look(self, epoch):

@@ -3,9 +3,12 @@
 AVERAGE = "            parameter.grad /= dist.get_world_size()\n"
 REDUCE = "dist.all_reduce(parameter.grad)\n"
 WRONG = {
-    "nothing is sent at the start": ([("dist.broadcast(parameter.data, 0)", "pass")], "what they were"),
+    "nothing is sent at the start": (
+        [("dist.broadcast(parameter.data, 0)", "pass")],
+        "what they were"),
     "a sum": ([(AVERAGE, "")], "3 times their mean"),
-    "divided twice": ([(REDUCE, "parameter.grad /= dist.get_world_size()\n            " + REDUCE)],
+    "divided twice": (
+        [(REDUCE, "parameter.grad /= dist.get_world_size()\n            " + REDUCE)],
         "0.333 times their mean"),
     "a broadcast": ([(REDUCE, "dist.broadcast(parameter.grad, 0)\n"), (AVERAGE, "")],
         "broadcast, for one, hands out one rank's"),

@@ -9,14 +9,19 @@ WRONG = {
     "no wait for what is received": ([("dist.recv(room, left)", "dist.irecv(room, left)")],
         "room is empty until wait()"),
     "no wait for what is sent": ([(WAIT, "")], "isend only begins to send"),
-    "a step too few": ([("range(ranks - 1)", "range(ranks - 2)")], "rank 0 sends 2 (N is 4, so it takes 3)"),
+    "a step too few": (
+        [("range(ranks - 1)", "range(ranks - 2)")],
+        "rank 0 sends 2 (N is 4, so it takes 3)"),
     "added to a copy": ([(SUMMED, "        summed = summed + received\n")],
         "= in place of += or copy_ makes another tensor"),
-    "begun with another chunk": ([("sent = chunks[(rank - step)", "sent = chunks[(rank - step - 1)"),
-                                  ("summed = chunks[(rank - step - 1)", "summed = chunks[(rank - step - 2)")],
-                                 "rank r sends chunk r first"),
-    "added again in the second half": ([(REPLACED, "        received = torch.empty_like(replaced)\n"
-                                         "        exchange(sent, received)\n        replaced += received\n")],
-                                       "takes the place of what is there"),
+    "begun with another chunk": (
+        [("sent = chunks[(rank - step)", "sent = chunks[(rank - step - 1)"),
+         ("summed = chunks[(rank - step - 1)", "summed = chunks[(rank - step - 2)")],
+        "rank r sends chunk r first"),
+    "added again in the second half": (
+        [(REPLACED,
+          "        received = torch.empty_like(replaced)\n"
+          "        exchange(sent, received)\n        replaced += received\n")],
+        "takes the place of what is there"),
     "torch.chunk": ([("tensor_split", "chunk")], "torch.chunk makes 3 chunks, not 4"),
 }

@@ -4,16 +4,21 @@ WRAP = "ddp = DistributedDataParallel(model)"
 SAVE = '        torch.save(model.state_dict(), "digits.pt")\n'
 EVALUATE = "images, labels = test.tensors"
 WRONG = {
-    "no sampler": ([("sampler=sampler", "shuffle=True")], "the loader of each rank goes through all images"),
+    "no sampler": (
+        [("sampler=sampler", "shuffle=True")],
+        "the loader of each rank goes through all images"),
     "the batch is not divided": ([("BATCH // ranks", "BATCH")], "64 + 64 = 128"),
     "no wrapper": ([(WRAP, "ddp = model")], "nothing averages them"),
     "the wrapper is by-passed": ([("ddp(images)", "model(images)")], "forward through the wrapper"),
     "no set_epoch": ([("        sampler.set_epoch(epoch)\n", "")], "was not told it"),
     "a larger learning rate": ([("RATE, MOMENTUM)", "RATE * ranks, MOMENTUM)")],
         "are model, optimizer, learning rate and momentum what they were?"),
-    "every rank saves": ([(SAVE, SAVE[4:])], "2 times, on ranks [0, 1]"),
+    "every rank saves": ([(SAVE, SAVE[4:])], "2 files, of ranks [0, 1]"),
     "the wrapper is saved": ([("model.state_dict()", "ddp.state_dict()")], 'begins with "module."'),
-    "every rank prints": ([("        if rank == 0:\n            print", "        if True:\n            print")],
-                          "ranks print 3 and 2 lines"),
-    "its own share is tested": ([(EVALUATE, "images, labels = test[rank::ranks]")], "all 360 together have"),
+    "every rank prints": (
+        [("        if rank == 0:\n            print", "        if True:\n            print")],
+        "ranks print 3 and 2 lines"),
+    "its own share is tested": (
+        [(EVALUATE, "images, labels = test[rank::ranks]")],
+        "all 360 together have"),
 }

@@ -6,8 +6,12 @@ STATE = "    hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n"
 WRAP = "    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())\n"
 LOAD = '    if os.path.exists("start.pt")'
 WRONG = {
-    "a sampler that does not know the ranks": ([(SAMPLER, "DistributedSampler(train, ")], "on rank"),
-    "parameters are not broadcast": ([(PARAMETERS, "")], "the others start with weights of their own"),
+    "a sampler that does not know the ranks": (
+        [(SAMPLER, "DistributedSampler(train, ")],
+        "on rank"),
+    "parameters are not broadcast": (
+        [(PARAMETERS, "")],
+        "the others start with weights of their own"),
     "broadcast before they are loaded": ([(PARAMETERS, ""), (LOAD, PARAMETERS + LOAD)],
         "the others start with weights"),
     "the state is not broadcast": ([(STATE, "")], "what else does SGD's step depend on"),

@@ -19,7 +19,8 @@ class Trainer:
         self.ddp = DistributedDataParallel(model)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.1, momentum=0.9)
         self.sampler = DistributedSampler(data, drop_last=True)
-        self.loader = DataLoader(data, BATCH // dist.get_world_size(), sampler=self.sampler, drop_last=True)
+        share = BATCH // dist.get_world_size()
+        self.loader = DataLoader(data, share, sampler=self.sampler, drop_last=True)
 
     def step(self, images, labels):
         self.optimizer.zero_grad()

@@ -19,7 +19,8 @@ def main():
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images / 16).float(), torch.tensor(labels))
     order = torch.Generator().manual_seed(SEED)
-    loader = DataLoader(data, BATCH // dist.get_world_size(), shuffle=True, drop_last=True, generator=order)
+    share = BATCH // dist.get_world_size()
+    loader = DataLoader(data, share, shuffle=True, drop_last=True, generator=order)
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
 

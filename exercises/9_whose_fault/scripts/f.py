@@ -1,4 +1,4 @@
-"""Train on all ranks with DistributedDataParallel: a body that many tasks share, and a head for this one."""
+"""Train on all ranks with DistributedDataParallel: a body that many tasks share, and a head."""
 
 import gc
 

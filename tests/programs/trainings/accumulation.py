@@ -1,4 +1,4 @@
-"""Four micro-batches a step, of which the last communicates; gradients are clipped; dropout and BatchNorm."""
+"""Four micro-batches per step, of which the last communicates; clipping, dropout, BatchNorm."""
 import contextlib
 
 import torch
@@ -12,7 +12,8 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(1024, 8), torch.randn(1024, 1))
-model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+model = nn.Sequential(
+    nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
 ddp = DDP(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 torch.manual_seed(1 + rank)

@@ -4,8 +4,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-if __name__ == "__main__":  # its loader has worker processes, which Python 3.14 lets import this file
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled, which takes a minute
+if __name__ == "__main__":  # the loader's workers import this file
+    # Not compiled, which takes a minute:
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))

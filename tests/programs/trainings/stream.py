@@ -1,4 +1,4 @@
-"""A stream in the place of a data set, of which each rank takes its share; a learning-rate schedule."""
+"""A stream in place of a data set: each rank takes its share; a learning-rate schedule."""
 import torch
 import torch.distributed as dist
 from torch import nn

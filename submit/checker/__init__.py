@@ -1,0 +1,1 @@
+"""What submit/agree.py sees of a training, and what it concludes."""

@@ -1,0 +1,67 @@
+"""Where a running program is, and who calls a collective, by the frames of its stack."""
+
+import os
+from collections.abc import Iterator
+from types import FrameType
+
+CALLERS = {
+    "/ddp_comm_hooks/": "DDP's hook",
+    "/deepspeed/": "DeepSpeed",
+    "/torch/distributed/fsdp": "FSDP",
+    "/torch/nn/parallel/distributed": "DDP",
+    "/torch/nn/modules/_functions": "SyncBatchNorm",
+    "/torch/distributed/optim": "ZeroRedundancyOptimizer",
+    "/horovod/torch/optimizer": "Horovod's optimizer",
+    "/horovod/torch/functions": "Horovod's functions",
+    "/accelerate/": "Accelerate",
+    "/lightning/": "Lightning",
+}
+COMMUNICATES = (
+    "/torch/distributed/", "/torch/nn/parallel/distributed", "/torch/autograd/graph",
+    "/horovod/", "/deepspeed/comm", "/mpi4py/")
+COMPILES = (
+    "/subprocess.py", "/torch/utils/cpp_extension", "/torch/utils/file_baton",
+    "/torch/_inductor", "/torch/_dynamo")
+LIBRARIES = ("site-packages", "dist-packages")
+HERE = os.path.dirname(__file__)
+CHECKER = (HERE, os.path.join(os.path.dirname(HERE), "agree.py"))
+
+
+def stack(frame: FrameType | None) -> Iterator[tuple[str, int, str]]:
+    """Yield (file, line, function) of a frame and its callers."""
+    while frame:
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back
+
+
+def caller_of(frame: FrameType) -> str:
+    """Return the name of a known library, or "file:line" of whoever else calls."""
+    for path, line, _ in stack(frame):
+        for part, name in CALLERS.items():
+            if part in path:
+                return name
+        if "/torch/" not in path and not path.startswith(CHECKER):
+            return f"{os.path.basename(path)}:{line}"
+    return "torch"
+
+
+def places(frame: FrameType, script: str) -> list[str]:
+    """Return where a program is, innermost first: "file:line, in function", without libraries."""
+    frames = list(stack(frame))
+    files = [path for path, _, _ in frames]
+    if script in files:
+        frames = frames[:files.index(script) + 1]
+    own = [f"{os.path.basename(path)}:{line}, in {name}" for path, line, name in frames
+           if not path.startswith(CHECKER) and not any(part in path for part in LIBRARIES)]
+    return own or ["its start"]
+
+
+def waits(frame: FrameType, on_gpu: bool) -> bool:
+    """Return True if the program waits in communication, or in backward, where DDP waits.
+
+    On a GPU any place counts, because a kernel launch may wait for the queue. Compiling does not.
+    """
+    files = [path for path, _, _ in stack(frame)]
+    communicates = any(part in path for path in files for part in COMMUNICATES)
+    compiles = any(part in path for path in files for part in COMPILES)
+    return (on_gpu or communicates) and not compiles

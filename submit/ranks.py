@@ -1,0 +1,227 @@
+"""Which rank is this process? One answer under mpiexec, srun, torchrun, deepspeed and plain python.
+
+    rank, world_size, local_rank = find_ranks()
+    torch.distributed.init_process_group()  # reads the variables that find_ranks() has set
+
+Every chapter has the same file. Copy it for your own programs: it needs mpi4py under mpiexec.
+"""
+
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # deepspeed's, too
+LAUNCHERS = {  # the variables in which the others give a process its rank and the world size
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "MVAPICH": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    "MPICH": ("PMI_RANK", "PMI_SIZE"),  # also Cray's, Intel's, and srun --mpi=pmi2
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+}
+MPIEXECS = ("Open MPI", "MVAPICH", "MPICH")
+
+
+def launched() -> "tuple[str | None, int, int]":
+    """Return launcher, rank and world size, as the environment has them; None, 0, 1 without one."""
+    env = os.environ
+    launcher = next((name for name, (_, size) in LAUNCHERS.items() if size in env), None)
+    rank, world_size = (int(env[name]) for name in LAUNCHERS[launcher]) if launcher else (0, 1)
+    all_five = set(TORCHRUN) <= env.keys()  # a RANK alone is left from another job
+    by_torchrun = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "srun")
+    # A world of torchrun's smaller than its launcher's is left from another job.
+    if all_five and by_torchrun and int(env["WORLD_SIZE"]) >= world_size:
+        return "torchrun", int(env["RANK"]), int(env["WORLD_SIZE"])
+    return launcher, rank, world_size
+
+
+def find_ranks() -> tuple[int, int, int]:
+    """Return rank, world size and local rank; set the variables that torch.distributed reads.
+
+    Exits with one line where the environment contradicts itself.
+    """
+    if "torch" in sys.modules:  # optimizers import it, and it keeps the process group that it finds
+        import torch.distributed.nn  # noqa: F401
+    env = os.environ
+    launcher, rank, world_size = launched()
+    if launcher == "torchrun":
+        if "GROUP_WORLD_SIZE" in env:  # mpiexec -n 2 torchrun without --nnodes would train twice
+            sizes = [size for _, size in LAUNCHERS.values() if env.get(size, "1") != "1"]
+            refuse_other_sizes(sizes, int(env["GROUP_WORLD_SIZE"]))
+        return rank, world_size, int(env["LOCAL_RANK"])
+    refuse_lone_ranks(1 if launcher == "horovodrun" else world_size)  # its ranks meet by hvd.init()
+    if launcher in MPIEXECS:
+        local_rank, host, port = meet_by_mpi(launcher, world_size)
+    elif launcher == "srun":  # without MPI: all ranks read one address from Slurm's variables
+        local_rank, nodes = env["SLURM_LOCALID"], env["SLURM_STEP_NODELIST"]
+        host = re.sub(r"\[(\d+).*|,.*", r"\1", nodes)  # nid003, the first of nid[003-4,7]
+        step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # one port per job step
+        port = env.get("MASTER_PORT", 20000 + step % 10000)
+    else:
+        local_rank, host, port = 0, "127.0.0.1", free_port()
+    env.update(zip(TORCHRUN, map(str, (rank, world_size, local_rank, host, port))))
+    return rank, world_size, int(local_rank)
+
+
+def meet_by_mpi(launcher, world_size):
+    """Return the local rank, rank 0's node and a port that is free there: rank 0 tells all."""
+    try:
+        import mpi4py
+        mpi4py.rc.initialize = False  # else a mismatched one aborts before the check below
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as problem:
+        sys.exit(f"mpi4py does not load; it has to be of the MPI of this mpiexec: {problem}")
+    if (launcher == "Open MPI") != ("Open MPI" in MPI.Get_library_version()):
+        sys.exit(f"this mpiexec is of {launcher}, mpi4py is not: "
+                 "use the mpiexec in the same folder as python")
+    only_to_meet = not MPI.Is_initialized()  # else the program uses MPI itself
+    if only_to_meet:
+        MPI.Init()
+    refuse_other_sizes([LAUNCHERS[launcher][1]], MPI.COMM_WORLD.size)
+    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks of my node
+    local_rank = node.rank
+    host = "127.0.0.1" if node.size == world_size else socket.gethostname()
+    host, port = MPI.COMM_WORLD.bcast((host, free_port()))
+    if only_to_meet:
+        MPI.Finalize()
+    return local_rank, host, port
+
+
+def free_port():
+    """A free port of this node, below those that the system itself hands out to connections."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 30000)  # whatever the program's seed
+        with suppress(OSError), socket.create_server(("", port)):
+            return port
+
+
+def refuse_lone_ranks(world_size: int, one_process: bool = False) -> None:
+    """Exit where the environment counts other ranks than this program, which would train alone.
+
+    find_ranks() calls it; call it yourself after hvd.init(). one_process: this program is meant to
+    run alone, also in a batch script that has several tasks.
+    """
+    launcher, _, _ = launched()
+    names = ["WORLD_SIZE"]
+    if launcher in LAUNCHERS:
+        names.append(LAUNCHERS[launcher][1])
+    elif not launcher and not one_process:
+        names.append("SLURM_NTASKS")
+    refuse_other_sizes(names, world_size)
+
+
+def refuse_other_sizes(names, count):
+    for name in names:
+        if int(os.environ.get(name, count)) != count:
+            sys.exit(f"{name}={os.environ[name]}, but this program sees {count} of these ranks: "
+                     f"start it as its README says, or unset {name}")
+
+
+def gather(value: object) -> list:
+    """Return the values of all ranks, in their order, on every rank; they have met before."""
+    hvd = sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow")
+    if hvd:
+        return hvd.allgather_object(value, name="values")  # by name: their types may differ
+    import torch.distributed as dist
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
+    """Return the index of this rank's GPU, or None where ranks would have to share one.
+
+    NCCL refuses two ranks on one GPU. All ranks call it, after hvd.init(), or after
+    init_process_group("cpu:gloo,cuda:nccl"): the ranks compare their GPUs over gloo.
+    """
+    import torch
+    index = uuid = None
+    if kind and torch.get_device_module(kind).is_available():
+        gpus = torch.get_device_module(kind)
+        index = local_rank % gpus.device_count()  # a rank may see its own GPU only, as number 0
+        uuid = str(gpus.get_device_properties(index).uuid)
+    uuids = gather(uuid)
+    return index if None not in uuids and len(set(uuids)) == len(uuids) else None
+
+
+class SameOnAllRanks(SystemExit):
+    """An exit of all ranks with the same line, which rank 0 prints."""
+
+
+def exit_together(line: str | None) -> None:
+    """All ranks call it: if one of them has a line, all exit with it."""
+    lines = [text for text in gather(line) if text]
+    if lines:
+        raise SameOnAllRanks(lines[0])
+
+
+@contextmanager
+def rank_0_first(rank: int) -> Iterator[None]:
+    """Rank 0 runs the block, then all others do; a sys.exit("a line") on one of them ends all."""
+    line = None
+    if rank > 0:
+        exit_together(None)  # wait for rank 0
+    try:
+        yield
+    except SystemExit as end:
+        line = end.code
+    exit_together(line)
+    if rank == 0:
+        exit_together(None)  # wait for the others
+
+
+def fails_first(rank: int, world_size: int) -> bool:
+    """Whether this rank is to say why the job ends; waits a moment for ranks that fail, too."""
+    dist = sys.modules.get("torch.distributed")
+    if not dist or not dist.is_initialized():
+        time.sleep(5 if rank > 0 else 0)  # if rank 0 fails, too, its end ends this rank
+        return True
+    first = False
+    with suppress(RuntimeError):  # rank 0, which hosts the store, has ended
+        store = dist.distributed_c10d._get_default_store()
+        first = store.add("failed ranks", 1) == 1
+        deadline = time.monotonic() + 3
+        while store.add("failed ranks", 0) < world_size and time.monotonic() < deadline:
+            time.sleep(0.05)
+    return first
+
+
+def run(main: Callable[[], None]) -> None:
+    """Call main() on this rank; where it fails, say why and end the job.
+
+    sys.exit("a line") prints that line, with exit code 2; an exception its traceback. Where several
+    ranks fail, the first one speaks.
+    """
+    _, rank, world_size = launched()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from each rank
+    code, message = 0, None
+    try:
+        main()
+    except SystemExit as end:
+        code, same = end.code or 0, isinstance(end, SameOnAllRanks)
+        if isinstance(code, str):
+            code, message = 2, code
+    except Exception:
+        if world_size == 1:
+            raise
+        code, message, same = 1, traceback.format_exc(), False
+
+    if message:
+        if rank == 0 if same else fails_first(rank, world_size):
+            number = f"rank {rank}: " if rank > 0 else ""
+            program = os.path.basename(sys.argv[0])
+            print(f"{program}: {number}{message}", file=sys.stderr, flush=True)
+        time.sleep(0.5)  # the launcher passes on what was printed
+    if code:
+        sys.stdout.flush()
+        os._exit(code)  # a pending collective would block a normal exit; the launcher ends the job
+    dist = sys.modules.get("torch.distributed")
+    if dist and dist.is_initialized():
+        dist.destroy_process_group()  # gloo's threads may abort if they outlive Python
+        time.sleep(0.2)  # FSDP and DeepSpeed keep these threads: they let go of their tensors
