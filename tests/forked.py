@@ -50,13 +50,29 @@ def rank_main(words, cwd, env, out, err):
     runpy.run_path(words[0], run_name="__main__")
 
 
-def launchers_variables(ranks):
-    """Return what torchrun sets for each rank; a single one has no launcher."""
-    if ranks == 1:
-        return [{}]
+def torchruns_variables(ranks):
+    """Return what torchrun sets for each rank."""
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "forked"}
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def horovodruns_variables(ranks, stack):
+    """Return what horovodrun --gloo sets for each rank; the ranks' server ends with the stack."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer()
+    port = server.start()
+    stack.callback(server.stop)
+    slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
+    server.init(slots)
+    common = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
+              "HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+              "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+    names = ("hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    return [common | {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}
+            for slot in slots]
 
 
 def wait(processes, timeout):
@@ -76,27 +92,35 @@ def wait(processes, timeout):
 
 
 def run(words, ranks, env, timeout=300, cwd=None):
-    """Run `python WORDS` on so many ranks. A hang fails the test.
+    """Run `python WORDS` on so many ranks; a single one has no launcher's variables.
 
-    Return the worst code, and what they printed. Horovod's and TensorFlow's ranks are not forked,
-    but started by mpiexec.
+    Return the worst code, and what they printed; a hang fails the test. TensorFlow's ranks are not
+    forked, but started by mpiexec.
     """
     words, cwd = [str(word) for word in words], str(cwd or Path.cwd())
     programs = [Path(word) for word in words if word.endswith(".py")]
     text = "".join(path.read_text() for path in programs if path.parent != PROGRAMS)
-    if "import horovod" in text or "import tensorflow" in text:
+    if "import tensorflow" in text:
         mpiexec = [Path(sys.executable).parent / "mpiexec", "-n", str(ranks)] if ranks > 1 else []
         done = subprocess.run([*mpiexec, sys.executable, *words], env=env, cwd=cwd, text=True,
                               stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
         return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.syspath_prepend(env.get("PYTHONPATH") or programs[0].parent)  # the ranks inherit it
-        processes = [context.Process(target=rank_main, args=(
-            words, cwd, env | variables, f"{folder}/{rank}.out", f"{folder}/{rank}.err"))
-            for rank, variables in enumerate(launchers_variables(ranks))]
-        for process in processes:
-            process.start()
+        variables = [{}]
+        if ranks > 1 and "import horovod" in text:
+            variables = horovodruns_variables(ranks, stack)
+        elif ranks > 1:
+            variables = torchruns_variables(ranks)
+        processes = []
+        for rank in range(ranks):
+            files = f"{folder}/{rank}.out", f"{folder}/{rank}.err"
+            arguments = words, cwd, env | variables[rank], *files
+            processes.append(context.Process(target=rank_main, args=arguments))
+            processes[-1].start()
         in_time = wait(processes, timeout)
         out, err = ("".join(Path(folder, f"{rank}.{name}").read_text() for rank in range(ranks))
                     for name in ("out", "err"))
