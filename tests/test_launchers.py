@@ -128,7 +128,7 @@ def test_slurm_s_first_node_is_the_address_and_each_job_step_has_a_port(clean_en
 
 
 def test_ranks_meet_though_mpi_sends_only_while_it_is_called():
-    """Over libfabric bcast returns before rank 0's message has left, and rank 0 calls MPI no more."""
+    """Over libfabric bcast returns before rank 0's message has left, and then rank 0 ends MPI."""
     done = run("03_ddp", 2, "--max-steps", 1, "--device", "cpu", "--global-batch-size", 40,
                launcher=True, timeout=100,
                env={"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi"})
@@ -142,32 +142,26 @@ def test_local_rank_picks_the_gpu_and_a_single_one_is_number_0(gpus, taken):
                                for rank, index in enumerate(taken)] == sorted(done.out.splitlines())
 
 
-SHARED = "not every rank has a GPU of its own"
+@pytest.mark.parametrize(("chapter", "gpus"), [
+    case("03_ddp", (1, "same")), case("04_deepspeed", (1, "same")), case("05_zero", (1, "same")),
+    case("05_zero/fsdp.py", (1, "same")), case("02_horovod/pytorch", (1, "same")),
+    case("02_horovod/pytorch", (4, "without")),
+    case("02_horovod/tensorflow", (1, "same"), marks=[pytest.mark.slow]),
+    case("02_horovod/tensorflow", (4, "without"), marks=[pytest.mark.slow])])
+def test_two_ranks_never_share_a_gpu(chapter, gpus, tmp_path):
+    """By default all train on the CPU, and a line says why; --device cuda is refused.
 
-
-@pytest.mark.parametrize(("chapter", "gpus", "reason"), [
-    case("03_ddp", (1, "same"), SHARED), case("04_deepspeed", (1, "same"), SHARED),
-    case("05_zero", (1, "same"), SHARED), case("05_zero/fsdp.py", (1, "same"), SHARED),
-    case("02_horovod/pytorch", (1, "same"), SHARED),
-    case("02_horovod/pytorch", (4, "without"), "Horovod is built without GPU support"),
-    case("02_horovod/tensorflow", (4, "without"), None, marks=[pytest.mark.slow])])
-def test_two_ranks_never_share_a_gpu(chapter, gpus, reason, tmp_path):
-    """By default all train on the CPU, and a line says why; --device cuda is refused."""
-    flags = "--max-steps", 1, "--results", tmp_path / "r"
-    done = run(chapter, 2, *flags, hook=["gpus.py", *gpus])
-    first = f"{reason}: all ranks train on the CPU\n" if reason else "digits: "
-    assert done.code == 0 and done.out.startswith(first), done
-    assert [result["device"] for result in lines(tmp_path / "r")] == ["cpu"]
-    done = run(chapter, 2, *flags, "--device", "cuda", hook=["gpus.py", *gpus])
-    assert done.code == 2 and len(done.err.splitlines()) == 1, done
-    message = f"{reason or 'there is no such GPU'}: start one rank per GPU, or use --device cpu"
-    assert message in done.err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--device", "cuda")])
-@pytest.mark.parametrize("chapter", [case("02_horovod/tensorflow")])
-def test_tensorflow_s_ranks_do_not_share_a_gpu_either(chapter, flags):
-    """TensorFlow could not go back to the CPU: there it is refused by default, too."""
-    done = run(chapter, 2, *flags, "--max-steps", 1, hook=["gpus.py", 1, "same"])
-    assert done.code == 2 and f"{SHARED}: start one rank per GPU" in done.err, done
+    TensorFlow could not go back to the CPU: there it is refused by default, too.
+    """
+    shared, results = gpus[1] == "same", tmp_path / "results"
+    hook, flags = ["gpus.py", *gpus], ("--max-steps", 1, "--results", results)
+    refusals = [run(chapter, 2, *flags, "--device", "cuda", hook=hook)]
+    done = run(chapter, 2, *flags, hook=hook)
+    if shared and chapter.endswith("tensorflow"):
+        refusals.append(done)
+    else:
+        assert done.code == 0 and ("all ranks train on the CPU" in done.out) == shared, done
+        assert [result["device"] for result in lines(results)] == ["cpu"]
+    for refusal in refusals:
+        assert refusal.code == 2 and len(refusal.err.splitlines()) == 1, refusal
+        assert "GPU of its own" in refusal.err and "or use --device cpu" in refusal.err

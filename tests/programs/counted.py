@@ -24,7 +24,7 @@ sums = dict.fromkeys(INPUTS, 0)
 for event in profiler.events():
     if event.name in INPUTS:
         sums[event.name] += math.prod(event.input_shapes[INPUTS[event.name]])
-# gloo has no reduce-scatter and uses an all-reduce in its place: counted once, as what it stands for
+# gloo has no reduce-scatter, and does an all-reduce in its place: that counts as what it is for.
 passed = sum(sums.values()) + sums["gloo:all_reduce"] - 2 * sums["c10d::_reduce_scatter_base_"]
 if os.environ["RANK"] == "0":
     print("elements passed:", passed)

@@ -1,4 +1,4 @@
-"""A main.py with so many more bytes than it has when it loads its data: `python roomy.py BYTES MAIN FLAG...`."""
+"""A main.py with so many more bytes than when it loads its data: `python roomy.py BYTES MAIN ...`."""
 
 import re
 import resource
@@ -11,13 +11,13 @@ import workshop  # main.py's own
 _, room, *sys.argv = sys.argv
 
 
-def load_tensors(args, original=workshop.load_tensors):
-    tensors = original(args)
+def load_data(*args, original=workshop.load_data):
+    data = original(*args)
     status = Path("/proc/self/status").read_text()
     limit = 1024 * int(re.search(r"VmData:\s+(\d+)", status)[1]) + int(room)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    return tensors
+    return data
 
 
-workshop.load_tensors = load_tensors
+workshop.load_data = load_data
 runpy.run_path(sys.argv[0], run_name="__main__")

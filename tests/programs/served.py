@@ -1,4 +1,4 @@
-"""A main.py whose data sets come from a server of the tests: `python served.py SOURCE MAIN FLAG...`.
+"""A main.py that downloads from a server of the tests: `python served.py SOURCE MAIN FLAG...`.
 
 SOURCE is a JSON file: {"url": of the server, "sums": {file: its MD5}}.
 """

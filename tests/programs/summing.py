@@ -1,4 +1,4 @@
-"""Run a program where FSDP adds gradients up and does not average: `python summing.py MAIN FLAG...`."""
+"""Run a program whose FSDP sums gradients, not averages them: `python summing.py MAIN FLAG...`."""
 
 import runpy
 import sys
