@@ -20,9 +20,10 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are about CPUs, and a machi
 import forked
 import pytest
 from filelock import FileLock
-from launch import ROOT, command, missing
 from tolerances import ROOM, distance
 
+from submit import study
+from submit.study import ROOT, command, missing
 from tools.measuring.parameters import parameters
 
 BIN = Path(sys.executable).parent
@@ -56,7 +57,7 @@ def needs_root(reason):
 
 def environment():
     """Return what a command finds in its environment, before what the test itself sets."""
-    return launch.environment() | {"OMP_NUM_THREADS": THREADS}
+    return study.environment() | {"OMP_NUM_THREADS": THREADS}
 
 
 def execute(words, timeout=300, env=None, cwd=None):

@@ -27,9 +27,10 @@ from conftest import (
     run,
     train,
 )
-from launch import command
 from sklearn.datasets import load_digits
 from tolerances import FP64, TIES, apart, close, distance
+
+from submit.study import command
 
 EPOCHS = 5
 ONE, ONE_TF = "01_single_node", "01_single_node/main_tf.py"

@@ -3,10 +3,9 @@
 import sys
 
 import keras
+import main_tf  # of chapter 1
 import numpy as np
 from sklearn.datasets import load_digits
-
-import main_tf  # of chapter 1
 
 keras.utils.set_random_seed(0)
 keras.config.set_floatx("float64")

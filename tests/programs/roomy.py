@@ -1,4 +1,4 @@
-"""A main.py with so many more bytes than when it loads its data: `python roomy.py BYTES MAIN ...`."""
+"""A main.py that may allocate so many bytes after its data: `python roomy.py BYTES MAIN FLAG...`."""
 
 import re
 import resource
