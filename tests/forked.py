@@ -1,90 +1,129 @@
-"""Ranks without a launcher: forked from a process that has imported the frameworks, so that a run costs what it does.
+"""Start ranks without a launcher: forked from a process that has already imported PyTorch.
 
-Each rank runs a chapter's file as __main__, with the variables that torchrun sets, or horovodrun --gloo. For tests in
-which the launcher is not what is tested.
+Each rank runs a program as __main__, with the variables that torchrun sets. For tests in which the
+launcher is not what is tested: they save the seconds that every rank's imports take.
 """
 
-import atexit
 import contextlib
-import functools
-import json
+import multiprocessing
+import multiprocessing.connection
 import os
 import random
+import runpy
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 PROGRAMS = Path(__file__).with_name("programs")
-TORCH = ("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.distributed.nn", "torch._dynamo",
-         "torchvision", "tqdm", "sklearn.datasets", "deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer")
-TENSORFLOW = "tensorflow", "keras", "tqdm", "psutil", "cloudpickle"
-BEFORE_IMPORT = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}  # as the lessons
+AFTER_A_FAILURE = 10  # seconds in which the other ranks have to end
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload([
+    "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.distributed.nn",
+    "torch._dynamo", "torchvision", "tqdm", "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer"])
 
 
 def free_port():
-    """A port that no system gives to a program which asks for any, so that tests beside this one do not take it."""
+    """Return a port below those that the system gives to programs which ask for any."""
     while True:
-        with contextlib.suppress(OSError), socket.create_server(("", random.randrange(20000, 32000))) as server:
-            return server.getsockname()[1]
+        port = random.randrange(20000, 32000)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
-@functools.cache
-def server(*modules):
-    """A fork server that has imported these modules, the same for all tests of this process."""
-    process = subprocess.Popen([sys.executable, PROGRAMS / "fork_server.py", *modules], text=True, cwd="/",
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               env=os.environ | BEFORE_IMPORT)
-    atexit.register(process.kill)
-    return process
-
-
-def horovods_variables(ranks):
-    """What horovodrun --gloo sets for each rank, and the server at which they meet, which has to be stopped."""
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.http.http_server import RendezvousServer
-
-    meeting = RendezvousServer()
-    port = meeting.start()
-    plan = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
-    meeting.init(plan)
-    common = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "lo",
-              "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
-    names = "hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"
-    return [common | {f"HOROVOD_{name.upper()}": getattr(slot, name) for name in names} for slot in plan], meeting
+def rank_main(words, cwd, env, out, err):
+    """Do what `python WORDS` does, its output into two files."""
+    os.setsid()  # so that what it starts ends with it
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    for number, path in enumerate((os.devnull, out, err)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def torchruns_variables(ranks):
-    """What torchrun sets for each rank."""
-    port = free_port()
-    common = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "forked"}
-    return [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)]
+    """Return what torchrun sets for each rank."""
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "forked"}
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def horovodruns_variables(ranks, stack):
+    """Return what horovodrun --gloo sets for each rank; the ranks' server ends with the stack."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer()
+    port = server.start()
+    stack.callback(server.stop)
+    slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
+    server.init(slots)
+    common = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
+              "HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+              "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+    names = ("hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    return [common | {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}
+            for slot in slots]
+
+
+def wait(processes, timeout):
+    """Wait until all have ended, as a launcher would; return False for a hang."""
+    running = {process.sentinel: process for process in processes}
+    deadline, failed = time.monotonic() + timeout, False
+    while running and time.monotonic() < deadline:
+        for ended in multiprocessing.connection.wait(running, deadline - time.monotonic()):
+            if running.pop(ended).exitcode and not failed:
+                failed = True
+                deadline = min(deadline, time.monotonic() + AFTER_A_FAILURE)
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    return failed or not running
 
 
 def run(words, ranks, env, timeout=300, cwd=None):
     """Run `python WORDS` on so many ranks; a single one has no launcher's variables.
 
-    Returns the worst code, and what they printed; a hang is an error.
+    Return the worst code, and what they printed; a hang fails the test. TensorFlow's ranks are not
+    forked, but started by mpiexec.
     """
-    words = [str(word) for word in words]
-    text = "".join(Path(word).read_text() for word in words if word.endswith(".py") and Path(word).parent != PROGRAMS)
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        places = [{}]
+    words, cwd = [str(word) for word in words], str(cwd or Path.cwd())
+    programs = [Path(word) for word in words if word.endswith(".py")]
+    text = "".join(path.read_text() for path in programs if path.parent != PROGRAMS)
+    if "import tensorflow" in text:
+        mpiexec = [Path(sys.executable).parent / "mpiexec", "-n", str(ranks)] if ranks > 1 else []
+        done = subprocess.run([*mpiexec, sys.executable, *words], env=env, cwd=cwd, text=True,
+                              stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
+        return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.syspath_prepend(env.get("PYTHONPATH") or programs[0].parent)  # the ranks inherit it
+        variables = [{}]
         if ranks > 1 and "import horovod" in text:
-            places, meeting = horovods_variables(ranks)
-            stack.callback(meeting.stop)
+            variables = horovodruns_variables(ranks, stack)
         elif ranks > 1:
-            places = torchruns_variables(ranks)
-        ranks = [(env | {name: str(value) for name, value in place.items()},
-                  (f"{folder}/{rank}.out", f"{folder}/{rank}.err")) for rank, place in enumerate(places)]
-        job = {"words": words, "cwd": str(cwd or Path.cwd()), "ranks": ranks, "timeout": timeout}
-        process = server(*(TENSORFLOW if "import tensorflow" in text else TORCH))
-        process.stdin.write(json.dumps(job) + "\n")
-        process.stdin.flush()
-        codes, in_time = json.loads(process.stdout.readline())
-        out, err = ("".join(Path(path).read_text() for path in paths)
-                    for paths in zip(*(printed for _, printed in ranks)))
+            variables = torchruns_variables(ranks)
+        processes = []
+        for rank in range(ranks):
+            files = f"{folder}/{rank}.out", f"{folder}/{rank}.err"
+            arguments = words, cwd, env | variables[rank], *files
+            processes.append(context.Process(target=rank_main, args=arguments))
+            processes[-1].start()
+        in_time = wait(processes, timeout)
+        out, err = ("".join(Path(folder, f"{rank}.{name}").read_text() for rank in range(ranks))
+                    for name in ("out", "err"))
     assert in_time, f"no end after {timeout} s: {err}"
+    codes = [process.exitcode for process in processes]
     return SimpleNamespace(code=max(codes, key=abs), out=out, err=err)

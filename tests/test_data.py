@@ -1,55 +1,37 @@
-"""Which images a rank sees, and that they stay small. Small files of MNIST and SVHN, for other tests, too."""
+"""Data sets: they come once, or one line says why not; images stay small, and each counts once."""
 
+import gzip
+import hashlib
+import json
+import re
 import struct
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy
 import pytest
 import scipy.io
-from conftest import case, lines, observe, record
+from conftest import case, record, run
 
-IMAGES = 1437  # training images of digits
-
-
-def passes(path, steps):
-    """Each pass over data as a list of its batches, each a list of indices; steps: batches of a pass in training."""
-    found = lines(path)
-    if isinstance(found[0][0], list):
-        return found
-    return [found[first:first + steps] for first in range(0, len(found), steps)]  # TensorFlow's: a line a batch
-
-
-@pytest.mark.parametrize(("chapter", "ranks", "batch"), [
-    case("03_ddp", 3, 50), case("02_horovod/tensorflow", 3, 50, marks=[pytest.mark.slow])])
-def test_each_epoch_deals_out_all_images_but_a_tail(chapter, ranks, batch, tmp_path):
-    epochs, global_batch = 3, ranks * batch
-    done = observe(chapter, ranks, tmp_path, "--batch-size", batch, "--epochs", epochs)
-    assert done.code == 0, done.err
-    tails, orders = [], []
-    for epoch in range(epochs):
-        dealt = [passes(tmp_path / f"batches.{rank}", IMAGES // global_batch)[epoch] for rank in range(ranks)]
-        assert all(len(one) == batch for batches in dealt for one in batches)  # every step is a whole global batch
-        order = [index for batches in dealt for one in batches for index in one]
-        assert len(order) == len(set(order)), "ranks share images"
-        assert len(order) == IMAGES - IMAGES % global_batch
-        tails.append(frozenset(range(IMAGES)) - set(order))
-        orders.append(tuple(order))
-    assert len(set(tails)) == len(set(orders)) == epochs  # another tail and another order each time
+slow = [pytest.mark.slow]
 
 
 def write_mnist(folder, train, test=50):
-    """Files of MNIST's own format (IDX, big-endian header), with random images."""
+    """Write files of MNIST's own format (IDX, big-endian header): random images, all of a 3."""
     raw, random = folder / "MNIST" / "raw", numpy.random.default_rng(0)
     raw.mkdir(parents=True)
     for part, n in ("train", train), ("t10k", test):
         images = random.integers(0, 256, (n, 28, 28), dtype=numpy.uint8)
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, n, 28, 28) + images.tobytes())
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(
+            struct.pack(">IIII", 0x803, n, 28, 28) + images.tobytes())
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(
-            struct.pack(">II", 0x801, n) + random.integers(0, 10, n, dtype=numpy.uint8).tobytes())
+            struct.pack(">II", 0x801, n) + bytes([3]) * n)
     return raw
 
 
 def write_svhn(folder, train, test):
-    """Files of SVHN's own format: MATLAB arrays X (32, 32, 3, n) and y (n, 1), with 10 for the digit 0."""
+    """Write files of SVHN's own format: MATLAB arrays, with 10 for the digit 0."""
     random = numpy.random.default_rng(0)
     for part, n in ("train", train), ("test", test):
         scipy.io.savemat(folder / f"{part}_32x32.mat", {
@@ -57,14 +39,66 @@ def write_svhn(folder, train, test):
             "y": random.integers(1, 11, (n, 1), dtype=numpy.uint8)})
 
 
+@pytest.mark.parametrize(("chapter", "ranks", "flags"), [
+    case("03_ddp", 7, []), case("02_horovod/pytorch", 3, []),
+    case("02_horovod/tensorflow", 3, [], marks=slow), case("04_deepspeed", 7, [], marks=slow),
+    case("05_zero", 7, ["--stage", 3], marks=slow), case("05_zero/fsdp.py", 7, [], marks=slow)])
+def test_each_test_image_is_counted_once(chapter, ranks, flags, tmp_path):
+    """53 of them, all of a 3, and a network that has seen nothing else: all are right.
+
+    The ranks have unequal numbers of them, and of batches. At stage 3 they gather layers together.
+    """
+    write_mnist(tmp_path, 420, 53)
+    small = ["--width", 32, "--layers", 1, "--lr", 0.1] if chapter.startswith("05") else []
+    done = run(chapter, ranks, "--dataset", "mnist", "--data-dir", tmp_path, "--batch-size", 4,
+               "--epochs", 1, *small, *flags)
+    assert "test accuracy 1.0000 (53 of 53 images)" in done.out, done
+
+
 @pytest.mark.parametrize("chapter", [
-    case("01_single_node"), case("01_single_node/main_tf.py", marks=[pytest.mark.slow])])
+    case("01_single_node"), case("01_single_node/main_tf.py", marks=slow)])
 def test_images_stay_bytes(chapter, tmp_path):
     """60,000 images more cost their bytes and a little, not four times that as floats."""
     peaks = []
     for train in 640, 60_640:
         write_mnist(tmp_path / str(train), train)
-        found = record(chapter, 1, "--dataset", "mnist", "--data-dir", tmp_path / str(train), "--max-steps", 3,
-                       folder=tmp_path)
-        peaks.append(found["peak_memory_bytes"])
-    assert peaks[1] - peaks[0] < 3 * 60_000 * 28 * 28  # twice while torchvision checks it; floats are 4 times more
+        flags = "--dataset", "mnist", "--data-dir", tmp_path / str(train), "--max-steps", 3
+        peaks.append(record(chapter, 1, *flags, folder=tmp_path)["peak_memory_bytes"])
+    assert peaks[1] - peaks[0] < 3 * 60_000 * 28 * 28  # twice while torchvision checks it
+
+
+class Handler(SimpleHTTPRequestHandler):
+    def copyfile(self, source, outputfile):
+        self.server.sent.append(self.path)
+        outputfile.write(source.read()[:-100] if self.server.cuts_off else source.read())
+
+
+@pytest.mark.core
+@pytest.mark.fault
+@pytest.mark.parametrize(("chapter", "dataset", "files"), [
+    case("03_ddp", "svhn", 2), case("02_horovod/tensorflow", "mnist", 4, marks=slow)])
+def test_a_download_that_is_cut_off_is_one_line_and_rank_0_alone_mends_it(
+        chapter, dataset, files, tmp_path):
+    raw = write_mnist(tmp_path / "mnist", 120, 40)
+    for path in list(raw.iterdir()):
+        (raw / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    write_svhn(raw, 120, 20)
+    sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in raw.iterdir()}
+    flags = ("--dataset", dataset, "--batch-size", 20, "--epochs", 1,
+             "--data-dir", tmp_path / "data")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=raw)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        (tmp_path / "source").write_text(json.dumps({"url": url, "sums": sums}))
+        results = []
+        for server.cuts_off in True, False:
+            server.sent = []
+            results.append(run(chapter, 2, *flags, hook=["served.py", tmp_path / "source"],
+                               env={"no_proxy": "127.0.0.1"}, timeout=60))
+        server.shutdown()
+    broken, whole = results
+    message, = [line for line in broken.err.splitlines()
+                if line and not re.search(r"%\||B \[", line)]  # torchvision's progress
+    assert broken.code == 2 and message.startswith(f"main.py: no whole {dataset} in --data-dir ")
+    assert whole.code == 0 and f"{dataset}: 120 images" in whole.out, whole.err
+    assert len(server.sent) == 2 * len(set(server.sent)) == 2 * files  # each: where? and: give it

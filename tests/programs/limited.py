@@ -1,7 +1,8 @@
-"""A chapter's main.py that dies while it saves: python limited.py WHEN main.py FLAG...
+"""A chapter's main.py that dies while it saves: `python limited.py WHEN MAIN FLAG...`.
 
-WHEN: a number of bytes: the rank that writes more of them into one file is killed within that write. Or before or
-after: rank 0 is killed when the new checkpoint is about to take the place of the old one, or has just done it.
+WHEN: a number of bytes: the rank that writes more of them into one file is killed within that
+write. Or before or after: rank 0 is killed when the new checkpoint is about to take the place of
+the old one, or has just done it.
 """
 
 import os
@@ -9,11 +10,8 @@ import resource
 import runpy
 import signal
 import sys
-from pathlib import Path
 
-when = sys.argv[1]
-del sys.argv[:2]
-sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+_, when, *sys.argv = sys.argv
 replace = os.replace
 
 

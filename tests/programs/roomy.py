@@ -1,24 +1,23 @@
-"""A main.py with so many more bytes than it has when its data are loaded: python roomy.py BYTES MAIN FLAG..."""
+"""A main.py that may allocate so many bytes after its data: `python roomy.py BYTES MAIN FLAG...`."""
 
-import os
 import re
 import resource
 import runpy
 import sys
 from pathlib import Path
 
-room, main = int(sys.argv[1]), sys.argv[2]
-sys.argv = sys.argv[2:]
-sys.path[0] = os.path.dirname(main)
-import workshop  # noqa: E402 - the main.py's own
+import workshop  # main.py's own
+
+_, room, *sys.argv = sys.argv
 
 
-def load_data(args, global_batch, load=workshop.load_data):
-    data = load(args, global_batch)
-    used = 1024 * int(re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-    resource.setrlimit(resource.RLIMIT_DATA, (used + room, used + room))
+def load_data(*args, original=workshop.load_data):
+    data = original(*args)
+    status = Path("/proc/self/status").read_text()
+    limit = 1024 * int(re.search(r"VmData:\s+(\d+)", status)[1]) + int(room)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     return data
 
 
 workshop.load_data = load_data
-runpy.run_path(main, run_name="__main__")
+runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,8 +1,7 @@
-"""Run a program where FSDP adds up gradients and does not average them: `python summing.py MAIN FLAG...`."""
+"""Run a program whose FSDP sums gradients, not averages them: `python summing.py MAIN FLAG...`."""
 
 import runpy
 import sys
-from pathlib import Path
 
 import torch.distributed as dist
 
@@ -14,6 +13,5 @@ def summed(original=dist.reduce_scatter_single, **options):
 
 
 dist.reduce_scatter_single = summed
-sys.argv = sys.argv[1:]
-sys.path[0] = str(Path(sys.argv[0]).parent)
+del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")

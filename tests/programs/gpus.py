@@ -1,0 +1,50 @@
+"""Run a main.py as on a node with GPUs, without any: `python gpus.py COUNT same|own MAIN FLAG...`.
+
+Each rank sees COUNT GPUs: the same, or GPUs of its own. A rank says which it takes, and ends.
+`without` in place of `same`: Horovod is built without GPU support, as it is here.
+"""
+
+import importlib
+import os
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+_, count, identity, *sys.argv = sys.argv
+count, text = int(count), Path(sys.argv[0]).read_text()
+rank = os.environ.get("RANK", os.environ.get("HOROVOD_RANK", os.environ.get("PMI_RANK")))
+
+
+def take(index):
+    os.write(1, f"rank {rank} takes GPU {index} of {count}\n".encode())
+    os._exit(3)
+
+
+def pretend_to_torch():
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = torch.accelerator.device_count = lambda: count
+    torch.accelerator.set_device_index = take
+    owner = rank if identity == "own" else "node"
+    torch.cuda.get_device_properties = lambda index: SimpleNamespace(uuid=f"{owner} {index}")
+    meet = dist.init_process_group
+    dist.init_process_group = lambda backend, **options: meet("gloo", **options)
+
+
+def pretend_to_tensorflow():
+    import tensorflow as tf
+
+    gpus = [SimpleNamespace(name=f"GPU:{index}") for index in range(count)]
+    tf.config.list_physical_devices = lambda _: gpus
+    tf.config.set_visible_devices = lambda gpus, _: None
+    tf.config.experimental.set_memory_growth = lambda gpu, _: None
+
+
+framework = "tensorflow" if "import tensorflow" in text else "torch"
+if "import horovod" in text and identity != "without":
+    importlib.import_module(f"horovod.{framework}").cuda_built = lambda: True
+(pretend_to_tensorflow if framework == "tensorflow" else pretend_to_torch)()
+runpy.run_path(sys.argv[0], run_name="__main__")
