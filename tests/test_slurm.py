@@ -138,7 +138,7 @@ def test_the_doctor_and_a_sweep_as_jobs(cluster, tmp_path):
     ends = [cluster.end(job, "submit") for job in jobs]
     assert [state for state, _ in ends] == ["COMPLETED 0:0"] * 4, ends
     for _, printed in ends[:2]:
-        assert "node nid2: local ranks 0, gloo takes eth0 (10.77.0.2)" in printed, printed
+        assert "node nid2: local ranks 0, " in printed and "gloo takes 10.77.0.2" in printed, printed
         assert "ranks: 2, nodes: 2\n" in printed and "nothing wrong was found" in printed
     for name, expected in ("slurm", [(1, 1), (2, 2)]), ("pbs", [(2, 1)]):
         results = lines(tmp_path / name)
@@ -249,9 +249,8 @@ def test_all_headers_are_read_by_their_scheduler():
 @pytest.mark.parametrize(("line", "message"), [
     ("# SBATCH --nodes=2", "not read by the scheduler"),
     ("# PBS -q debug", "not read by the scheduler"),
-    (" #SBATCH --nodes=2", "not read by the scheduler"), ("#SBATCH nodes=2", "no option"),
-    ("ls\n#SBATCH --nodes=2", "first command"),
-    ('. "${WORKSHOP:-..}/submit/sit.sh"', "no file ../submit/sit.sh")])
+    (" #SBATCH --nodes=2", "not read by the scheduler"),
+    ("ls\n#SBATCH --nodes=2", "first command")])
 def test_the_header_check_names_what_is_wrong(line, message, tmp_path):
     good = ("#!/bin/bash\n#PBS -l place=scatter:group=tier0,ncpus=3\n"
             '#SBATCH -N 2 --job-name="my job"\n  # indented\n')
