@@ -18,8 +18,6 @@ def check(path):
     """Return the problems of a submit script, each as the text "line N: ..."."""
     text = path.read_bytes().decode(errors="replace")
     problems, first_command = [], None
-    if "\r" in text:
-        problems.append("line 1: lines end as on Windows: dos2unix")
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r"(#| +#(?=SBATCH)|# +(?=\w+ *-))(SBATCH|PBS)\b", line)
         if match and match[1] != "#":
