@@ -28,7 +28,7 @@ FLOPS = 3 * 2 * 4.09e9
 PEAKS = {  # bf16 without sparsity, FLOP/s, from the makers' data sheets
     "A100": 312e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "B200": 2250e12,
     "V100": 125e12, "L40S": 362e12}
-STEPS = {"cuda": 30, "cpu": 6}
+STEPS = {"cuda": 30, "cpu": 2}
 STARTED = time.monotonic()
 
 
