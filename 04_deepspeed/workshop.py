@@ -8,6 +8,8 @@ import math
 import os
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import numpy as np
@@ -59,10 +61,12 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
     parts: the number of equal batches that make a global batch.
     """
     least = {"batch_size": 1, "epochs": 1, "max_steps": 1, "timeout": 1, "seed": 0, "layers": 1,
-             "width": 1, "image_size": 6, "warmup_epochs": 0, "lr": sys.float_info.min}
+             "width": 1, "image_size": 6, "warmup_epochs": 0}
     for name in least.keys() & vars(args).keys():
         if not least[name] <= getattr(args, name) < math.inf:
-            sys.exit(f"--{name.replace('_', '-')} has to be {least[name]:.3g} or more")
+            sys.exit(f"--{name.replace('_', '-')} has to be {least[name]} or more")
+    if not 0 < args.lr < math.inf:
+        sys.exit("--lr has to be above 0")
     if global_batch < 1 or global_batch % parts:
         sys.exit(f"--global-batch-size: {global_batch} is not a multiple of {parts}: ranks x "
                  "accumulation steps")
@@ -201,6 +205,16 @@ def resumes(args: argparse.Namespace) -> bool:
     """Whether to load a checkpoint: a file, or a folder with the file that is written last."""
     paths = [args.checkpoint, os.path.join(args.checkpoint, "latest")] if args.resume else []
     return any(map(os.path.isfile, paths))
+
+
+@contextmanager
+def resuming(args: argparse.Namespace) -> Iterator[None]:
+    """Exit with one line if the block fails: the file is no checkpoint of this training."""
+    try:
+        yield
+    except Exception as problem:
+        reason = " ".join(str(problem).split())[:150] or type(problem).__name__
+        sys.exit(f"cannot continue from {args.checkpoint}: {reason}")
 
 
 def refuse_other(saved: dict, training: dict) -> None:
