@@ -106,6 +106,13 @@ def record(chapter, ranks, *flags, folder, **options):
     return json.loads(results.read_text())
 
 
+def refused(done, message, program="main.py"):
+    """Assert that a program told a mistake in one line: on one rank, or on some that had not met."""
+    told = re.findall(rf"^{program}: .*", done.err, re.M)
+    assert done.code == 2 and told and "Traceback" not in done.err, done
+    assert all(re.search(message, line) for line in told), done.err
+
+
 def in_one_process(chapter, rows, **options):
     """Run a chapter's main() on one rank with each row of flags: importing takes the time.
 
