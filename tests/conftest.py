@@ -107,7 +107,7 @@ def record(chapter, ranks, *flags, folder, **options):
 
 
 def refused(done, message, program="main.py"):
-    """Assert that a program told a mistake in one line: on one rank, or on some that had not met."""
+    """Assert a mistake's one line, from one rank, or from each of some that had not met."""
     told = re.findall(rf"^{program}: .*", done.err, re.M)
     assert done.code == 2 and told and "Traceback" not in done.err, done
     assert all(re.search(message, line) for line in told), done.err

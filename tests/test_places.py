@@ -1,4 +1,4 @@
-"""Where a program runs does not matter: in a copied folder, a read-only checkout, on a full disk."""
+"""Where a program runs does not matter: a copied folder, a read-only checkout, a full disk."""
 
 import json
 import os
