@@ -1,14 +1,9 @@
 """A checkpoint is the old one or the new one, whole, whatever happens while it is written."""
 
 import os
-import re
-import shutil
-import subprocess
 
 import pytest
-from conftest import case, execute, needs_root, refused, run
-
-from submit.study import command
+from conftest import case, refused, run
 
 pytestmark = pytest.mark.fault
 slow = [pytest.mark.slow]
@@ -74,42 +69,3 @@ def test_another_training_s_and_half_a_checkpoint_are_refused_and_left_alone(cha
     before = whole(checkpoint)
     done = train(chapter, 2, checkpoint, "--resume")
     assert done.code != 0 and "epoch" not in done.out and whole(checkpoint) == before, done
-
-
-# On a file system of its own
-
-USER = ["--user", "--map-root-user"] if os.getuid() else []
-
-
-def may_mount():
-    words = ["unshare", "--mount", *USER, "true"]
-    return shutil.which("unshare") and subprocess.run(words, capture_output=True).returncode == 0
-
-
-def within(mount, words):
-    """Return the words of a command that runs where this is mounted, for itself alone."""
-    return ["unshare", "--mount", *USER, "sh", "-c", f'{mount} && exec "$@"', "sh", *words]
-
-
-own_mounts = needs_root(None if may_mount() else "this kernel allows no mount of a test's own")
-
-
-@own_mounts
-@pytest.mark.slow
-@pytest.mark.parametrize("chapter", ["03_ddp", "05_zero"])
-def test_a_full_disk_leaves_the_old_one(chapter, tmp_path):
-    """A file system with room for one checkpoint and half of another."""
-    saved, disk, after = tmp_path / "saved", tmp_path / "disk", tmp_path / "after"
-    assert train(chapter, 1, saved).code == 0
-    blocks = sum(1 + len(content) // 4096 for content in whole(saved).values())
-    room = 4096 * (8 + blocks * 3 // 2)  # 8: folders
-    disk.mkdir()
-    mount = (f"mount -t tmpfs -o size={room} none {disk} && cp -r {saved} {disk}/checkpoint "
-             f"&& cd {disk}")
-    keep = f'"$@"; code=$?; cp -r {disk}/checkpoint {after}; exit $code'
-    words = command(chapter, 2, *flags(chapter, 2, disk / "checkpoint", "--resume"))
-    done = execute(within(mount, ["sh", "-c", keep, "sh", *words]), timeout=100)
-    assert done.code not in (0, 2) and "images/s" in done.out, done
-    full = "No space left|file write failed|iostream error|unexpected pos"
-    assert re.search(full, done.err), done.err
-    assert whole(after) == whole(saved)

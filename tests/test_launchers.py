@@ -83,15 +83,6 @@ def test_launcher(chapter, name, one_rank, tmp_path):
     assert result["test_accuracy"] == one_rank["test_accuracy"]
 
 
-@pytest.mark.parametrize("chapter", [case("02_horovod/pytorch"), case("03_ddp")])
-def test_python_alone_is_one_rank(chapter, one_rank, tmp_path):
-    """Also in a batch script of one task."""
-    env = ALLOCATION | {"SLURM_NTASKS": "1"}
-    result = record(chapter, 1, *FLAGS, folder=tmp_path, launcher=True, env=env)
-    assert (result["ranks"], result["nodes"]) == (1, 1)
-    close("loss, fp64, relative", abs(result["loss"] / one_rank["loss"] - 1), FP64)
-
-
 @pytest.mark.parametrize(("chapter", "words", "env", "message"), [
     case("03_ddp", [], ALLOCATION, "SLURM_NTASKS=4, but this program sees 1",
          id="batch script's own process"),
@@ -121,20 +112,17 @@ def test_contradictions_are_refused(chapter, words, env, message):
 
 
 @pytest.mark.check
-def test_slurm_s_first_node_is_the_address_and_each_job_step_has_a_port(clean_environment):
-    ports = set()
+def test_slurm_s_first_node_is_the_address_and_each_job_step_has_a_port(monkeypatch):
+    find_ranks, ports = load_module(DDP.with_name("ranks.py")).find_ranks, set()
     for nodes, first, job, number in (
-            ("nid[003-004,007]", "nid003", 100, 0), ("a,b[1-2]", "a", 100, 1),
-            ("nid000012", "nid000012", 101, 0)):
-        for name in FIVE:
-            clean_environment.pop(name, None)
-        clean_environment.update(step(5, 8, node=1, local_rank=1) | {
-            "SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(number)})
-        assert load_module(DDP.with_name("ranks.py")).find_ranks() == (5, 8, 1)
-        assert os.environ["MASTER_ADDR"] == first
-        assert 20000 <= int(os.environ["MASTER_PORT"]) < 30000
-        ports.add(os.environ["MASTER_PORT"])
-    assert len(ports) == 3
+            ("nid[003-004,007]", "nid003", "100", "0"), ("a,b[1-2]", "a", "100", "1"),
+            ("nid000012", "nid000012", "101", "0")):
+        env = step(5, 8, node=1, local_rank=1) | {
+            "SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": job, "SLURM_STEP_ID": number}
+        monkeypatch.setattr(os, "environ", env)
+        assert find_ranks() == (5, 8, 1) and env["MASTER_ADDR"] == first
+        ports.add(int(env["MASTER_PORT"]))
+    assert len(ports) == 3 and all(20000 <= port < 30000 for port in ports)
 
 
 def test_ranks_meet_though_mpi_sends_only_while_it_is_called():
