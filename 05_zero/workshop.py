@@ -14,11 +14,11 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from ranks import launched, own_gpu
+from ranks import SameOnAllRanks, launched, own_gpu
 
 BACKENDS = {  # torch.distributed's, by device: AMD's GPUs are cuda, too; Intel's, untried, are xpu
     "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl", "cpu": "gloo"}
-SHARED_GPU = "not every rank has a GPU of its own that its library can use"
+SHARED_GPU = "not every rank has a GPU of its own"
 
 
 class Parser(argparse.ArgumentParser):
@@ -118,19 +118,20 @@ def choose_device(args: argparse.Namespace, local_rank: int | None = None,
         index = own_gpu(local_rank, kind if gpus else None)
     if index is not None:
         return torch.device(kind, index)
-    take_cpu(args)
+    reason = SHARED_GPU if gpus else "Horovod is built without GPU support"
+    take_cpu(args, reason)
     if kind and launched()[1] == 0:
-        print(f"{SHARED_GPU}: all ranks train on the CPU", flush=True)
+        print(f"{reason}: all ranks train on the CPU", flush=True)
     if local_rank is not None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # or the ranks crowd each other on the cores
     return torch.device("cpu")
 
 
-def take_cpu(args: argparse.Namespace) -> None:
-    """Exit with one line where --device asks for GPUs that not all ranks have."""
+def take_cpu(args: argparse.Namespace, reason: str = SHARED_GPU) -> None:
+    """Exit on all ranks where --device asks for GPUs that not all have."""
     if args.device not in ("auto", "cpu"):
-        sys.exit(f"--device {args.device}: {SHARED_GPU}: start one rank per GPU, or use --device "
-                 "cpu")
+        raise SameOnAllRanks(f"--device {args.device}: {reason}: start one rank per GPU, or use "
+                             "--device cpu")
 
 
 # Data sets
