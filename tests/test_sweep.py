@@ -10,10 +10,10 @@ from argparse import Namespace
 import pandas
 import psutil
 import pytest
-import sweep
-import sweep_tables
-from conftest import ROOT, environment, execute, lines, wait
+from conftest import ROOT, environment, execute, lines, load_module, wait
 
+sweep = load_module(ROOT / "submit" / "sweep.py")
+sweep_tables = load_module(ROOT / "submit" / "sweep_tables.py")
 SWEEP = [sys.executable, ROOT / "submit" / "sweep.py"]
 QUICK = ["--max-steps", "2", "--device", "cpu"]
 TWO_RUNS = ["batch", "--chapters", "01_single_node", "--batch-sizes", "32", "64", "--repeats", "1"]
