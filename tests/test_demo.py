@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import ROOT, execute, lines
 
+from submit import study
 from tools.measuring import demo
 
 HOROVOD = "02_horovod/pytorch"
@@ -44,7 +44,7 @@ def quick(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "train", train)
     monkeypatch.setattr(demo, "missing", missing)
     monkeypatch.setattr(sys, "argv", ["demo.py", str(tmp_path)])
-    monkeypatch.setattr(demo, "end_on_sigterm", lambda: None)
+    monkeypatch.setattr(study, "end_on_sigterm", lambda: None)
     return state, call, tmp_path
 
 
@@ -63,8 +63,8 @@ def test_what_was_measured_stays_and_the_next_demo_goes_on(problem, message, qui
         return made_up(folder, chapter, name, ranks, **run)
 
     state["train"] = train
-    expected = rf"{message}.*what was measured stays in .*, and make demo goes on"
-    with pytest.raises(SystemExit, match=expected):
+    expected = rf"{message}.*what was measured stays in .*, and the same command goes on"
+    with pytest.raises(SystemExit, match=f"(?s){expected}"):
         call()
     assert len(lines(folder / "demo.jsonl.part")) == 2 and not (folder / "demo.jsonl").exists()
     row = capsys.readouterr().out.splitlines()[-1]
@@ -85,7 +85,7 @@ def test_horovod_is_built_after_the_other_rows_and_left_out_without_a_compiler(
     state["missing"] = "chapter 2 needs a C++ compiler"
     assert call() == ["01_single_node", "03_ddp", "03_ddp"]
     printed = capsys.readouterr().out
-    assert "chapter 2 is left out: chapter 2 needs a C++ compiler" in printed
+    assert "2  Horovod is left out: chapter 2 needs a C++ compiler" in printed
 
     def build(words, **options):
         assert words[-2:] == ["--venv", sys.prefix]
@@ -95,6 +95,7 @@ def test_horovod_is_built_after_the_other_rows_and_left_out_without_a_compiler(
     state["missing"] = "Horovod is not built yet: make setup"
     with monkeypatch.context() as patch:
         patch.setattr(demo.subprocess, "run", build)
+        patch.setattr(study, "machine", lambda: {"git": "1", "host": "vm"})  # it runs git
         assert call()[-1] == HOROVOD
     assert len(lines(folder / "demo.jsonl")) == 4
 
@@ -111,31 +112,14 @@ sys.argv[1:] = [{str(tmp_path)!r}]; demo.main()"""
     assert double["speed_up"] > 0
 
 
-def row(speed_up, ranks=2, **more):
-    record = made_up(None, "03_ddp", "DDP", ranks, "", None)
-    return record | {"name": "DDP", "ranks": ranks, "speed_up": speed_up} | more
-
-
-def test_it_notices_what_other_programs_use():
-    """A loop on one core, which counts as another program's until it has ended."""
-    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        before = demo.core_seconds()
-        time.sleep(1)
-        passed, others = (after - start for after, start in zip(demo.core_seconds(), before))
-    finally:
-        loop.kill()
-        loop.wait()
-    assert others > demo.BUSY * passed
-
-
 def test_what_it_says_follows_its_numbers():
-    assert demo.verdict([row(None, 1), row(1.5), row(0.5)]).startswith(
+    def row(speed_up, **more):
+        record = made_up(None, "03_ddp", "DDP", 2, "", None)
+        return record | {"name": "DDP", "ranks": 2, "speed_up": speed_up} | more
+
+    assert demo.verdict([row(None), row(1.5), row(0.5)]) == (
         "Two ranks were faster than one in 1 of 2 programs: from 0.50 to 1.50 times.")
-    assert "shared one core" in demo.verdict([row(0.5, cpus=1)])
-    assert "shared" not in demo.verdict([row(0.5)])
-    assert "Other programs" not in demo.verdict([row(1.5)])
-    busy = demo.verdict([row(1.5), row(0.5, others=0.62)])
-    assert "Other programs used up to 62% of the cores meanwhile" in busy
+    busy = demo.verdict([row(1.5, others=0.5), row(0.5, others=0.62)])
+    assert "Other programs used 56% of the cores" in busy
     assert demo.row(row(1.5, difference=1e-9)).endswith("yes")
     assert demo.row(row(1.5, difference=1e-3)).endswith("NO")
