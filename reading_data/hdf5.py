@@ -84,7 +84,7 @@ def main():
         sampler.set_epoch(epoch)
         world.Barrier()
         started, labels_sum = time.perf_counter(), 0
-        for images, labels in loader:
+        for images, labels in loader:  # noqa: B007  here a training takes the images
             labels_sum += int(labels.sum())
         seconds = world.allreduce(time.perf_counter() - started, MPI.MAX)
     count = len(sampler) * world.size

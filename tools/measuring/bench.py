@@ -40,7 +40,7 @@ SECTIONS = {  # title, A and B: each a program, its ranks, how many run at the s
 
 def measure(section, case, repeat, side):
     """Return the record of A or B, with images/s of all its programs together."""
-    title, a, b, cases = SECTIONS[section]
+    _, a, b, cases = SECTIONS[section]
     program, ranks, times = a if side == "A" else b
     if program == BARE:
         words = [sys.executable, *BARE.split(), *cases[case].split()]

@@ -60,7 +60,7 @@ def main():
             for repeat in range(REPEATS) for ranks in RANKS for way in WAYS]
     records = pandas.DataFrame(study(RECORDS / "read_data.jsonl", plan, partial(measure, folder)))
     speeds = [f"{cache}_images_per_second" for cache in CACHES]
-    print(records.groupby(["ranks", "way"])[speeds].median().to_string(float_format="{:,.0f}".format))
+    print(records.groupby(["ranks", "way"])[speeds].median().round())
     if (records.groupby("ranks")["checksum"].nunique() > 1).any():
         raise SystemExit("the ways did not deliver the same bytes: see checksum in the records")
     print("\nOn each number of ranks all ways delivered the same bytes to the same ranks.")
