@@ -78,12 +78,13 @@ def main():
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.resumes(args):
-        checkpoint = torch.load(args.checkpoint, map_location="cpu")
-        workshop.refuse_other(checkpoint["training"], training)
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        step = checkpoint["step"]
-        del checkpoint  # or it stays in memory
+        with workshop.resuming(args):
+            checkpoint = torch.load(args.checkpoint, map_location="cpu")
+            workshop.refuse_other(checkpoint["training"], training)
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+            step = checkpoint["step"]
+            del checkpoint  # or it stays in memory
 
     # Training.
     epoch_steps = len(train) // global_batch

@@ -103,7 +103,7 @@ def main():
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.resumes(args):
-        with np.load(args.checkpoint) as arrays:
+        with workshop.resuming(args), np.load(args.checkpoint) as arrays:
             workshop.refuse_other(json.loads(str(arrays["training"])), training)
             for name, variable in state.items():
                 variable.assign(arrays[name])

@@ -94,8 +94,9 @@ def main():
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
     if workshop.resumes(args):
-        engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))
-        step = engine.global_steps
+        with workshop.resuming(args):
+            engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))
+            step = engine.global_steps
 
     # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
     epoch_steps = len(train) // global_batch

@@ -111,7 +111,8 @@ def main():
                 "stage": args.stage, "width": args.width, "layers": args.layers,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.resumes(args):
-        step = load(model, optimizer, args.checkpoint, training)
+        with workshop.resuming(args):
+            step = load(model, optimizer, args.checkpoint, training)
 
     # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
     epoch_steps = len(train) // global_batch

@@ -95,8 +95,9 @@ def main():
                 "stage": args.stage, "width": args.width, "layers": args.layers,
                 "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
     if workshop.resumes(args):
-        engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))
-        step = engine.global_steps
+        with workshop.resuming(args):
+            engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))
+            step = engine.global_steps
 
     # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
     epoch_steps = len(train) // global_batch

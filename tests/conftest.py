@@ -106,6 +106,13 @@ def record(chapter, ranks, *flags, folder, **options):
     return json.loads(results.read_text())
 
 
+def refused(done, message, program=r"\w+\.py"):
+    """Assert a mistake's one line, from one rank, or from each of some that had not met."""
+    told = re.findall(rf"^{program}: .*", done.err, re.M)
+    assert done.code == 2 and told and "Traceback" not in done.err, done
+    assert all(re.search(message, line) for line in told), done.err
+
+
 def in_one_process(chapter, rows, **options):
     """Run a chapter's main() on one rank with each row of flags: importing takes the time.
 
@@ -212,16 +219,3 @@ def tracked(paths):
 LESSONS = {str(path.relative_to(ROOT)).removesuffix("/main.py"): path
            for pattern in ("0*/main*.py", "0*/*/main.py", "0*/fsdp.py")
            for path in sorted(tracked(ROOT.glob(pattern)))}
-
-
-@pytest.fixture
-def clean_environment():
-    """os.environ without any launcher's or batch system's variables, restored after the test."""
-    before = dict(os.environ)
-    names = ("SLURM_", "PMI_", "OMPI_", "MV2_", "PALS_", "MASTER_", "RANK", "WORLD", "LOCAL_RANK")
-    for name in before:
-        if name.startswith(names):
-            del os.environ[name]
-    yield os.environ
-    os.environ.clear()
-    os.environ.update(before)

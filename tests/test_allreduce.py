@@ -18,8 +18,9 @@ def test_what_is_counted_is_what_is_sent_and_what_the_formulas_say(tmp_path):
     """On three ranks, left and right differ. Bytes are counted again where torch gets them."""
     results = tmp_path / "results.jsonl"
     padded = {1: 3, 1000: 1002, 1001: 1002}  # numbers in a tensor, and with the ring's zeros
-    done = mpiexec(3, PROGRAMS / "ring_counted.py", RING.parent, "--repeats", 1, "--results",
-                   results, "--sizes", *(4 * numbers for numbers in padded))
+    done = mpiexec(3, PROGRAMS / "ring_counted.py", "--repeats", 1, "--results", results,
+                   "--sizes", *(4 * numbers for numbers in padded),
+                   env={"PYTHONPATH": str(RING.parent)})
     assert done.code == 0, done.err
     assert "all sums: equal" in done.out
     records = {(record["algorithm"], record["bytes"] // 4): record for record in lines(results)}

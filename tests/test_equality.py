@@ -30,8 +30,6 @@ from conftest import (
 from sklearn.datasets import load_digits
 from tolerances import FP64, TIES, apart, close, distance
 
-from submit.study import command
-
 EPOCHS = 5
 ONE, ONE_TF = "01_single_node", "01_single_node/main_tf.py"
 HVD, HVD_TF, DDP, DS = "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed"
@@ -208,18 +206,6 @@ def test_deepspeed_s_launcher_trains_as_mpiexec_does(tmp_path):
     assert done.code == 0 and "ranks: 2," in done.out, done.err
     same = train(DS, 2, tmp_path / "same", "--epochs", 1)
     assert (parameters(tmp_path / "c") == same).all()  # two ranks' sums have one order
-
-
-@slow
-@pytest.mark.parametrize("chapter", [case(HVD), case(HVD_TF)])
-def test_horovod_s_gloo_trains_as_its_mpi(chapter, trained, tmp_path):
-    """By horovodrun --gloo."""
-    words = command(chapter, 1, "--global-batch-size", GLOBAL_BATCH, *DOUBLE, "--epochs", 1,
-                    "--checkpoint", tmp_path / "c")
-    done = execute([BIN / "horovodrun", "--gloo", "-np", 2, *words])
-    assert done.code == 0 and "ranks: 2," in done.out, done.err
-    one = trained(BASE[chapter], *DOUBLE, "--epochs", 1)
-    close("parameters, fp64", largest(one, parameters(tmp_path / "c")), FP64)
 
 
 # BatchNorm

@@ -6,7 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, case, execute, lines, load_module, record, run, side_by_side
+from conftest import (
+    BIN,
+    ROOT,
+    case,
+    execute,
+    lines,
+    load_module,
+    record,
+    refused,
+    run,
+    side_by_side,
+)
 from forked import free_port
 from tolerances import FP64, close
 
@@ -72,15 +83,6 @@ def test_launcher(chapter, name, one_rank, tmp_path):
     assert result["test_accuracy"] == one_rank["test_accuracy"]
 
 
-@pytest.mark.parametrize("chapter", [case("02_horovod/pytorch"), case("03_ddp")])
-def test_python_alone_is_one_rank(chapter, one_rank, tmp_path):
-    """Also in a batch script of one task."""
-    env = ALLOCATION | {"SLURM_NTASKS": "1"}
-    result = record(chapter, 1, *FLAGS, folder=tmp_path, launcher=True, env=env)
-    assert (result["ranks"], result["nodes"]) == (1, 1)
-    close("loss, fp64, relative", abs(result["loss"] / one_rank["loss"] - 1), FP64)
-
-
 @pytest.mark.parametrize(("chapter", "words", "env", "message"), [
     case("03_ddp", [], ALLOCATION, "SLURM_NTASKS=4, but this program sees 1",
          id="batch script's own process"),
@@ -102,29 +104,25 @@ def test_python_alone_is_one_rank(chapter, one_rank, tmp_path):
 def test_contradictions_are_refused(chapter, words, env, message):
     """No rank trains alone, in silence. torchrun exits with 1, and adds a traceback of its own."""
     done = execute([*words, sys.executable, ROOT / chapter / "main.py"], env=env)
-    torchruns = sum("torchrun" in str(word) for word in words) * (2 if MPIEXEC[0] in words else 1)
-    assert done.code == (1 if torchruns else 2)
-    own_lines = re.findall(r"^main\.py: .*", done.err, re.M)
-    assert len(own_lines) == (torchruns or 1) and message in own_lines[0], done.err
-    assert torchruns or "Traceback" not in done.err
     assert "images" not in done.out
+    if TORCHRUN[0] in words:
+        assert done.code == 1 and re.search(rf"^main\.py: .*{message}", done.err, re.M), done.err
+    else:
+        refused(done, message)
 
 
 @pytest.mark.check
-def test_slurm_s_first_node_is_the_address_and_each_job_step_has_a_port(clean_environment):
-    ports = set()
+def test_slurm_s_first_node_is_the_address_and_each_job_step_has_a_port(monkeypatch):
+    find_ranks, ports = load_module(DDP.with_name("ranks.py")).find_ranks, set()
     for nodes, first, job, number in (
-            ("nid[003-004,007]", "nid003", 100, 0), ("a,b[1-2]", "a", 100, 1),
-            ("nid000012", "nid000012", 101, 0)):
-        for name in FIVE:
-            clean_environment.pop(name, None)
-        clean_environment.update(step(5, 8, node=1, local_rank=1) | {
-            "SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(number)})
-        assert load_module(DDP.with_name("ranks.py")).find_ranks() == (5, 8, 1)
-        assert os.environ["MASTER_ADDR"] == first
-        assert 20000 <= int(os.environ["MASTER_PORT"]) < 30000
-        ports.add(os.environ["MASTER_PORT"])
-    assert len(ports) == 3
+            ("nid[003-004,007]", "nid003", "100", "0"), ("a,b[1-2]", "a", "100", "1"),
+            ("nid000012", "nid000012", "101", "0")):
+        env = step(5, 8, node=1, local_rank=1) | {
+            "SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": job, "SLURM_STEP_ID": number}
+        monkeypatch.setattr(os, "environ", env)
+        assert find_ranks() == (5, 8, 1) and env["MASTER_ADDR"] == first
+        ports.add(int(env["MASTER_PORT"]))
+    assert len(ports) == 3 and all(20000 <= port < 30000 for port in ports)
 
 
 def test_ranks_meet_though_mpi_sends_only_while_it_is_called():
@@ -160,8 +158,7 @@ def test_two_ranks_never_share_a_gpu(chapter, gpus, tmp_path):
     if shared and chapter.endswith("tensorflow"):
         refusals.append(done)
     else:
-        assert done.code == 0 and ("all ranks train on the CPU" in done.out) == shared, done
+        assert done.code == 0 and (not shared or "all ranks train on the CPU" in done.out), done
         assert [result["device"] for result in lines(results)] == ["cpu"]
     for refusal in refusals:
-        assert refusal.code == 2 and len(refusal.err.splitlines()) == 1, refusal
-        assert "GPU of its own" in refusal.err and "or use --device cpu" in refusal.err
+        refused(refusal, "GPU (of its own|support).* or use --device cpu")

@@ -63,7 +63,7 @@ def test_it_shows_again_what_is_stored(path):
 
 @pytest.fixture
 def poor_machine(tmp_path, monkeypatch):
-    """One core, of another CPU; no Horovod, and no namespaces, without which there is no lab."""
+    """One core, of another CPU; no Horovod, and no namespaces, so no lab."""
     (tmp_path / "horovod.py").write_text("raise ImportError('no Horovod here')")
     (tmp_path / "unshare").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "unshare").chmod(0o755)

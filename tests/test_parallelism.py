@@ -15,7 +15,8 @@ BIASES = [WIDTH, WIDTH, WIDTH, CLASSES]
 
 
 def start(ranks, *words):
-    return execute([BIN / "mpiexec", "-n", ranks, sys.executable, *words], cwd=ROOT / "03_ddp")
+    return execute([BIN / "mpiexec", "-n", ranks, sys.executable, *words], cwd=ROOT / "03_ddp",
+                   env={"PYTHONPATH": str(ROOT / "03_ddp")})
 
 
 def holds(way, rank, ranks):

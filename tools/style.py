@@ -28,12 +28,10 @@ CHAPTERS = {"01_single_node": "one process", "01_single_node/main_tf.py": "one p
             "04_deepspeed": "DeepSpeed", "05_zero": "DeepSpeed", "05_zero/fsdp.py": "FSDP"}
 WAYS = {"everyone_to_everyone": "#0072B2", "reduce_and_broadcast": "#009E73", "ring": "#D55E00",
         "gloo": "#CC79A7", "mpi": "#000000"}  # of all-reduce
-PARALLEL = {"data": "#4477AA", "tensor": "#C43C4E", "pipeline": "#228833"}
 RULES = {"best rate": "#000000", "linear rule": "#D55E00", "constant rate": "#0072B2"}
 STAGES = ("#BDBDBD", "#9ECAE1", "#4292C6", "#08519C")  # of ZeRO
 ROLES = {"parameters": "#332288", "gradients": "#882255", "master copy": "#44AA99",
          "optimizer state": "#DDCC77", "activations": "#CC6677"}  # of memory
-GPUS = {"A100-SXM-40GB": "#999933", "A100-SXM-80GB": "#117733", "H100-SXM-80GB": "#882255"}
 TIME = {"useful": "#92C5DE", "stragglers": "#F4A259", "communication": COMMUNICATION,
         "failures": "#B2182B"}  # where the time of many GPUs goes
 CACHE = {"warm": "#EE7733", "cold": "#33BBEE"}  # a file in the kernel's memory, or on disk alone

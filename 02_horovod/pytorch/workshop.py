@@ -8,15 +8,17 @@ import math
 import os
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import numpy as np
 
-from ranks import launched, own_gpu
+from ranks import SameOnAllRanks, launched, own_gpu
 
 BACKENDS = {  # torch.distributed's, by device: AMD's GPUs are cuda, too; Intel's, untried, are xpu
     "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl", "cpu": "gloo"}
-SHARED_GPU = "not every rank has a GPU of its own that its library can use"
+SHARED_GPU = "not every rank has a GPU of its own"
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,10 +61,12 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
     parts: the number of equal batches that make a global batch.
     """
     least = {"batch_size": 1, "epochs": 1, "max_steps": 1, "timeout": 1, "seed": 0, "layers": 1,
-             "width": 1, "image_size": 6, "warmup_epochs": 0, "lr": sys.float_info.min}
+             "width": 1, "image_size": 6, "warmup_epochs": 0}
     for name in least.keys() & vars(args).keys():
         if not least[name] <= getattr(args, name) < math.inf:
-            sys.exit(f"--{name.replace('_', '-')} has to be {least[name]:.3g} or more")
+            sys.exit(f"--{name.replace('_', '-')} has to be {least[name]} or more")
+    if not 0 < args.lr < math.inf:
+        sys.exit("--lr has to be above 0")
     if global_batch < 1 or global_batch % parts:
         sys.exit(f"--global-batch-size: {global_batch} is not a multiple of {parts}: ranks x "
                  "accumulation steps")
@@ -114,19 +118,20 @@ def choose_device(args: argparse.Namespace, local_rank: int | None = None,
         index = own_gpu(local_rank, kind if gpus else None)
     if index is not None:
         return torch.device(kind, index)
-    take_cpu(args)
+    reason = SHARED_GPU if gpus else "Horovod is built without GPU support"
+    take_cpu(args, reason)
     if kind and launched()[1] == 0:
-        print(f"{SHARED_GPU}: all ranks train on the CPU", flush=True)
+        print(f"{reason}: all ranks train on the CPU", flush=True)
     if local_rank is not None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # or the ranks crowd each other on the cores
     return torch.device("cpu")
 
 
-def take_cpu(args: argparse.Namespace) -> None:
-    """Exit with one line where --device asks for GPUs that not all ranks have."""
+def take_cpu(args: argparse.Namespace, reason: str = SHARED_GPU) -> None:
+    """Exit on all ranks where --device asks for GPUs that not all have."""
     if args.device not in ("auto", "cpu"):
-        sys.exit(f"--device {args.device}: {SHARED_GPU}: start one rank per GPU, or use --device "
-                 "cpu")
+        raise SameOnAllRanks(f"--device {args.device}: {reason}: start one rank per GPU, or use "
+                             "--device cpu")
 
 
 # Data sets
@@ -201,6 +206,16 @@ def resumes(args: argparse.Namespace) -> bool:
     """Whether to load a checkpoint: a file, or a folder with the file that is written last."""
     paths = [args.checkpoint, os.path.join(args.checkpoint, "latest")] if args.resume else []
     return any(map(os.path.isfile, paths))
+
+
+@contextmanager
+def resuming(args: argparse.Namespace) -> Iterator[None]:
+    """Exit with one line if the block fails: the file is no checkpoint of this training."""
+    try:
+        yield
+    except Exception as problem:
+        reason = " ".join(str(problem).split())[:150] or type(problem).__name__
+        sys.exit(f"cannot continue from {args.checkpoint}: {reason}")
 
 
 def refuse_other(saved: dict, training: dict) -> None:

@@ -16,7 +16,7 @@ import sys
 import numpy as np
 
 import workshop
-from ranks import gather, rank_0_first, refuse_lone_ranks, run
+from ranks import SameOnAllRanks, gather, rank_0_first, refuse_lone_ranks, run
 from report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -70,7 +70,7 @@ def main():
     seen = [os.environ.get(f"{maker}_VISIBLE_DEVICES") for maker in ("CUDA", "ROCR", "HIP")]
     used = gather(f"{socket.gethostname()} {seen} {gpus[0].name}" if gpus else None)
     if any(used) and len(set(used) - {None}) < world_size:
-        sys.exit(f"{workshop.SHARED_GPU}: start one rank per GPU, or use --device cpu")
+        raise SameOnAllRanks(f"{workshop.SHARED_GPU}: start one per GPU, or use --device cpu")
     if not gpus:
         workshop.take_cpu(args)
     keras.utils.set_random_seed(args.seed)
@@ -119,7 +119,7 @@ def main():
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.resumes(args):
-        with np.load(args.checkpoint) as arrays:
+        with workshop.resuming(args), np.load(args.checkpoint) as arrays:
             workshop.refuse_other(json.loads(str(arrays["training"])), training)
             for name, variable in state.items():
                 variable.assign(arrays[name])

@@ -119,8 +119,9 @@ def refuse_lone_ranks(world_size: int, one_process: bool = False) -> None:
 def refuse_other_sizes(names, count):
     for name in names:
         if int(os.environ.get(name, count)) != count:
-            sys.exit(f"{name}={os.environ[name]}, but this program sees {count} of these ranks: "
-                     f"start it as its README says, or unset {name}")
+            raise SameOnAllRanks(
+                f"{name}={os.environ[name]}, but this program sees {count} of these ranks: "
+                f"start it as its README says, or unset {name}")
 
 
 def gather(value: object) -> list:

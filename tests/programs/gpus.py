@@ -28,6 +28,8 @@ def pretend_to_torch():
     torch.cuda.is_available = lambda: True
     torch.cuda.device_count = torch.accelerator.device_count = lambda: count
     torch.accelerator.set_device_index = take
+    stream = SimpleNamespace(is_capturing=lambda: False)  # Adam asks
+    torch.accelerator.current_stream = lambda: stream
     owner = rank if identity == "own" else "node"
     torch.cuda.get_device_properties = lambda index: SimpleNamespace(uuid=f"{owner} {index}")
     meet = dist.init_process_group

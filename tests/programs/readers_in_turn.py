@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 source, cases = sys.argv[1], json.loads(sys.argv[2])
-sys.path[0] = str(Path(source).parent)
 text = Path(source).read_text()
 for old, new, flags in cases:
     assert text.count(old) == 1 or not old, old

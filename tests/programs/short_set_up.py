@@ -1,9 +1,8 @@
-"""A set-up that installs nothing, and ends when a file is there: `python short_set_up.py TOOLS VENV FILE`."""
+"""A set-up that installs nothing, and ends once FILE exists: `python short_set_up.py VENV FILE`."""
 
 import sys
 
-sys.path[0] = sys.argv.pop(1)
-import setup  # noqa: E402
+import setup  # tools/environment's
 
 go = sys.argv.pop()
 
@@ -12,7 +11,8 @@ def make(venv, packages):
     with open(f"{venv}.log", "a") as file:
         file.write("made\n")
     setup.step("begins")
-    setup.run(["sh", "-c", f"echo $$ > '{venv}.pid'; while [ ! -e '{go}' ]; do sleep 0.05; done"], "")
+    loop = f"echo $$ > '{venv}.pid'; while [ ! -e '{go}' ]; do sleep 0.05; done"
+    setup.run(["sh", "-c", loop], "")
     (venv / setup.STAMP).write_text("\n".join(setup.stamp(venv)))
 
 

@@ -1,6 +1,6 @@
-"""three_ways.py; leaves for each rank and way what Linux says that its sockets sent during the training's steps.
+"""three_ways.py; leaves what Linux says that each rank's sockets sent in a training's steps.
 
-In 03_ddp: `python ways_on_the_wire.py FOLDER FLAG...`
+`python ways_on_the_wire.py FOLDER FLAG...`: a file for each rank, with the bytes of each way.
 """
 
 import gc
@@ -10,9 +10,9 @@ import socket
 import struct
 import sys
 
-sys.path[0] = os.getcwd()
+import three_ways  # of chapter 3
+
 folder = sys.argv.pop(1)
-import three_ways  # noqa: E402
 
 
 def sent():

@@ -1,4 +1,4 @@
-"""What set-up says, runs and waits for. Any Python from 3.6 on reads it."""
+"""What set-up prints, runs and waits for. Any Python from 3.6 on reads it."""
 
 import fcntl
 import os
@@ -19,33 +19,36 @@ def step(text: str) -> None:
     print(f"set-up: {text}", flush=True)
 
 
-def run(words: list, advice: str, shown: str = "$^", log: str = os.devnull, **options: object) -> None:
-    """Run a command. Every seven seconds a line says for how long, and what `shown` has found last in its output.
+def run(words: list, advice: str, shown: str = "$^", log: str = os.devnull,
+        **options: object) -> None:
+    """Run a command; every seven seconds a line has the time, and its last output like `shown`.
 
-    A log, where one is named, gets all of the output. Raises SetUpFailed, with the advice, and, where there is no log,
-    with what the command says is wrong.
+    A log, where one is named, gets all of the output. Raises SetUpFailed, with the advice, and,
+    where there is no log, with what the command says is wrong.
     """
-    lines, found, ended = [], [""], threading.Event()
-    process = subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               stdin=subprocess.DEVNULL, universal_newlines=True, errors="replace",
-                               start_new_session=True, **options)
+    lines, progress, ended = [], [""], threading.Event()
+    process = subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                               universal_newlines=True, errors="replace", start_new_session=True,
+                               **options)
 
     def tell():
         started = time.monotonic()
         while not ended.wait(7):
-            step(f"{time.monotonic() - started:.0f} s {found[-1]}".rstrip())
+            step(f"{time.monotonic() - started:.0f} s {progress[-1]}".rstrip())
 
     threading.Thread(target=tell, daemon=True).start()
     try:
         for line in process.stdout:
             lines.append(line)
-            found += re.findall(shown, line)
+            progress += re.findall(shown, line)
         code = process.wait()
     except BaseException:  # Ctrl-C, say: it must not work on while another set-up takes the lock
         os.killpg(process.pid, signal.SIGTERM)
         raise
     finally:
         ended.set()
+
     with open(log, "w") as file:
         file.writelines(lines)
     if code and log != os.devnull:
@@ -53,12 +56,14 @@ def run(words: list, advice: str, shown: str = "$^", log: str = os.devnull, **op
     if code:
         begins = "\\s*(error|\N{MULTIPLICATION SIGN})"  # pip's and uv's
         errors = [number for number, line in enumerate(lines) if re.match(begins, line, re.I)]
-        said = " ".join(" ".join(lines[errors[0] if errors else -3:]).split())
-        raise SetUpFailed(f"{said if len(said) < 400 else f'{said[:150]} ... {said[-250:]}'}: {advice}")
+        reason = " ".join(" ".join(lines[errors[0] if errors else -3:]).split())
+        if len(reason) > 400:
+            reason = f"{reason[:150]} ... {reason[-250:]}"
+        raise SetUpFailed(f"{reason}: {advice}")
 
 
 def alone(folder: Path) -> TextIO:
-    """Lock a folder until the file that this returns is closed or the process ends; wait for whoever has it."""
+    """Lock a folder until the file that this returns is closed; wait for whoever has it."""
     file = open(folder / ".workshop-lock", "a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
