@@ -78,16 +78,6 @@ def test_a_run_that_gives_no_record_says_why(script, reason, tmp_path, monkeypat
     assert re.fullmatch(f"{reason}.*", record["failed"]) and time.monotonic() - began < 20
 
 
-@pytest.mark.fault
-@pytest.mark.parametrize(("words", "message"), [
-    (["weak", "--chapters", "07_nothing"], "07_nothing is no chapter"),
-    (["weak", "--", "--batch-size", "8"], "--batch-size belongs before --"),
-    (["weak", "--ranks", "0"], "--ranks.*from 1")])
-def test_a_mistake_is_one_line(words, message, tmp_path):
-    done = execute([*SWEEP, "--results", tmp_path / "r", *words])
-    assert done.code == 2 and re.search(message, done.err) and done.err.count("\n") == 1
-
-
 @pytest.mark.check
 def test_a_table_tells_efficiency_and_what_may_mislead():
     runs = [{"study": "weak", "chapter": "03_ddp", "flags": "", "ranks": ranks, "batch": 64,
