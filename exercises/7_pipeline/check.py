@@ -1,12 +1,10 @@
 """What the grade of exercise 7 looks at."""
 
-from collections import Counter
 from itertools import accumulate
 
 from runner import learner, on_ranks
 
-CASES = (4, 8), (4, 2), (1, 3), (3, 5)  # stages and micro-batches
-WIDE = 20  # slots that a timetable shows
+CASES = (4, 8), (4, 2), (1, 3)  # stages and micro-batches
 
 
 def points(file):
@@ -23,15 +21,14 @@ def points(file):
 
 def points_of_case(orders, stages, micro_batches):
     """Each point takes for granted what those before it ask for."""
-    passes = [(kind, number) for kind in "FB" for number in range(micro_batches)]
-    wrong = [stage for stage, order in enumerate(orders) if not isinstance(order, list)
-             or Counter(map(repr, order)) != Counter(map(repr, passes))]
+    passes = [(kind, number) for kind in "BF" for number in range(micro_batches)]
+    wrong = [stage for stage, order in enumerate(orders) if sorted(order) != passes]
     stage = (*wrong, 0)[0]
     yield "each stage has each pass once", not wrong, (
         f"stage {stage} has {orders[stage]!s:.300}, and has to have F and B of each of "
         f"{micro_batches} once")
     wrong = [stage for stage, order in enumerate(orders)
-             if sorted(order, key=lambda item: item[0]) != sorted(order)]
+             if sorted(order, key=lambda item: item[0]) != passes]
     stage = (*wrong, 0)[0]
     yield "in the order of the micro-batches, forwards and backwards", not wrong, (
         f"stage {stage} has {' '.join(map(in_short, orders[stage]))}. Of backwards, too, the "
@@ -40,7 +37,7 @@ def points_of_case(orders, stages, micro_batches):
     timetable, waiting = simulate(orders)
     picture = ""
     for stage, slots in enumerate(zip(*timetable)):
-        row = " ".join(f"{in_short(item):3}" for item in slots[:WIDE])
+        row = " ".join(f"{in_short(item):3}" for item in slots)
         picture += f"\n  stage {stage}  {row}"
     yield "no stage waits for ever", not waiting, (
         f"deadlock after {len(timetable)} slots: {', '.join(waiting)}{picture}")
@@ -52,17 +49,13 @@ def points_of_case(orders, stages, micro_batches):
         "forward for each stage after it, then a forward and a backward alternate. (All forwards "
         f"first is GPipe.){picture}")
     slots = 2 * (micro_batches + stages - 1)
-    bubble = f"{stages - 1}/{micro_batches + stages - 1}"
-    yield f"{slots} slots, a bubble of {bubble}", len(timetable) <= slots, (
+    yield f"all is done in {slots} slots", len(timetable) <= slots, (
         f"it takes {len(timetable)} slots: some stages wait for a backward before they have given "
         f"enough forwards to those after them, which are idle{picture}")
 
 
 def simulate(orders):
-    """Let the stages follow their orders.
-
-    Return what each does in each slot, or None, and who waits for whom for ever.
-    """
+    """Return what each stage does in each slot, or None, and who waits for whom for ever."""
     left = [list(order) for order in orders]
     done, timetable = set(), []
     while any(left):

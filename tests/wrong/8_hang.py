@@ -9,8 +9,5 @@ WRONG = {
     "the collective is removed": (
         [(MEAN, ""), (GATHER, ""), ("torch.cat(tensors)", "right")],
         "over its own half"),
-    "rank 0 decides for all": (
-        [(MEAN, "        dist.broadcast(loss, 0)\n")],
-        "each over its own half"),
     "a sum": ([("        loss /= dist.get_world_size()\n", "")], ", a mean; rank by rank"),
 }
