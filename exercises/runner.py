@@ -2,11 +2,11 @@
 
 import contextlib
 import faulthandler
-import importlib.util
 import multiprocessing
 import os
 import pickle
 import re
+import runpy
 import signal
 import sys
 import tempfile
@@ -15,7 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import psutil
 import torch
@@ -68,6 +68,9 @@ def be_rank(rank, ranks, folder, file, function, meet):
     os.dup2(out, 1)
     os.dup2(out, 2)
     sys.stdout.reconfigure(line_buffering=True)
+    disk = folder / f"{rank}.disk"  # a folder of its own, for what the learner's file writes
+    disk.mkdir()
+    os.chdir(disk)
     faulthandler.register(signal.SIGUSR1, open(folder / f"{rank}.place", "w"))
     try:
         torch.set_num_threads(1)
@@ -182,12 +185,9 @@ def counted() -> list:
     return calls
 
 
-def learner(file: Path) -> ModuleType:
-    """Return the learner's module."""
-    spec = importlib.util.spec_from_file_location("exercise", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def learner(file: Path) -> SimpleNamespace:
+    """Return what the learner's file defines."""
+    return SimpleNamespace(**runpy.run_path(str(file)))
 
 
 # What several checks compare.

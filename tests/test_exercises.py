@@ -1,6 +1,5 @@
 """The exercises' grader: right for each solution, a hint of its own for each typical mistake."""
 
-import re
 import runpy
 import shutil
 
@@ -52,9 +51,8 @@ def graded(number, text, tmp_path):
 def test_the_solution_passes(number, tmp_path):
     done = graded(number, solution(number, tmp_path), tmp_path)
     assert done.code == RIGHT and "all right" in done.out, done.out + done.err
-    if number == 10:  # shows what it has counted, too
-        rows = re.findall(r"^  (?:GB|bytes).* ([\d.,]+) +([\d.,]+)$", done.out, re.M)
-        assert len(rows) == 4 and all(computed == counted for computed, counted in rows), done.out
+    if number == 10:  # what the ring sends is what the formula says
+        assert "600,000 bytes each" in done.out, done.out
 
 
 @pytest.mark.slow

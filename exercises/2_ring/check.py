@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from runner import counted, learner, on_ranks, same
 
-RANKS, LENGTH = 4, 5  # LENGTH: of a chunk
+RANKS, LENGTH = 4, 5  # of a chunk
+UNEVEN = 9  # numbers, for chunks of 3, 2, 2 and 2
 WHOLE = sum(10**rank for rank in range(RANKS))
 
 
@@ -19,8 +20,7 @@ def points(file):
     yield from points_of_half(file, "all_gather", (
         "rank r sends chunk r + 1 first, a finished sum. What it receives is one, too, and takes "
         "the place of what is there (copy_)"))
-    yield from points_of_sum(file, 1000)
-    yield from points_of_sum(file, 9)
+    yield from points_of_sum(file)
 
 
 def points_of_exchange(file):
@@ -65,20 +65,20 @@ def points_of_half(file, half, rule):
         "itself has to change: = in place of += or copy_ makes another tensor")
 
 
-def points_of_sum(file, length):
+def points_of_sum(file):
     def on_rank(rank):
-        calls, own = counted(), torch.randn(length, dtype=torch.float64)
+        calls, own = counted(), torch.randn(UNEVEN, dtype=torch.float64)
         tensor = own.clone()
         learner(file).ring_all_reduce(tensor)
         return {"own": own, "after": tensor, "calls": calls}
 
     ranks = on_ranks(file, on_rank, RANKS)
     total = sum(rank["own"] for rank in ranks)
-    yield f"ring_all_reduce: every rank has the sum of {length:,} numbers", all(
+    yield f"ring_all_reduce: every rank has the sum of {UNEVEN} numbers", all(
         same(rank["after"], total) for rank in ranks), (
         "each number has to be in one chunk, also where N does not divide them, in the tensor's "
         "order and memory")
-    yield point_of_messages("ring_all_reduce", ranks, 2 * (RANKS - 1), -(-length // RANKS))
+    yield point_of_messages("ring_all_reduce", ranks, 2 * (RANKS - 1), 3)
 
 
 def point_of_messages(function, ranks, number, longest):
@@ -89,5 +89,5 @@ def point_of_messages(function, ranks, number, longest):
         right &= [peer for peer, _ in sent] == [(rank + 1) % RANKS] * number
         right &= all(elements <= longest for _, elements in sent)
     return f"{function}: each rank sends {number} chunks to its right neighbour", right, (
-        f"with {RANKS} ranks it takes {number} messages of at most {longest:,} numbers; the last "
+        f"with {RANKS} ranks it takes {number} messages of at most {longest} numbers; the last "
         f"rank calls {facts['calls']}")

@@ -59,20 +59,18 @@ def point_of_steps(file, gradients):
         """Compare some steps with those of an optimizer that has the whole state."""
         model, optimizer = optimized(file)
         expected, velocity = flat(model.parameters()), torch.zeros(TOTAL, dtype=torch.float64)
-        sizes, right = [parameter.numel() for parameter in model.parameters()], []
+        sizes = [parameter.numel() for parameter in model.parameters()]
         for of_ranks in gradients:
             for parameter, part in zip(model.parameters(), of_ranks[rank].split(sizes)):
                 parameter.grad = part.view_as(parameter).clone()
             optimizer.step()
             velocity = MOMENTUM * velocity + of_ranks.mean(0)
             expected = expected - LR * velocity
-            right.append(same(flat(model.parameters()), expected))
-        return right
+        return same(flat(model.parameters()), expected)
 
-    right = on_ranks(file, on_rank, RANKS)
-    return "each step is that of the optimizer with the whole state", all(map(all, right)), (
-        f"right, step by step: {right[0]}; update changes own in place (own -= ...), and keeps "
-        "velocity in self")
+    right = all(on_ranks(file, on_rank, RANKS))
+    return f"{STEPS} steps are those of the optimizer with the whole state", right, (
+        "update changes own in place (own -= ...), and keeps velocity in self")
 
 
 def optimized(file):

@@ -14,6 +14,6 @@ WRONG = {
     "the state is not broadcast": ([(STATE, "")], "what else does SGD's step depend on"),
     "wrapped when its state is loaded": ([(WRAP, ""), (PARAMETERS, WRAP + PARAMETERS)],
         "out of the one that it is given"),
-    "no DistributedOptimizer": ([(WRAP, "")], "each rank steps by its own gradients"),
-    "a sum": ([("named_parameters())", "named_parameters(), op=hvd.Sum)")], "they are summed"),
+    "no DistributedOptimizer": ([(WRAP, "")], "averages gradients, if it steps"),
+    "a sum": ([("named_parameters())", "named_parameters(), op=hvd.Sum)")], "averaged, not summed"),
 }

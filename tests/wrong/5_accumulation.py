@@ -6,12 +6,12 @@ CONTEXT = "nullcontext() if number == last else ddp.no_sync()"
 WRONG = {
     "the bare model": (
         [("ddp(images)", "ddp.module(images)")],
-        "without its wrapper ddp sees no forward"),
+        "a model that is called without its wrapper"),
     "a step after each": ([(STEP, "        optimizer.step()\n")],
         "gradients are added up over all micro-batches, and then comes one step"),
     "no_sync around all": (
         [(CONTEXT, "ddp.no_sync()")],
-        "the last micro-batch, forward and backward, is to send"),
+        "last micro-batch, forward and backward, is to send"),
     "no division": ([(WEIGHT, "")], "3 times the right one: each loss is a mean"),
     "zero_grad in the loop": (
         [(ZERO, ""), ("        with", "        optimizer.zero_grad()\n        with")],

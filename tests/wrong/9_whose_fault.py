@@ -2,5 +2,5 @@
 
 WRONG = {
     "a: twice": ([('"a": "sum"', '"a": "twice"')], "1 on the one rank and 3 on the other"),
-    "d: weights": ([('"d": "part"', '"d": "weights"')], "parameters one by one after a step"),
+    "c: weights": ([('"c": "part"', '"c": "weights"')], "parameters one by one after a step"),
 }
