@@ -188,9 +188,7 @@ def run(session, arguments):
         if exit.code not in (None, 0):
             end = "died"
             problem = f"exit code {exit.code}" if isinstance(exit.code, int) else str(exit.code)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as fault:
+    except Exception as fault:
         traceback.print_exc()
         end = "died"
         problem = f"{type(fault).__name__}: {''.join(str(fault).splitlines()[:1])}"

@@ -56,9 +56,6 @@ FINDINGS = {  # {name: (what was seen, what to do)}
     "hang": (
         "the ranks wait for each other for ever",
         "all ranks have to make the same calls in one order: look at these lines"),
-    "sequence": (
-        "the ranks call different collectives",
-        "take the call out of the condition on the rank"),
 }
 FOLLOWS = {  # {a finding: others that bring it about; then it is not repeated}
     "apart": {"own gradients", "part", "other gradients"},
@@ -78,12 +75,6 @@ def plural(count, word):
     return f"{count} {word}{'s' * (count != 1)}"
 
 
-def ranks_text(some_ranks, world_size):
-    if len(some_ranks) == world_size:
-        return "all ranks"
-    return f"rank{'s' * (len(some_ranks) > 1)} {listed(some_ranks)}"
-
-
 # Weights.
 
 def differing(states):
@@ -100,35 +91,31 @@ def differing(states):
             names[name] = others if times > 1 else list(range(len(values)))
     if not names:
         return ""
-    name, some_ranks = next(iter(names.items()))
-    return (f"{len(names)} of {plural(len(states[0]), 'tensor')}, such as {name}, "
-            f"on {ranks_text(some_ranks, len(states))}")
+    name, ranks = next(iter(names.items()))
+    tensors = plural(len(states[0]), "tensor")
+    return f"{len(names)} of {tensors}, such as {name}, on rank {listed(ranks)}"
 
 
 def judge_weights(reports):
     """Return the lines and findings of the parameters."""
     findings = {}
     before = [report["before"] for report in reports]
-    steps = min(len(report["steps"]) for report in reports)
-    apart = differing(before)
-    if apart:
-        findings["weights"] = apart
-    for number in range(steps):
-        after = [report["steps"][number]["after"] for report in reports]
-        moved_apart = differing(after)
-        if moved_apart and not apart:
-            findings["apart"] = f"since step {number + 1}: {moved_apart}"
-            break
-    if before[0] and before == [report["steps"][-1]["after"] for report in reports]:
-        findings["nothing trains"] = f"in {plural(steps, 'step')}"
+    after = list(zip(*([step["after"] for step in report["steps"]] for report in reports)))
+    at_start, at_end = differing(before), differing(after[-1])
+    steps_apart = [step for step, states in enumerate(after, 1) if differing(states)]
+    if at_start:
+        findings["weights"] = at_start
+    elif steps_apart:
+        findings["apart"] = f"since step {steps_apart[0]}"
+    if before[0] and before == list(after[-1]):
+        findings["nothing trains"] = f"in {plural(len(after), 'step')}"
 
     equal = "equal" if before[0] else "not compared"
     shards = len(reports[0]["shards"])
     if shards:
         equal += f"; {plural(shards, 'tensor')} of which each rank has another shard"
-    at_end = "different" if apart else findings.get("apart", equal)
-    return [("weights before step 1", apart or equal),
-            (f"weights after {plural(steps, 'step')}", at_end)], findings
+    return [("weights before step 1", at_start or equal),
+            (f"weights after {plural(len(after), 'step')}", at_end or equal)], findings
 
 
 # Gradients: projections are linear, so those of a mean are the mean of those of its parts.
@@ -274,8 +261,6 @@ def judge_data(reports):
             findings["same data"] = f"{len(common)} of the {fewest} samples given to the models"
         counts = listed(sorted(set(map(len, given))))
         seen = f"{counts} samples given on each rank, {len(common)} on all"
-    if findings.keys() & {"same data", "overlap"}:
-        seen = "see below"
     return [("data", seen or "no DataLoader, no batch: not seen")], findings
 
 
@@ -284,11 +269,10 @@ def judge_data(reports):
 def judge_devices(reports):
     """Return the lines and findings of GPUs."""
     findings = {}
-    places = [(report["host"], report["gpu"]) for report in reports]
-    for place, times in Counter(places).items():
-        if times > 1 and place[1]:
-            sharing = [rank for rank, other in enumerate(places) if other == place]
-            findings["one GPU"] = ranks_text(sharing, len(reports))
+    places = Counter((report["host"], report["gpu"]) for report in reports if report["gpu"])
+    for (host, gpu), ranks in places.items():
+        if ranks > 1:
+            findings["one GPU"] = f"{ranks} on {gpu} of {host}"
     return [("devices", listed(sorted({report["device"] for report in reports})))], findings
 
 
@@ -311,38 +295,15 @@ def judge_hang(states: list[tuple[dict, dict]], seconds: float) -> tuple[Lines, 
 
     states: of each rank its report, if it has ended, and its last sign of life.
     """
-    places, lines = {}, []
+    lines = []
     for rank, (report, alive) in enumerate(states):
         stack = alive["stack"] if alive else ["the start"]
-        if report:
-            stack = ["its end"]
-        places.setdefault(stack[0], []).append(rank)
-        lines.append((f"rank {rank}", f"at {' < '.join(stack)}"))
-    difference = first_difference([alive for _, alive in states if alive])
-    if difference:
-        return lines, {"sequence": difference}
-    rarest = sorted(places.items(), key=lambda item: len(item[1]))  # where few are is the mistake
-    text = "; ".join(f"at {place}: rank{'s' * (len(some_ranks) > 1)} {listed(some_ranks)}"
-                     for place, some_ranks in rarest)
-    return lines, {"hang": f"{text}, for {seconds:.0f} s"}
-
-
-def first_difference(alive):
-    """Return where the ranks' sequences of collectives part, in words, or None."""
-    first = max(rank["first"] for rank in alive)
-    last = min(rank["first"] + len(rank["calls"]) for rank in alive)
-    for number in range(first, last):
-        calls = [rank["calls"][number - rank["first"]] for rank in alive]
-        if len({call.split(" at ")[0] for call in calls}) > 1:
-            return "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
-    return None
+        place = "the end" if report else " < ".join(stack)
+        lines.append((f"rank {rank}", f"at {place}"))
+    return lines, {"hang": f"for {seconds:.0f} s, at the lines above"}
 
 
 # Words.
-
-def verdict(findings: Findings) -> str:
-    return f"wrong: {listed(sorted(findings))}" if findings else "nothing wrong was found"
-
 
 def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> None:
     """Print the table, a line per finding, and the verdict."""
@@ -358,4 +319,5 @@ def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> 
     for key, where in findings.items():
         symptom, advice = FINDINGS[key]
         print(f"WRONG: {key}: {symptom} ({where}). To do: {advice}")
-    print(f"verdict: {verdict(findings)}", flush=True)
+    verdict = f"wrong: {listed(sorted(findings))}" if findings else "nothing wrong was found"
+    print(f"verdict: {verdict}", flush=True)

@@ -1,6 +1,6 @@
 """What agree.py sees of a rank's training.
 
-Hooks on modules, gradients, optimizers, loaders and collectives, which change nothing.
+Hooks on modules, gradients, optimizers and loaders, which change nothing.
 """
 
 import functools
@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -28,14 +28,7 @@ from torch.utils.data import (
 from . import frames
 from .sums import PROJECTIONS, fingerprint, likeness, projections, samples, shard_of
 
-LATEST = 20  # collectives that go with a sign of life
 LONGEST = 10_000  # samples of an epoch whose numbers are recorded
-COLLECTIVES = (
-    "all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier",
-    "send", "recv", "isend", "irecv",
-    "all_gather", "all_gather_into_tensor", "all_gather_single",
-    "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single",
-    "all_to_all", "all_to_all_single", "_broadcast_coalesced")
 WRAPPERS = {
     "DistributedDataParallel": "DDP",
     "FullyShardedDataParallel": "FSDP1",
@@ -50,14 +43,13 @@ class Watch:
 
     def __init__(self, script: str, steps: int, done: Callable[[], None]):
         self.script, self.steps, self.done = script, steps, done
-        self.models, self.ddp_modules = [], []
+        self.models = []
         self.names = {}  # {parameter: its name}
         self.loader_names = {}  # {id of a DataLoader: its name in the record}
         self.step_counts = defaultdict(int)  # {id of an optimizer: its steps}
         self.module_depth = self.step_depth = 0  # DeepSpeed calls a step within its own
-        self.in_collective = self.on_gpu = False
+        self.on_gpu = False
         self.events = 0  # a count that grows while the training goes on
-        self.calls = []  # collectives, each as "name at place"
         self.local = {}  # {name: projections} of this rank's own gradients since the last step
         self.final = {}  # {name: projections} of what the optimizer takes
         self.record = {
@@ -76,30 +68,6 @@ class Watch:
         replace(iterator, "_reset", self.begin_next_epoch)
         replace(iterator, "_next_index", self.draw)
         replace(iterator, "__next__", self.load)
-        for name in COLLECTIVES:
-            if hasattr(dist, name):
-                self.listen(name)
-
-    def listen(self, name):
-        """Note the calls of a communicating function of torch.distributed, and where they are."""
-        original = getattr(dist, name)
-
-        @functools.wraps(original)
-        def call(*args, **kwargs):
-            self.events += 1
-            if self.in_collective:  # one that is made of others
-                return original(*args, **kwargs)
-            place = frames.places(sys._getframe(1), self.script)[0]
-            self.calls.append(f"{name.strip('_')} at {place}")
-            self.in_collective = True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self.in_collective = False
-
-        for module in (dist, dist.distributed_c10d):
-            if getattr(module, name, None) is original:
-                setattr(module, name, call)
 
     # Modules: the outermost that is called in training mode is a model, and its input is data.
 
@@ -142,7 +110,7 @@ class Watch:
         if wrapper and wrapper not in self.record["wrappers"]:
             self.record["wrappers"].append(wrapper)
         if wrapper == "DDP":
-            self.ddp_modules.append(part)
+            self.record["hook"] = part._get_ddp_logging_data().get("comm_hook", "")
         elif wrapper == "DeepSpeed":
             self.hook_deepspeed(part)
         elif wrapper == "FSDP2":
@@ -246,8 +214,6 @@ class Watch:
 
         if hasattr(optimizer, "_allreduce_delay") and "Horovod" not in self.record["wrappers"]:
             self.record["wrappers"].append("Horovod")
-        for module in self.ddp_modules:
-            self.record["hook"] = module._get_ddp_logging_data().get("comm_hook", "")
 
         local = {name: self.local.pop(name) for name in self.final if name in self.local}
         step = {"local": local, "final": self.final, "after": self.state()}
@@ -296,15 +262,11 @@ class Watch:
             iterator.agree[0]["used"] = True
         return batch
 
-    # For the watchdog.
-
     def whereabouts(self) -> dict:
-        """Return where the main thread is, whether it waits there, and its last collectives."""
+        """Return where the main thread is, and whether it waits there for others."""
         frame = sys._current_frames().get(threading.main_thread().ident)
-        return {"stack": frames.places(frame, self.script),
-                "waits": frames.waits(frame, self.on_gpu),
-                "events": self.events, "first": max(0, len(self.calls) - LATEST),
-                "calls": self.calls[-LATEST:]}
+        return {"stack": frames.places(frame, self.script), "events": self.events,
+                "waits": frames.waits(frame, self.on_gpu)}
 
 
 def replace(owner, name, method):
@@ -318,22 +280,15 @@ def replace(owner, name, method):
 
 
 def first_tensor(batch):
-    """Return the first tensor with a row per sample of a batch: a tensor, a list, or a dict."""
-    if torch.is_tensor(batch):
-        return batch if batch.dim() > 1 else None
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    for part in batch if isinstance(batch, (list, tuple)) else []:
-        tensor = first_tensor(part)
-        if tensor is not None:
-            return tensor
-    return None
+    """Return the first tensor with a row per sample of a batch, or None."""
+    tensors = filter(torch.is_tensor, tree_leaves(batch))
+    return next((tensor for tensor in tensors if tensor.dim() > 1), None)
 
 
 def describe(loader):
     """Return the facts of a DataLoader that stay the same in all epochs."""
     data = loader.dataset
-    while isinstance(data, Subset):
+    while hasattr(data, "dataset"):  # a Subset, or another wrapper
         data = data.dataset
     try:
         size = len(loader.dataset)
@@ -343,18 +298,7 @@ def describe(loader):
     replacement = bool(getattr(loader.sampler, "replacement", False))
     all_samples = type(sampler) in (RandomSampler, SequentialSampler) and not replacement
     return {"items": size, "epochs": {}, "orders": {}, "used": False, "whole": all_samples,
-            "like": likeness(data) if has_items(data) else 0, "replacement": replacement}
-
-
-def has_items(dataset):
-    """Return True if an attribute has len(dataset) entries; if not, samples may be generated."""
-    values = list(vars(dataset).values()) if hasattr(dataset, "__dict__") else []
-    for value in list(values):
-        if isinstance(value, (list, tuple)) and len(value) < 10:
-            values += value
-    lengths = [len(value) for value in values
-               if hasattr(value, "__len__") and getattr(value, "ndim", 1)]
-    return hasattr(dataset, "__len__") and len(dataset) in lengths
+            "like": likeness(data), "replacement": replacement}
 
 
 def number_in_whole(dataset, number):
