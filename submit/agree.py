@@ -220,7 +220,7 @@ def parse_args():
     parser.add_argument("--timeout", type=float, default=30,
                         help="seconds of waiting that are called a hang (30)")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher passes it
-    parser.add_argument("script", nargs="?", type=Path)
+    parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's")
     return parser.parse_args()
 
@@ -229,12 +229,10 @@ def main():
     args = parse_args()
     if args.steps < 1 or not args.timeout > 0 or math.isinf(args.timeout):
         return fail("--steps and --timeout have to be more than 0")
-    if not args.script:
-        return fail("name your script")
     if not os.path.isfile(args.script):  # pathlib's raises where a name is too long
         return fail(f"no file {args.script}: name your script")
     if args.script.suffix == ".ipynb":
-        return fail(f"{args.script} is a notebook: jupyter nbconvert --to script {args.script}")
+        return fail(f"{args.script} is a notebook: convert it with jupyter nbconvert --to script")
 
     rank, world_size, store = meet(args.timeout)
     if world_size < 2:

@@ -38,26 +38,17 @@ EPOCHS = "    for epoch in range(5):\n"
 # Changes to stream.py.
 STREAM_LOSS = "nn.functional.mse_loss(model(inputs), targets)"
 STREAM_MODEL = "nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))"
-STREAM_STEP = "    optimizer.step()\n"
-HALF_CLIP = (
-    "    for parameter in model.parameters():\n"
-    "        parameter.grad *= 0.45 + 0.02 * schedule.last_epoch\n")
-SECOND_OPTIMIZER = (
-    "other = nn.Linear(1, 1)\nsecond = torch.optim.SGD(other.parameters(), lr=0.01)\nschedule =")
 
 CASES = {  # file: {name: (changes, the verdict)}
     "your_script_ddp": {
-        "no wrapper": ([NO_WRAPPER], "own gradients"),
         "the wrapper is by-passed": ([("ddp(images)", "model(images)")], "own gradients"),
         "no sampler": ([SHUFFLED], "same data"),
         "no sampler, one seed per rank": (
             [(SEED, SEED_BY_RANK), SHUFFLED, ("model = nn", f"{SEED}\n    model = nn"),
              (EPOCHS, f"    {SEED_BY_RANK}\n{EPOCHS}")], "overlap"),
-        "each rank splits in its own way": ([(SEED, SEED_BY_RANK)], "overlap"),
         "a sampler for one rank": (
             [("DistributedSampler(train,", "DistributedSampler(train, num_replicas=1, rank=0,")],
             "sampler"),
-        "a sum by hand": ([NO_WRAPPER, (STEP, EACH + REDUCE + STEP)], "sum"),
         "averaged twice": ([(STEP, EACH + DIVIDE + STEP)], "twice"),
         "nobody broadcasts": (
             [NO_WRAPPER, (STEP, BY_HAND + STEP), (LOAD, f"{LOAD}    {SEED_BY_RANK}\n")],
@@ -74,31 +65,18 @@ CASES = {  # file: {name: (changes, the verdict)}
         "as it is": ([], NOTHING),
         "not Horovod's optimizer": (
             [("optimizer = hvd.DistributedOptimizer(optimizer, "
-              "named_parameters=model.named_parameters())\n", "")], "own gradients"),
-        "op=Sum, which Adam hides": (
-            [("model.named_parameters())\nfor", "model.named_parameters(), op=hvd.Sum)\nfor")],
-            "sum")},
+              "named_parameters=model.named_parameters())\n", "")], "own gradients")},
     "by_mpi": {"as it is": ([], NOTHING), "no division": ([(" / ranks", "")], "sum")},
-    "by_fsdp": {
-        "as it is": ([], NOTHING),
-        "a layer is no shard": (
-            [("in model:", "in model[:1]:"), ("fully_shard(model)\n", "")], "part")},
+    "by_fsdp": {"as it is": ([], NOTHING)},
     "by_deepspeed": {"as it is": ([], NOTHING)},
     "accumulation": {"no_sync stays on": ([("if last else", "if False else")], "own gradients")},
     "stream": {
         "as it is": ([], NOTHING),
         "all take all samples": ([("range(self.rank, 512, self.ranks)", "range(512)")],
                                  "same data"),
-        "two optimizers, one unknown to DDP": (
-            [("schedule =", SECOND_OPTIMIZER),
-             (STREAM_LOSS, STREAM_LOSS.replace("model(inputs)", "other(model(inputs))")),
-             ("    schedule.step()",
-              "    second.step()\n    second.zero_grad()\n    schedule.step()")],
-            "own gradients"),
-        "clipped by about a half, in bf16": (
+        "in bf16": (
             [(STREAM_MODEL, f"{STREAM_MODEL}.bfloat16()"),
-             (STREAM_LOSS, STREAM_LOSS.replace("inputs)", "inputs.bfloat16()).float()")),
-             (STREAM_STEP, HALF_CLIP + STREAM_STEP)], NOTHING),
+             (STREAM_LOSS, STREAM_LOSS.replace("inputs)", "inputs.bfloat16()).float()"))], NOTHING),
         "it asks nobody": (
             [('dist.init_process_group("gloo")\n', ""), ("DDP(nn.Seq", "(nn.Seq"),
              ("dist.get_rank(), dist.get_world_size()", "0, 1"),
@@ -194,16 +172,6 @@ def test_two_epochs(changes, expected, tmp_path):
     assert f"verdict: {expected}\n" in done.out, done.out + done.err
 
 
-def test_the_script_imports_its_own_files(tmp_path):
-    """Also where they are called as those of agree.py are."""
-    imports = "import torch\nfrom checker import ONE\nfrom ranks import TWO\n"
-    script = changed("stream", [("import torch\n", imports)], tmp_path)
-    (tmp_path / "checker.py").write_text("ONE = 1\n")
-    (tmp_path / "ranks.py").write_text("TWO = 2\n")
-    done = watched(script)
-    assert done.code == 0 and f"verdict: {NOTHING}\n" in done.out, done.out + done.err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [
     "mpiexec", "torchrun", "deepspeed",
@@ -229,8 +197,7 @@ def test_under_each_launcher(launcher, tmp_path):
     ("mine.py", "print('no training here')\n", "ended before a step of a PyTorch optimizer"),
     ("mine.py", "import os, torch\nif os.environ['RANK'] == '1':\n"
                 "    raise ValueError('a bad\\nimage')\n", "rank 1 ended with ValueError: a bad$"),
-    ("mine.ipynb", "{}", r"mine\.ipynb is a notebook: convert it")],
-    ids=["no step", "dies", "a notebook"])
+    ("mine.ipynb", "{}", "is a notebook: convert it")], ids=["no step", "dies", "a notebook"])
 def test_what_cannot_be_looked_at(name, text, problem, tmp_path):
     (tmp_path / name).write_text(text)
     done = forked.run([AGREE, tmp_path / name], 2, environment(), timeout=90)

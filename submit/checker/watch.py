@@ -97,7 +97,11 @@ class Watch:
             self.note_wrapper(part)
         self.name_parameters(module, "" if first else f"model {len(self.models)}: ")
         if first:
-            self.note_device(next(module.parameters()).device)
+            device = next(module.parameters()).device
+            self.on_gpu = device.type != "cpu"
+            self.record["device"] = str(device)
+            if device.type == "cuda":
+                self.record["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
         # The earlier values of a model that has trained meanwhile stay.
         self.record["before"] = self.state() | self.record.get("before", {})
 
@@ -133,12 +137,6 @@ class Watch:
         """Return True if each rank has another part of it: FSDP, stage 3 of DeepSpeed's ZeRO."""
         return (hasattr(parameter, "to_local") or hasattr(parameter, "ds_tensor")
                 or "FSDP1" in self.record["wrappers"])
-
-    def note_device(self, device):
-        self.record["device"] = str(device)
-        self.on_gpu = device.type != "cpu"
-        if device.type == "cuda":
-            self.record["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
 
     def state(self):
         """Return fingerprints of all whole parameters, by name."""
