@@ -172,26 +172,6 @@ def test_two_epochs(changes, expected, tmp_path):
     assert f"verdict: {expected}\n" in done.out, done.out + done.err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", [
-    "mpiexec", "torchrun", "deepspeed",
-    pytest.param("horovodrun", marks=skip_without("02_horovod"))])
-def test_under_each_launcher(launcher, tmp_path):
-    words = {
-        "mpiexec": [BIN / "mpiexec", "-n", 2, sys.executable],
-        "torchrun": [BIN / "torchrun", "--nproc-per-node", 2],
-        "horovodrun": [BIN / "horovodrun", "--gloo", "-np", 2, sys.executable],
-        "deepspeed": [BIN / "deepspeed", "--num_gpus", 2, "--master_port", forked.free_port()],
-    }[launcher]
-    script = ROOT / "03_ddp" / "your_script_ddp.py"
-    if launcher in ("horovodrun", "deepspeed"):
-        script = changed(f"by_{launcher.removesuffix('run')}", [], tmp_path)
-    done = execute([*words, AGREE, script], timeout=120, cwd=tmp_path)
-    assert done.code == 0 and done.out.count(f"verdict: {NOTHING}") == 1, done.out + done.err
-    assert "leaked" not in done.err  # of the script's worker processes
-    assert "digits.pt" not in [path.name for path in tmp_path.iterdir()]
-
-
 @pytest.mark.fault
 @pytest.mark.parametrize(("name", "text", "problem"), [
     ("mine.py", "print('no training here')\n", "ended before a step of a PyTorch optimizer"),

@@ -56,26 +56,6 @@ def test_what_was_measured_stays_and_the_next_demo_goes_on(
     assert not (made_up_demo / "demo.jsonl.part").exists()
 
 
-def test_horovod_is_built_after_the_other_rows_and_left_out_without_a_compiler(
-        made_up_demo, monkeypatch, capsys):
-    reasons = {HOROVOD: "chapter 2 needs a C++ compiler"}
-    monkeypatch.setattr(demo, "missing", reasons.get)
-    demo.main()
-    assert "2  Horovod is left out: chapter 2 needs a C++" in capsys.readouterr().out
-    assert len(lines(made_up_demo / "demo.jsonl")) == 2
-
-    def build(words):
-        assert words[-2:] == ["--venv", sys.prefix]
-        assert "3  DDP                        2" in capsys.readouterr().out
-        reasons.clear()
-
-    reasons[HOROVOD] = "Horovod is not built yet: make setup"
-    monkeypatch.setattr(study, "machine", lambda: {"git": "1", "host": "vm"})  # it runs git
-    monkeypatch.setattr(demo.subprocess, "run", build)
-    demo.main()
-    assert len(lines(made_up_demo / "demo.jsonl")) == 3
-
-
 def test_real_rows_are_equal(tmp_path):
     source = f"""import sys; from tools.measuring import demo
 runs = [run for run in demo.RUNS if run[1] in ("1  PyTorch", "3  PyTorch's DDP")]

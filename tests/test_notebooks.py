@@ -89,19 +89,6 @@ def test_a_slider_moves_the_figure():
     assert not notebook.cells[2].outputs
 
 
-@pytest.mark.slow
-def test_the_steps_to_the_target_are_counted_as_main_py_trains(tmp_path):
-    flags = ["--epochs", 1, "--seed", 3, "--results", tmp_path / "record", "--device", "cpu"]
-    folder = ROOT / "01_single_node"
-    done = execute([sys.executable, "main.py", *flags], cwd=folder)
-    assert done.code == 0, done.err
-    program = ("from steps_to_target import training; "
-               "print(next(end for step, _, end in training(64, 0.05, 3) if step == 22))")
-    counted = execute([sys.executable, "-c", program], cwd=folder)
-    record = json.loads((tmp_path / "record").read_text())
-    assert float(counted.out) == record["test_accuracy"], counted.err
-
-
 @pytest.mark.check
 def test_without_an_mpiexec_the_commands_of_the_notebooks_show_their_record(tmp_path, monkeypatch):
     monkeypatch.setattr(ready.shutil, "which", lambda _: None)
