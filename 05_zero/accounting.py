@@ -1,6 +1,5 @@
 """Count what a rank holds, tensor by tensor, next to ZeRO's formulas (1910.02054)."""
 
-import argparse
 import gc
 import time
 from collections.abc import Iterable
@@ -11,34 +10,25 @@ import torch.distributed as dist
 ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 
 
-def storages(tensors: Iterable, device: torch.device | None = None) -> dict[int, int]:
-    """Return {address: bytes} of these tensors' memory on the device, or anywhere."""
-    sizes = {}
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a sharded one
-        storage = local.untyped_storage()
-        if storage.nbytes() and (device is None or local.device.type == device.type):
-            sizes[storage.data_ptr()] = storage.nbytes()
-    return sizes
-
-
-def count(groups, device):
+def count(groups: dict[str, Iterable], device: torch.device) -> dict[str, int]:
     """Return the bytes of each group of tensors; a storage belongs to the first that has it."""
-    counted, sums = set(), {}
+    counted, sums = set(), dict.fromkeys(groups, 0)
     for name, tensors in groups.items():
-        sizes = storages(tensors, device)
-        sums[name] = sum(size for address, size in sizes.items() if address not in counted)
-        counted |= sizes.keys()
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a sharded one
+            storage = local.untyped_storage()
+            if local.device.type == device.type and storage.data_ptr() not in counted:
+                counted.add(storage.data_ptr())
+                sums[name] += storage.nbytes()
     return sums
 
 
 class Accounting:
-    """Count the bytes of one training step.
+    """Count the bytes of one training step; `tensors()` gives {role: what the rank holds now}.
 
-    `tensors()` gives {role: tensors} of what the rank holds just now. batch_bytes: those that a
-    step's images may have.
+    batch_bytes: those that a step's images may have.
     """
 
     def __init__(self, model, tensors, batch_bytes, device):
@@ -75,11 +65,7 @@ class Accounting:
             self.bytes[f"peak {role}"] = max(sums[role], self.bytes.get(f"peak {role}", 0))
 
     def close(self):
-        """After the step's backward and before its optimizer step.
-
-        Note a problem if there are no parameters, gradients or state, or if 5 % of all tensors
-        besides the step's batch have no known use. The training goes on.
-        """
+        """After the step's backward: count. 5 % of unknown use, besides the batch, is a problem."""
         for hook in self.hooks:
             hook.remove()
         self.update_peaks()
@@ -88,22 +74,16 @@ class Accounting:
         if self.device.type != "cpu":
             gpu = torch.get_device_module(self.device)
             self.bytes["allocator's peak"] = gpu.max_memory_allocated()
-        for role in ROLES:
-            if role != "master copy" and not storages(self.tensors()[role]):
-                self.problem = f"no {role} where this program looks for them"
-                return
-
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:  # gloo's thread may hold a bucket for a moment
             gc.collect()
-            everything = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
-            groups = self.tensors() | {"unclassified": everything}
-            self.bytes |= count(groups, self.device)
-            known = sum(storages(everything, self.device).values())
-            if self.bytes["unclassified"] <= 0.05 * known + self.batch_bytes:
+            others = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
+            sums = count(self.tensors() | {"unclassified": others}, self.device)
+            del others  # or the next count finds what it holds
+            self.bytes |= sums
+            if sums["unclassified"] <= 0.05 * sum(sums.values()) + self.batch_bytes:
                 return
-            del everything, groups  # or the next count finds what they hold
-        self.problem = f"{self.bytes['unclassified']:,} bytes of tensors of unknown use"
+        self.problem = f"{sums['unclassified']:,} bytes of tensors of unknown use"
 
 
 def layer_sizes(model: torch.nn.Sequential) -> list[int]:
@@ -112,19 +92,18 @@ def layer_sizes(model: torch.nn.Sequential) -> list[int]:
                 for parameter in layer.parameters()) for layer in model]
 
 
-def formula(stage: int, ranks: int, parameters: float, layer: float, *, width: int, gathered: int,
-            master: int, moments: int, keeps_gradients: bool = False) -> dict[str, float]:
+def formula(stage: int, ranks: int, parameters: float, layer: float, *, width: int, master: int,
+            moments: int, keeps_gradients: bool = False) -> dict[str, float]:
     """Return the bytes that ZeRO's paper expects on each rank, by the names of Accounting.bytes.
 
     parameters: their number; layer: that of the largest layer, which is gathered whole at stage 3.
-    Bytes per parameter: width, of it and its gradient; gathered, of it while it is gathered;
-    master, of the fp32 master copy, or 0; moments, of Adam's state. keeps_gradients: whether
-    stage 1 keeps gradients of others' shards after backward, as in the paper.
+    Bytes per parameter: width, of it and its gradient; master, of the fp32 master copy, or 0;
+    moments, of Adam's state. keeps_gradients: at stage 1 also others', as in the paper.
     """
     whole, sharded = width * parameters, width * parameters / ranks
     stepped = parameters if stage == 0 else parameters / ranks  # by this rank's optimizer
     keeps_all = stage == 0 or (stage == 1 and keeps_gradients)
-    with_a_layer = sharded + gathered * layer
+    with_a_layer = sharded + width * layer
     return {"parameters": sharded if stage == 3 else whole,
             "gradients": whole if keeps_all else sharded,
             "master copy": master * stepped,
@@ -134,12 +113,8 @@ def formula(stage: int, ranks: int, parameters: float, layer: float, *, width: i
 
 
 def report_bytes(account: Accounting, expected: dict[str, float]) -> list[dict]:
-    """Print one line per rank and one for the formula, in bytes, from rank 0.
-
-    Return what each rank counted, in their order; nothing after fewer than two steps, or where
-    a rank could not count, which rank 0 says.
-    """
-    if not account.bytes and not account.problem:
+    """Print, from rank 0, a line per rank and one for the formula; return the ranks' counts."""
+    if not account.bytes and not account.problem:  # fewer than two steps
         return []
     answers = [None] * dist.get_world_size()
     dist.all_gather_object(answers, (account.bytes, account.problem))
@@ -161,19 +136,16 @@ def report_bytes(account: Accounting, expected: dict[str, float]) -> list[dict]:
 
 # Where the two programs of this chapter keep their tensors
 
-def deepspeed_formula(args: argparse.Namespace, ranks: int, sizes: list[int],
-                      compute: torch.dtype) -> dict[str, float]:
+def deepspeed_formula(args, ranks, sizes, compute):
     """Return formula() for DeepSpeed's ZeRO and Adam: a master copy in fp32 and two moments."""
     on_gpu = args.offload == "none"
     has_master = args.stage > 0 or compute != torch.float32
     expected = formula(args.stage, ranks, sum(sizes), max(sizes), width=compute.itemsize,
-                       gathered=compute.itemsize, master=4 if has_master and on_gpu else 0,
-                       moments=8 if on_gpu else 0)
+                       master=4 if has_master and on_gpu else 0, moments=8 if on_gpu else 0)
     return expected if on_gpu else expected | {"gradients": 0}
 
 
-def held_by_deepspeed(model: torch.nn.Module, optimizer: object,
-                      adam: torch.optim.Optimizer) -> dict[str, list]:
+def held_by_deepspeed(model, optimizer, adam):
     """Return the tensors of this rank by role; they are where DeepSpeed 0.19 has them."""
     whole = list(model.parameters())
     shards = [parameter.ds_tensor for parameter in whole if hasattr(parameter, "ds_tensor")]
@@ -190,8 +162,7 @@ def held_by_deepspeed(model: torch.nn.Module, optimizer: object,
             "optimizer state": moments_of(adam), "buckets": buckets}
 
 
-def held_by_pytorch(model: torch.nn.Module, shards: list[torch.nn.Parameter],
-                    optimizer: torch.optim.Optimizer) -> dict[str, list]:
+def held_by_pytorch(model, shards, optimizer):
     """Return the same for fsdp.py. A gathered layer is among the model's parameters."""
     parameters = [*shards, *model.parameters()]
     adam = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has its shard's inside
@@ -199,18 +170,12 @@ def held_by_pytorch(model: torch.nn.Module, shards: list[torch.nn.Parameter],
             "master copy": [], "optimizer state": moments_of(adam)}
 
 
-def pytorch_formula(args: argparse.Namespace, ranks: int, sizes: list[int],
-                    dtype: torch.dtype) -> dict[str, float]:
-    """Return formula() for fsdp.py: no master copy; stage 1 keeps all gradients.
-
-    It has no peaks: PyTorch gathers and reduces in buffers of its own.
-    """
-    on_gpu = args.offload == "none"
-    expected = formula(args.stage, ranks, sum(sizes), max(sizes), keeps_gradients=True, master=0,
-                       width=dtype.itemsize if on_gpu else 0,
-                       gathered=2 if args.precision == "bf16" else dtype.itemsize,
-                       moments=2 * dtype.itemsize if on_gpu else 0)
-    return {name: size for name, size in expected.items() if "peak" not in name}
+def pytorch_formula(args, ranks, sizes, dtype):
+    """Return formula() for fsdp.py, without peaks: PyTorch gathers in buffers of its own."""
+    width = dtype.itemsize if args.offload == "none" else 0
+    expected = formula(args.stage, ranks, sum(sizes), 0, width=width, master=0, moments=2 * width,
+                       keeps_gradients=True)
+    return {role: expected[role] for role in ROLES}
 
 
 def moments_of(adam):

@@ -5,8 +5,8 @@ something is not yet, 2 if the file could not be run.
 """
 
 import argparse
-import ast
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -15,18 +15,10 @@ FOLDERS = {int(path.name.split("_")[0]): path for path in EXERCISES.glob("[0-9]*
 RIGHT, NOT_YET, NOT_RUN = 0, 1, 2
 
 
-def shown(path):
-    """Return a path as one would type it here."""
-    path = path.resolve()
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
 def grade(folder, file):
     """Run a learner's file, print its grade, and return the exit code."""
     from runner import NotRun  # a mistake on the command line is answered before torch is imported
-    docstring = ast.get_docstring(ast.parse((folder / "exercise.py").read_text()))
-    title = docstring.splitlines()[0].rstrip(".")
-    print(f"exercise {folder.name.split('_')[0]}: {title}\n  {shown(file)}")
+    print(f"exercise {folder.name}: {os.path.relpath(file)}")
     sys.path[:0] = [str(folder), str(file.parent)]  # check.py, and what the learner's file imports
     try:
         for what, right, hint in importlib.import_module("check").points(file):
@@ -48,18 +40,14 @@ def main():
     parser.add_argument("--file", type=Path, help="grade this one, not exercise.py of its folder")
     args = parser.parse_args()
     folder = FOLDERS[args.number]
-    file = args.file or folder / "exercise.py"
-    if file.suffix != ".py":
-        parser.error(f"{shown(file)} is no Python file: its name has to end in .py")
+    file = (args.file or folder / "exercise.py").resolve()
     try:
         compile(file.read_text(), file, "exec")
     except (OSError, UnicodeDecodeError) as problem:
-        print(f"{shown(file)} cannot be read: {problem}", file=sys.stderr)
-        return NOT_RUN
+        parser.error(f"{file} cannot be read: {problem}")
     except SyntaxError as problem:
-        print(f"{shown(file)} line {problem.lineno}: {problem.msg}", file=sys.stderr)
-        return NOT_RUN
-    return grade(folder, file.resolve())
+        parser.error(f"{file} line {problem.lineno}: {problem.msg}")
+    return grade(folder, file)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@ load_data, build_model and the constants are those of the scripts of exercises 3
 
 import functools
 import os
-import pickle
 import runpy
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
@@ -19,7 +17,6 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import TensorDataset
 
 torch.set_default_dtype(torch.float64)
@@ -29,8 +26,7 @@ BATCH, MOMENTUM = 64, 0.9
 def load_data():
     images, labels = load_digits(return_X_y=True)
     images, labels = torch.tensor(images) / 16, torch.tensor(labels)
-    train = TensorDataset(images[:1437], labels[:1437])
-    return train, TensorDataset(images[1437:], labels[1437:])
+    return TensorDataset(images[:1437], labels[:1437]), TensorDataset(images[1437:], labels[1437:])
 
 
 def build_model():
@@ -45,20 +41,17 @@ def by_torchrun(file: Path, ranks: int) -> list[dict]:
     common = {
         "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port,
-        "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_RUN_ID": "exercise"}
-    variables = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)]
-    with tempfile.TemporaryDirectory() as disks:
-        return run_script(file, variables, Path(disks))
+        "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    return run_script(file, [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)])
 
 
-def run_script(file: Path, variables: list[dict], disks: Path) -> list[dict]:
-    """Return what the script did on each rank, with these variables, in the folder disks/RANK."""
+def run_script(file: Path, variables: list[dict], start: dict | None = None) -> list[dict]:
+    """Return what the script did on each rank, with these variables; rank 0 has a start.pt."""
     def on_rank(rank):
         os.environ.update({name: str(value) for name, value in variables[rank].items()})
-        (disks / str(rank)).mkdir(exist_ok=True)
-        os.chdir(disks / str(rank))
         sys.argv = [str(file)]
+        if start and rank == 0:
+            torch.save(start, "start.pt")
         return observe(file)
     return on_ranks(file, on_rank, len(variables), meet=False)
 
@@ -66,10 +59,9 @@ def run_script(file: Path, variables: list[dict], disks: Path) -> list[dict]:
 def observe(file):
     """Run a script on this rank. Return its batches, its parameters at start and end, and so on.
 
-    "gradient" is what the optimizer takes in the first step, "calls" are the names of the
-    collectives, "saved" is what each file holds.
+    "calls" are the names of the collectives, "saved" is what each file holds.
     """
-    facts = {"met": False, "batches": [], "gradient": {}, "printed": [], "start": {}}
+    facts = {"batches": [], "printed": []}
     models, calls = [], counted()
 
     def before_forward(module, args):
@@ -79,38 +71,22 @@ def observe(file):
         if not models:
             models.append(module)
             facts["start"] = parameters(module)
-            facts["met"] = have_met()
         if module is models[0]:
             facts["batches"].append(args[0].detach().clone())
-
-    def before_step(*_):
-        """Horovod's step calls another one, which comes later and has the final gradients."""
-        if len(facts["batches"]) == 1:
-            facts["gradient"] = gradients(models[0])
 
     def note_line(*words, **options):
         facts["printed"].append(" ".join(map(str, words)))
         print(*words, **options)
 
     register_module_forward_pre_hook(before_forward)
-    register_optimizer_step_pre_hook(before_step)
     dist.destroy_process_group = lambda *_: None  # gloo may abort if it goes before DDP
-    try:
-        runpy.run_path(str(file), {"print": note_line}, "__main__")
-    except SystemExit as end:
-        if end.code:
-            raise
-    end = parameters(models[0]) if models else {}
-    saved = [read(path) for path in Path().iterdir() if path.name != "start.pt"]
-    return facts | {"calls": [name for name, *_ in calls], "end": end, "saved": saved}
-
-
-def have_met():
-    """Return True if this process knows of other ranks."""
-    horovod = sys.modules.get("horovod.torch")
-    if horovod and horovod.is_initialized():
-        return horovod.size() > 1
-    return dist.is_initialized() and dist.get_world_size() > 1
+    runpy.run_path(str(file), {"print": note_line}, "__main__")
+    if not models:
+        raise RuntimeError("it has ended, and no model was trained: is main() called?")
+    saved = [torch.load(path, weights_only=False)
+             for path in Path().iterdir() if path.name != "start.pt"]
+    names = [name for name, *_ in calls]
+    return facts | {"calls": names, "end": parameters(models[0]), "saved": saved}
 
 
 def parameters(model):
@@ -118,23 +94,10 @@ def parameters(model):
             for name, parameter in model.named_parameters()}
 
 
-def gradients(model):
-    return {name.removeprefix("module."): parameter.grad.clone()
-            for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-
 def same_tensors(tensors: dict, expected: dict) -> bool:
     """Return True if both have the same names and, but for rounding, the same numbers."""
     return tensors.keys() == expected.keys() and all(
         same(tensors[name], expected[name]) for name in expected)
-
-
-def read(path):
-    """Return what torch.save has written; None if it holds more than tensors and the like."""
-    try:
-        return torch.load(path, weights_only=True)
-    except pickle.UnpicklingError:
-        return None
 
 
 # The same training on one rank.
@@ -146,9 +109,10 @@ def label_of():
     return {image.numpy().tobytes(): label for image, label in zip(*train.tensors)}
 
 
-def loss_of(model, images):
-    labels = [label_of()[image.numpy().tobytes()] for image in images]
-    return cross_entropy(model(images), torch.stack(labels))
+def model_with(parameters: dict) -> nn.Module:
+    model = build_model()
+    model.load_state_dict(parameters)
+    return model
 
 
 def replay(start: dict, batches: list, rate: float, state: dict | None = None) -> list[dict]:
@@ -156,15 +120,16 @@ def replay(start: dict, batches: list, rate: float, state: dict | None = None) -
 
     batches: those of each rank, in the order of the steps. state: of the optimizer.
     """
-    model = build_model()
-    model.load_state_dict(start)
+    model = model_with(start)
     optimizer = torch.optim.SGD(model.parameters(), rate, MOMENTUM)
     if state:
         optimizer.load_state_dict(state)
     after, steps = [], len(label_of()) // BATCH
     for number, parts in enumerate(zip(*batches), 1):
         optimizer.zero_grad()
-        loss_of(model, torch.cat(parts)).backward()
+        images = torch.cat(parts)
+        labels = [label_of()[image.numpy().tobytes()] for image in images]
+        cross_entropy(model(images), torch.stack(labels)).backward()
         optimizer.step()
         if number % steps == 0:
             after.append(parameters(model))
@@ -173,64 +138,34 @@ def replay(start: dict, batches: list, rate: float, state: dict | None = None) -
 
 # What exercises 3 and 4 both ask.
 
-def points_of_data(ranks: list[dict], meeting: str, asked: str) -> Points:
-    """meeting: the call by which ranks meet; asked: how the sampler knows number and ranks."""
-    yield "each rank trains", all(rank["gradient"] for rank in ranks), (
-        "a rank has ended without an optimizer step: is main() called, to its end?")
-    yield f"the {len(ranks)} ranks have met", all(rank["met"] for rank in ranks), (
-        "each rank believes that it is alone, and trains alone: all have to call "
-        f"{meeting} first")
+def points_of_data(ranks: list[dict]) -> Points:
     share = len(label_of()) // len(ranks)  # of an epoch
     drawn = [{image.numpy().tobytes() for image in torch.cat(rank["batches"])[:share]}
              for rank in ranks]
     common = set.intersection(*drawn)
     yield "each rank trains on images of its own", len(common) < 0.05 * share, (
-        "the loader of each rank goes through all images, or its sampler deals for others: a "
-        f"DistributedSampler deals them out, in place of shuffle=True; {asked}")
+        "the loader of each rank goes through all images, or its sampler deals for others: after "
+        "the ranks have met, a DistributedSampler deals the images out, in place of shuffle=True")
     sizes = [len(rank["batches"][0]) for rank in ranks]
     yield f"a step takes {BATCH} images, of all ranks together", sum(sizes) == BATCH, (
         f"it takes {' + '.join(map(str, sizes))} = {sum(sizes)}: what a rank's loader is given is "
         "its share of them")
 
 
-def points_of_gradients(ranks: list[dict], hints: dict, drift: str) -> Points:
-    """hints: for "own" gradients, their "sum", and "other" ones; drift: for unequal parameters."""
-    own = []
-    for rank in ranks:
-        model = build_model()
-        model.load_state_dict(rank["start"])
-        loss_of(model, rank["batches"][0]).backward()
-        own.append(gradients(model))
-    total = {name: sum(of_rank[name] for of_rank in own) for name in own[0]}
-    mean = {name: tensor / len(ranks) for name, tensor in total.items()}
-    hint = hints["other"]
-    for rank, of_rank in zip(ranks, own):
-        if any(same(rank["gradient"].get(name), tensor) for name, tensor in of_rank.items()):
-            hint = hints["own"]
-    if all(same_tensors(rank["gradient"], total) for rank in ranks):
-        hint = hints["sum"]
-    yield "the ranks' gradients are averaged", all(
-        same_tensors(rank["gradient"], mean) for rank in ranks), hint
-    yield "their parameters stay equal", all(
-        same_tensors(rank["end"], ranks[0]["end"]) for rank in ranks), drift
-
-
-def points_of_training(ranks: list[dict], rate: float, epochs: int, hint: str,
+def points_of_training(ranks: list[dict], rate: float, epochs: int, drift: str, hint: str,
                        state: dict | None = None) -> Points:
-    """hint: what may differ from one rank's training; state: of its optimizer at the start."""
-    _, test = load_data()
+    """drift, hint: why ranks differ, and why they differ from one rank; state: of its optimizer."""
+    yield "the ranks' parameters stay equal", all(
+        same_tensors(rank["end"], ranks[0]["end"]) for rank in ranks), drift
     batches = [rank["batches"] for rank in ranks]
     steps = len(label_of()) // BATCH
-    yield f"{epochs} epochs of {steps} steps", all(
-        len(of_rank) == epochs * steps for of_rank in batches), (
-        f"there are {len(batches[0])} steps on rank 0: epochs and global batch are to stay")
     first, last = torch.cat(batches[0][:steps]), torch.cat(batches[0][-steps:])
     yield "each epoch has another order", not torch.equal(first, last), (
         "each epoch has the same order: the sampler shuffles by its seed and the number of the "
         "epoch, and was not told it")
     end = replay(ranks[0]["start"], batches, rate, state)[-1]
-    yield "the training ends where one rank with these batches ends, to rounding", all(
-        same_tensors(rank["end"], end) for rank in ranks), f"one rank ends elsewhere: {hint}"
+    yield "the training ends where one rank with these batches ends, to rounding", (
+        same_tensors(ranks[0]["end"], end)), f"one rank ends elsewhere: {hint}"
 
     saving = [number for number, rank in enumerate(ranks) for _ in rank["saved"]]
     yield "one rank saves, one file", len(saving) == 1, (
@@ -246,9 +181,9 @@ def points_of_training(ranks: list[dict], rate: float, epochs: int, hint: str,
     yield "one rank prints, each line once", sum(counts) == max(counts) == epochs + 1, (
         f"ranks print {' and '.join(map(str, counts))} lines, and one rank alone would print "
         f"{epochs + 1}")
-    model, (images, labels) = build_model(), test.tensors
-    model.load_state_dict(end)
-    accuracy = f"{(model(images).argmax(1) == labels).double().mean().item():.4f}"
+    images, labels = load_data()[1].tensors
+    right = model_with(end)(images).argmax(1) == labels
+    accuracy = f"{right.double().mean().item():.4f}"
     line = next(rank["printed"][-1] for rank in ranks if rank["printed"])
     yield "the accuracy that is printed is that of all test images", accuracy in line, (
         f"all {len(labels)} together have {accuracy}, and the last line is: {line}")

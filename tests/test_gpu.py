@@ -24,17 +24,6 @@ def test_a_profile_has_three_steps_and_the_all_reduce(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("chapter", "ranks"), [("01_single_node", 1), ("03_ddp", 2)])
-def test_a_compiled_model_trains_the_same(chapter, ranks):
-    losses = []
-    for flags in ["--compile"], []:
-        done = run(chapter, ranks, "--epochs", 1, *flags, timeout=300)
-        assert done.code == 0, done.err
-        losses.append(re.search(r"loss (\S+),", done.out)[1])
-    assert losses[0] == losses[1]
-
-
-@pytest.mark.slow
 def test_all_parts_on_the_cpu(tmp_path):
     done = execute([*GPU, "--device", "cpu", "--results", tmp_path / "gpu.jsonl"], timeout=900)
     assert done.code == 0, done.out + done.err

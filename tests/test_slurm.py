@@ -145,14 +145,6 @@ def test_the_doctor_and_a_sweep_as_jobs(cluster, tmp_path):
         assert [(result["ranks"], result["nodes"]) for result in results] == expected
 
 
-@pytest.mark.fault
-@real_slurm
-def test_a_mistake_fails_the_job_with_a_line(cluster):
-    state, printed = cluster.end(cluster.sbatch("--lr", "-1"))
-    assert state.startswith("FAILED") and "main.py: --lr has to be" in printed, printed
-    assert "Traceback" not in printed
-
-
 @real_slurm
 @pytest.mark.fault
 @pytest.mark.parametrize("death", ["KILL", case("STOP", marks=[pytest.mark.slow])])

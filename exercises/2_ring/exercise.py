@@ -1,9 +1,8 @@
 """Sum over a ring of ranks.
 
-An all-reduce with nothing but messages between neighbours. The ranks stand in a ring: the right
-neighbour of rank r is rank r + 1, that of the last rank is rank 0. The buffer is cut into N chunks,
-one for each of the N ranks. In every step each rank sends one chunk to its right neighbour and
-receives one from its left.
+An all-reduce out of messages between neighbours. The right neighbour of rank r is rank r + 1, that
+of the last rank is rank 0. In every step each rank sends one of N chunks to the right and receives
+one from the left.
 """
 
 import torch
@@ -11,10 +10,9 @@ import torch.distributed as dist
 
 
 def exchange(chunk, room):
-    """One step: send `chunk` to the right neighbour, and receive into `room` what the left
-    neighbour sends.
+    """Send `chunk` to the right, and receive into `room` what comes from the left.
 
-    Both are tensors with one axis. Returns when `room` is filled and `chunk` is sent.
+    Returns when `room` is filled and `chunk` is sent.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     raise NotImplementedError  # your lines: right = and left =, the neighbours' numbers
@@ -23,12 +21,10 @@ def exchange(chunk, room):
 
 
 def reduce_scatter(chunks):
-    """The first half, N - 1 steps: rank r ends with the sum over all ranks of chunk r + 1, the last
-    rank of chunk 0.
+    """Make N - 1 steps: rank r ends with the sum over all ranks of chunk r + 1, the last of 0.
 
-    `chunks` is a tuple of N tensors, this rank's numbers. They are changed in place. Rank r begins
-    by sending chunk r. What it receives in a step, it adds to its own chunk of the same number. In
-    the next step it sends that chunk.
+    `chunks` is a tuple of N tensors, changed in place. Rank r begins by sending chunk r. What it
+    receives, it adds to its own chunk of the same number, which it sends in the next step.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for step in range(ranks - 1):
@@ -37,11 +33,10 @@ def reduce_scatter(chunks):
 
 
 def all_gather(chunks):
-    """The second half, N - 1 steps. Afterwards every rank has every sum.
+    """Make N - 1 more steps: afterwards every rank has every sum.
 
-    `chunks` are as reduce_scatter leaves them: on rank r only chunk r + 1 is a sum over all ranks.
-    It is what rank r sends first. What it receives in a step takes the place of its own chunk of
-    the same number. In the next step it sends that chunk.
+    Rank r begins by sending chunk r + 1, its sum. What it receives takes the place of its own chunk
+    of the same number, which it sends in the next step.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for step in range(ranks - 1):

@@ -1,11 +1,7 @@
 """Train on many ranks with Horovod.
 
-An ordinary script: `python exercise.py` trains it on one rank. Change main() so that
-
-    horovodrun --gloo -np 2 python exercise.py
-
-(or mpiexec -n 2 python exercise.py) trains the same network with the same global batch on two.
-load_data, build_model and the constants stay as they are.
+`python exercise.py` trains on one rank. Change main() so that `horovodrun --gloo -np 2 python
+exercise.py` trains the same network with the same global batch on two.
 """
 
 import os

@@ -1,7 +1,6 @@
 """Accumulate gradients over micro-batches.
 
-A global batch that does not fit into memory is taken in parts, the micro-batches, and still makes
-the same step.
+A global batch that does not fit into memory is taken in parts, and makes the same step.
 """
 
 from contextlib import nullcontext

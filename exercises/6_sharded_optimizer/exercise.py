@@ -1,8 +1,7 @@
 """Shard an optimizer's state.
 
-ZeRO's stage 1 by hand, for SGD with momentum: each rank has all parameters and all of its own
-gradients, but keeps the momentum of its share alone, steps that share, and gets the other shares'
-new parameters from the other ranks.
+ZeRO's stage 1 by hand, for SGD with momentum: each rank keeps the momentum of its share alone,
+steps that share, and gets the other shares' new parameters from the other ranks.
 """
 
 import torch
@@ -29,19 +28,13 @@ class ShardedSGD:
         raise NotImplementedError
 
     def average(self, gradients):
-        """This rank's shard of the mean of all ranks' gradients.
-
-        `gradients` is the whole row of this rank's own gradients. Each rank gets its own shard, and
-        no more.
-        """
+        """Return this rank's shard of the mean of all ranks' `gradients`, whole rows."""
         raise NotImplementedError  # your lines
 
     def update(self, own, gradient):
-        """Step `own`, this rank's shard of the parameters, in place; `gradient` is that of this
-        shard.
+        """Change `own`, this rank's shard of the parameters, in place; `gradient` is of this shard.
 
-        PyTorch's SGD: velocity = momentum * velocity + gradient; then parameter = parameter - lr *
-        velocity.
+        velocity = momentum * velocity + gradient; then parameter = parameter - lr * velocity.
         """
         raise NotImplementedError  # your lines
 
@@ -59,7 +52,7 @@ class ShardedSGD:
             parameter.data.copy_(part.view_as(parameter))
 
     def row(self, tensors):
-        """The numbers of these tensors end to end, and zeros until all shards are full."""
+        """Return the numbers of these tensors end to end, and zeros until all shards are full."""
         numbers = torch.cat([tensor.flatten() for tensor in tensors])
         length = (self.end - self.begin) * dist.get_world_size()
         return pad(numbers, (0, length - len(numbers)))

@@ -6,14 +6,11 @@ micro-batches. The schedule 1F1B, one forward, one backward, says in which order
 
 
 def schedule(stage, stages, micro_batches):
-    """The order in which stage number `stage` of 0 .. stages-1 works: a list of ("F", i) and ("B",
-    i).
+    """Return the order in which a stage works: a list of ("F", i) and ("B", i).
 
-    ("F", i) is the forward pass of micro-batch i, of 0 .. micro_batches-1, ("B", i) its backward
-    pass. A forward needs what the stage before has computed for the same micro-batch, a backward
-    what the stage after has; the last stage's backward needs its own forward alone. Each pass
-    takes one time slot. A stage waits until the first pass on its list that is not done has what it
-    needs, does it, and goes on to the next.
+    ("F", i) is the forward pass of micro-batch i, of 0 .. micro_batches-1, ("B", i) its backward.
+    A forward needs the one of the stage before, a backward the one of the stage after; the last
+    stage's backward needs its own forward alone. Each pass takes one time slot.
 
     The forwards come in the order of the micro-batches, and so do the backwards. First the stage
     warms up, with a forward for each stage after it. Then forwards and backwards alternate, a

@@ -2,9 +2,8 @@
 
     torchrun --nproc-per-node 2 exercise.py
 
-trains digits on two ranks and keeps, in best.pt, the network of that epoch whose loss over all
-validation images is the lowest, with this loss and its accuracy over all of them. Or so it should:
-it stops, without a word, somewhere in the middle.
+trains digits on two ranks, and should keep in best.pt the network of the epoch with the lowest loss
+over all validation images, with this loss and accuracy. It stops in the middle, without an error.
 """
 
 import gc
@@ -22,7 +21,6 @@ EPOCHS, BATCH, RATE, MOMENTUM = 7, 64, 0.2, 0.9
 
 
 def load_data():
-    """Images to train on, and to validate with."""
     images, labels = load_digits(return_X_y=True)
     images, labels = torch.tensor(images) / 16, torch.tensor(labels)
     return TensorDataset(images[:1437], labels[:1437]), TensorDataset(images[1437:], labels[1437:])
@@ -32,34 +30,14 @@ def build_model():
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
-class Best:
-    """Keeps the best network so far in a file."""
-
-    def __init__(self, model, images, labels):
-        self.model, self.loss = model, float("inf")
-        self.images, self.labels = images, labels  # this rank's validation images
-
-    @torch.no_grad()
-    def look(self, epoch):
-        """Called by all ranks after each epoch."""
-        logits = self.model(self.images)
-        loss = cross_entropy(logits, self.labels)
-        if loss < self.loss:
-            self.loss = loss
-            self.save(epoch, logits.argmax(1) == self.labels)
-
-    def save(self, epoch, right):
-        accuracy = share_of_all(right)
-        if dist.get_rank() == 0:
-            torch.save({"epoch": epoch, "loss": float(self.loss), "accuracy": accuracy,
-                        "model": self.model.state_dict()}, "best.pt")
-
-
-def share_of_all(right):
-    """The share of True in the tensors of all ranks."""
+def save(model, epoch, loss, right):
+    """Save the model. `right` are this rank's validation images, the accuracy is that of all."""
     tensors = [torch.empty_like(right) for _ in range(dist.get_world_size())]
     dist.all_gather(tensors, right)
-    return torch.cat(tensors).double().mean().item()
+    accuracy = torch.cat(tensors).double().mean().item()
+    if dist.get_rank() == 0:
+        torch.save({"epoch": epoch, "loss": loss.item(), "accuracy": accuracy,
+                    "model": model.state_dict()}, "best.pt")
 
 
 def main():
@@ -72,7 +50,8 @@ def main():
     model = build_model()
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
-    best = Best(model, *valid[rank::ranks])
+    own_images, own_labels = valid[rank::ranks]  # this rank's validation images
+    lowest = float("inf")
 
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
@@ -82,7 +61,12 @@ def main():
             cross_entropy(ddp(images), labels).backward()
             optimizer.step()
         model.eval()
-        best.look(epoch)
+        with torch.no_grad():
+            logits = model(own_images)
+            loss = cross_entropy(logits, own_labels)
+        if loss < lowest:
+            lowest = loss
+            save(model, epoch, loss, logits.argmax(1) == own_labels)
 
 
 if __name__ == "__main__":

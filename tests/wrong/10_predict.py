@@ -7,9 +7,6 @@ WRONG = {
     "one is missing": ([(SENT, "None")], "1 of five are no numbers yet"),
     "sent once": ([(SPEED, SPEED.replace("2 * 1 / 2", "1 / 2"))],
         "1.15 times what the formula says: a step is as long as"),
-    "bits for bytes": (
-        [(SPEED, SPEED.replace("GRADIENTS", "GRADIENTS * 8"))],
-        "10 Gbit/s, which are 1.25 GB/s"),
     "GiB": ([(STAGES[0], STAGES[0].replace("1e9", "2**30"))], "A GB is 10**9 bytes"),
     "stage 2 at stage 1": (
         [(STAGES[0], STAGES[1])],
@@ -17,6 +14,4 @@ WRONG = {
     "round once": (
         [(SENT, "3 / 4 * 4 * 100_000")],
         "0.5 times what the formula says: a ring sends all bytes but one part in N, and does so"),
-    "without (N-1)/N": ([(SENT, "2 * 4 * 100_000")],
-        "1.33 times what the formula says: a ring sends all bytes but one part"),
 }

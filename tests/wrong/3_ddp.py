@@ -12,7 +12,7 @@ WRONG = {
     "the wrapper is by-passed": ([("ddp(images)", "model(images)")], "forward through the wrapper"),
     "no set_epoch": ([("        sampler.set_epoch(epoch)\n", "")], "was not told it"),
     "a larger learning rate": ([("RATE, MOMENTUM)", "RATE * ranks, MOMENTUM)")],
-        "are model, optimizer, learning rate and momentum what they were?"),
+        "are epochs, optimizer, learning rate and momentum what they were?"),
     "every rank saves": ([(SAVE, SAVE[4:])], "2 files, of ranks [0, 1]"),
     "the wrapper is saved": ([("model.state_dict()", "ddp.state_dict()")], 'begins with "module."'),
     "every rank prints": (

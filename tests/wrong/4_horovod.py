@@ -4,7 +4,6 @@ SAMPLER = "DistributedSampler(train, hvd.size(), hvd.rank(), "
 PARAMETERS = "    hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n"
 STATE = "    hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n"
 WRAP = "    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())\n"
-LOAD = '    if os.path.exists("start.pt")'
 WRONG = {
     "a sampler that does not know the ranks": (
         [(SAMPLER, "DistributedSampler(train, ")],
@@ -12,11 +11,9 @@ WRONG = {
     "parameters are not broadcast": (
         [(PARAMETERS, "")],
         "the others start with weights of their own"),
-    "broadcast before they are loaded": ([(PARAMETERS, ""), (LOAD, PARAMETERS + LOAD)],
-        "the others start with weights"),
     "the state is not broadcast": ([(STATE, "")], "what else does SGD's step depend on"),
     "wrapped when its state is loaded": ([(WRAP, ""), (PARAMETERS, WRAP + PARAMETERS)],
         "out of the one that it is given"),
-    "no DistributedOptimizer": ([(WRAP, "")], "each rank steps by its own gradients"),
-    "a sum": ([("named_parameters())", "named_parameters(), op=hvd.Sum)")], "they are summed"),
+    "no DistributedOptimizer": ([(WRAP, "")], "averages gradients, if it steps"),
+    "a sum": ([("named_parameters())", "named_parameters(), op=hvd.Sum)")], "averaged, not summed"),
 }

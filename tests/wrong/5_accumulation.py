@@ -3,27 +3,21 @@
 ZERO, STEP = "    optimizer.zero_grad()\n", "    optimizer.step()\n"
 WEIGHT = " * len(images) / total"
 CONTEXT = "nullcontext() if number == last else ddp.no_sync()"
-BACKWARD = "            loss.backward()\n"
-LOSS = "            loss = cross_entropy(ddp(images), labels) * len(images) / total\n"
-INSIDE = f"        with {CONTEXT}:\n{LOSS}{BACKWARD}"
 WRONG = {
     "the bare model": (
         [("ddp(images)", "ddp.module(images)")],
-        "without its wrapper it sees no forward"),
+        "a model that is called without its wrapper"),
     "a step after each": ([(STEP, "        optimizer.step()\n")],
         "gradients are added up over all micro-batches, and then comes one step"),
     "no_sync around all": (
         [(CONTEXT, "ddp.no_sync()")],
-        "the last micro-batch, forward and backward, is to send"),
+        "last micro-batch, forward and backward, is to send"),
     "no division": ([(WEIGHT, "")], "3 times the right one: each loss is a mean"),
-    "divided by the ranks": ([(WEIGHT, " / 2")], "1.5 times the right one: each loss is a mean"),
     "zero_grad in the loop": (
         [(ZERO, ""), ("        with", "        optimizer.zero_grad()\n        with")],
         "zero_grad between micro-batches"),
     "no zero_grad": ([(ZERO, "")], "begin each step with zero_grad"),
     "no no_sync": ([(CONTEXT, "nullcontext()")], "sent 3 times: under ddp.no_sync()"),
-    "forward outside of no_sync": ([(INSIDE, f"{LOSS[4:]}        with {CONTEXT}:\n{BACKWARD}")],
-                                   "DDP decides in the forward"),
     "each micro-batch counts the same": (
         [(WEIGHT, " / len(micro_batches)")],
         "images count twice as much"),

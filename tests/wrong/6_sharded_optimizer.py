@@ -13,7 +13,7 @@ WRONG = {
     "a sum": ([(MEAN, "return shard")], "the sum is 3 times the mean"),
     "all-reduced": (
         [(SCATTER, "dist.all_reduce(gradients)\n        shard = gradients[self.begin:self.end]\n")],
-        "all_reduce: 32 numbers from a rank, where 16"),
+        "it calls all_reduce, where one reduce_scatter"),
     "no gather": ([(GATHER, "shards = [own] * 3\n")], "all shards, one after the other"),
     "not in place": ([(OWN, "own = own - self.lr * self.velocity")], "update changes own in place"),
     "velocity is forgotten": ([(VELOCITY, "self.velocity = gradient\n")], "keeps velocity in self"),

@@ -2,15 +2,12 @@
 
 MEAN = (
     "        dist.all_reduce(loss)  # so that all ranks decide by one value\n"
-    "        loss /= dist.get_world_size()\n")
+    "        loss /= ranks\n")
 GATHER = "    dist.all_gather(tensors, right)\n"
 WRONG = {
     "a barrier before it": ([(MEAN, "        dist.barrier()\n")], "ranks that wait for each other"),
     "the collective is removed": (
         [(MEAN, ""), (GATHER, ""), ("torch.cat(tensors)", "right")],
         "over its own half"),
-    "rank 0 decides for all": (
-        [(MEAN, "        dist.broadcast(loss, 0)\n")],
-        "each over its own half"),
-    "a sum": ([("        loss /= dist.get_world_size()\n", "")], ", a mean; rank by rank"),
+    "a sum": ([("        loss /= ranks\n", "")], ", a mean; rank by rank"),
 }

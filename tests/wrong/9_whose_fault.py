@@ -2,5 +2,5 @@
 
 WRONG = {
     "a: twice": ([('"a": "sum"', '"a": "twice"')], "1 on the one rank and 3 on the other"),
-    "c: same data": ([('"c": "order"', '"c": "same data"')], "in the second epoch"),
+    "c: weights": ([('"c": "part"', '"c": "weights"')], "parameters one by one after a step"),
 }

@@ -27,8 +27,6 @@ def main():
     sampler = DistributedSampler(data, drop_last=True)
     loader = DataLoader(data, BATCH // dist.get_world_size(), sampler=sampler, drop_last=True)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    for parameter in model.parameters():
-        dist.broadcast(parameter.data, 0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
     for epoch in range(EPOCHS):
