@@ -44,7 +44,7 @@ def start(ranks, program, *flags, timeout=120):
         if program.endswith("main.py"):
             words += ["--results", results]
         try:
-            code, printed = 0, run(words, timeout, env=os.environ)
+            code, printed = 0, run(words, timeout)
         except subprocess.CalledProcessError as problem:
             code, printed = problem.returncode, problem.output
         except subprocess.TimeoutExpired:
