@@ -7,8 +7,7 @@ Start it as you always do, with this file before it:
 
 The script, a PyTorch program, runs unmodified until one of its optimizers has made five steps.
 Then one table says what was seen on all ranks, and a verdict. The exit code is 0 where nothing
-wrong was found, 1 where something was, 2 where nothing could be seen. `--explain` says what a
-finding means. The page is AGREE.md.
+wrong was found, 1 where something was, 2 where nothing could be seen. The page is AGREE.md.
 """
 
 import argparse
@@ -16,14 +15,11 @@ import json
 import math
 import multiprocessing.util
 import os
-import re
 import runpy
-import socket
 import sys
 import threading
 import time
 import traceback
-import urllib.request
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -33,27 +29,28 @@ from checker import verdicts
 from ranks import find_ranks, launched
 
 RIGHT, WRONG, UNSEEN = 0, 1, 2
-TORCHRUN = "TORCHELASTIC_ERROR_FILE"  # torchrun reads there why a rank has failed
 PATIENCE = 10  # times the time-out, where a rank does what may take long: a download, a compiler
 
 
-# Where do the ranks meet? In a store of their own, next to that of the script.
-
 def meet(seconds):
-    """Return rank, number of ranks and their store; leave the script's environment as it was."""
+    """Return rank, number of ranks, and a store next to the script's own.
+
+    The script's environment stays as it was.
+    """
     launcher, rank, world_size = launched()
     if world_size < 2:
         return rank, world_size, None
-    if launcher == "horovodrun":
-        return rank, world_size, meet_by_horovodrun(rank, world_size, seconds)
-
     import torch.distributed as dist
     before = dict(os.environ)
-    if launcher not in ("torchrun", "srun"):
-        with suppress(ImportError, RuntimeError):  # find_ranks() says so
-            from mpi4py import MPI  # noqa: F401  the script may use MPI: find_ranks() leaves it on
-    rank, world_size, _ = find_ranks()
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if launcher == "horovodrun":  # the driver's address and port: its ranks have no others
+        host = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+        port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+    else:
+        if launcher not in ("torchrun", "srun"):
+            with suppress(ImportError, RuntimeError):  # find_ranks() says so
+                from mpi4py import MPI  # noqa: F401  the script may use MPI: it stays on
+        rank, world_size, _ = find_ranks()
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     torchruns_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # is open already
     os.environ.clear()
     os.environ.update(before)
@@ -62,30 +59,6 @@ def meet(seconds):
     is_server = rank == 0 and not torchruns_store
     store = dist.TCPStore(host, port, world_size, is_server, timedelta(seconds=seconds), False)
     return rank, world_size, dist.PrefixStore("agree", store)
-
-
-def meet_by_horovodrun(rank, world_size, seconds):
-    """Return the store, whose place rank 0 tells through horovodrun's driver."""
-    import torch.distributed as dist
-    wait = timedelta(seconds=seconds)
-    no_proxy = urllib.request.ProxyHandler({})  # a node's proxy leads elsewhere
-    request = urllib.request.build_opener(no_proxy).open
-    address = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
-    url = f"http://{address}:{os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}/agree/store"
-    if rank == 0:
-        store = dist.TCPStore("0.0.0.0", 0, world_size, True, wait, False)
-        place = f"{socket.gethostname()}:{store.port}".encode()
-        request(urllib.request.Request(url, place, method="PUT")).close()
-        return store
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            host, port = request(url).read().decode().split(":")
-            return dist.TCPStore(host, int(port), world_size, False, wait, False)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 # What do they tell each other? Signs of life, and in the end what they have seen.
@@ -127,7 +100,7 @@ class Session:
         while self.code is None:
             time.sleep(0.05)
             with suppress(RuntimeError):  # the store's, when rank 0 has left
-                here = self.watch.whereabouts(str(self.script))
+                here = self.watch.whereabouts()
                 if here != published:
                     self.publish(f"alive {self.rank}", here)
                     published = here
@@ -161,24 +134,23 @@ class Session:
             self.publish("stop", True)  # judge the steps that all ranks have made
             return
 
-        lines, findings, problem = [], {}, ""
         if died:
-            problem = f"rank {reports.index(died[0])} ended with {died[0]['problem']}"
+            self.refuse(f"rank {reports.index(died[0])} ended with {died[0]['problem']}")
         elif not complete:
-            lines, findings = verdicts.judge_hang(states, silence)
-        elif not all(report["steps"] and "before" in report for report in reports):
-            problem = f"{self.script.name} {verdicts.why_not(reports)}"
+            self.show(reports, *verdicts.judge_hang(states, silence))
+        elif not all(report["steps"] for report in reports):
+            self.refuse(f"{self.script.name} ended before a step of a PyTorch optimizer with a "
+                        "model in training mode: nothing to compare")
         else:
-            lines, findings = verdicts.judge(reports)
-        if problem:
-            print(f"agree.py: {problem}", file=sys.stderr)
-            code = UNSEEN
-        else:
-            verdicts.show(self.script.name, reports, lines, findings)
-            code = WRONG if findings.keys() - verdicts.NOTES else RIGHT
-        if code:
-            tell_torchrun(problem or verdicts.verdict(findings))
-        self.publish("code", code)
+            self.show(reports, *verdicts.judge(reports))
+
+    def refuse(self, problem):
+        print(f"agree.py: {problem}", file=sys.stderr)
+        self.publish("code", UNSEEN)
+
+    def show(self, reports, lines, findings):
+        verdicts.show(self.script.name, reports, lines, findings)
+        self.publish("code", WRONG if findings else RIGHT)
 
 
 def leave(store, rank, world_size, code, finalize=False):
@@ -200,40 +172,24 @@ def leave(store, rank, world_size, code, finalize=False):
             from mpi4py import MPI
             if MPI.Is_initialized() and not MPI.Is_finalized():
                 MPI.Finalize()  # or the launcher calls this a crash
-    if rank and TORCHRUN in os.environ:
-        code = 0  # torchrun reports each rank that fails; one is enough
     os._exit(code)
-
-
-def tell_torchrun(text):
-    """Let torchrun end its report of the exit code, which it takes for a crash, with this text."""
-    if TORCHRUN in os.environ:
-        message = f"none: no crash. agree.py says: {text}"
-        failure = {"message": message, "timestamp": int(time.time())}
-        Path(os.environ[TORCHRUN]).write_text(json.dumps(failure))
 
 
 # The script, as `python script arguments` would run it.
 
 def run(session, arguments):
     forget_own_modules()
-    script = str(session.script)
-    sys.argv = [script, *arguments]
+    sys.argv = [str(session.script), *arguments]
     sys.path[0] = str(session.script.parent)
     end, problem = "ended", ""
     try:
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(str(session.script), run_name="__main__")
     except SystemExit as exit:
         if exit.code not in (None, 0):
             end = "died"
             problem = f"exit code {exit.code}" if isinstance(exit.code, int) else str(exit.code)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as fault:
-        trace = fault.__traceback__
-        while trace.tb_next and trace.tb_frame.f_code.co_filename != script:  # runpy's frames
-            trace = trace.tb_next
-        traceback.print_exception(type(fault), fault, trace)
+    except Exception as fault:
+        traceback.print_exc()
         end = "died"
         problem = f"{type(fault).__name__}: {''.join(str(fault).splitlines()[:1])}"
     session.hand_in(end, problem)
@@ -247,32 +203,10 @@ def forget_own_modules():
             del sys.modules[name]
 
 
-def refusal(script):
-    """Return why a file cannot be looked at, or None."""
-    if script.suffix == ".ipynb":
-        return f"{script} is a notebook: convert it, jupyter nbconvert --to script {script}"
-    try:
-        imports = re.findall(rb"^\s*(?:import|from) .*", script.read_bytes(), re.M)
-    except OSError as problem:
-        return f"{script} cannot be read: {problem}"
-    names = set(re.findall(rb"\w+", b" ".join(imports)))
-    others = sorted(names & {b"tensorflow", b"keras", b"jax"})
-    if others and b"torch" not in names:
-        return (f"{script} trains with {others[0].decode()}; "
-                "only PyTorch's training can be looked at")
-    return None
-
-
-def speaks():
-    """Return True if this process is rank 0, or no rank."""
-    return launched()[1] == 0
-
-
 def fail(line):
     """Print a line, from one rank, and return the exit code."""
-    if speaks():
+    if launched()[1] == 0:
         print(f"agree.py: {line}", file=sys.stderr)
-        tell_torchrun(line)
     else:
         time.sleep(2)  # or the launcher ends rank 0 before it has spoken
     return UNSEEN
@@ -285,29 +219,20 @@ def parse_args():
                         help="until an optimizer has made so many steps (5)")
     parser.add_argument("--timeout", type=float, default=30,
                         help="seconds of waiting that are called a hang (30)")
-    parser.add_argument("--explain", choices=verdicts.FINDINGS, metavar="NAME",
-                        help="say what a finding means, and stop")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher passes it
-    parser.add_argument("script", nargs="?", type=Path)
+    parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's")
     return parser.parse_args()
 
 
 def main():
     args = parse_args()
-    if args.explain:
-        if speaks():
-            print(verdicts.explain(args.explain))
-        return RIGHT
     if args.steps < 1 or not args.timeout > 0 or math.isinf(args.timeout):
         return fail("--steps and --timeout have to be more than 0")
-    if not args.script:
-        return fail("name your script")
     if not os.path.isfile(args.script):  # pathlib's raises where a name is too long
         return fail(f"no file {args.script}: name your script")
-    problem = refusal(args.script)
-    if problem:
-        return fail(problem)
+    if args.script.suffix == ".ipynb":
+        return fail(f"{args.script} is a notebook: convert it with jupyter nbconvert --to script")
 
     rank, world_size, store = meet(args.timeout)
     if world_size < 2:
@@ -315,9 +240,8 @@ def main():
                     "start two or more, with mpiexec -n 2, srun or torchrun")
     from checker.watch import Watch  # after ranks.py: torch takes seconds
     session = Session(args.script.resolve(), rank, world_size, store, args.timeout)
-    session.watch = Watch(args.steps, session.hand_in)
+    session.watch = Watch(str(session.script), args.steps, session.hand_in)
     session.watch.install()
-    session.watch.record["met"] = b"mpi4py" in args.script.read_bytes()  # its calls are not seen
     threading.Thread(target=session.look_after, daemon=True).start()
     local_rank = [] if args.local_rank is None else [f"--local_rank={args.local_rank}"]
     run(session, local_rank + args.arguments)

@@ -4,14 +4,11 @@
     python submit/gpu.py ladder scaling     # some of them
     python submit/gpu.py --device cpu       # a try of this program itself, with small sizes
 
-It takes the Python that runs it, with torch >= 2.7, torchvision, scikit-learn and tqdm; DeepSpeed
-where it is installed. No network is needed. What a part measures is appended to results/gpu: as
-lines of JSON to records.jsonl, and as printed to README.md. If a part fails, it says why, and the
-next one begins.
+It takes the Python that runs it, with torch >= 2.7, torchvision, scikit-learn, psutil and tqdm. No
+network is needed. What a part measures is printed, and appended to results/gpu.jsonl as lines of
+JSON. If a part fails, it says why, and the next one begins.
 """
 
-import argparse
-import importlib.util
 import json
 import math
 import os
@@ -19,22 +16,23 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
-from study import ROOT, append, machine, read, run
+import psutil
+from study import ROOT, Parser, append, machine, read, run
 
 # ResNet-50, an image of 224 pixels: multiply and add, forward and twice that backward
 FLOPS = 3 * 2 * 4.09e9
 PEAKS = {  # bf16 without sparsity, FLOP/s, from the makers' data sheets
     "A100": 312e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "B200": 2250e12,
     "V100": 125e12, "L40S": 362e12}
-NVLINK = {"A100": 300, "H100": 450, "H200": 450, "V100": 150}  # GB/s in one direction, likewise
-STEPS = {"cuda": 30, "cpu": 6}
+STEPS = {"cuda": 30, "cpu": 2}
 STARTED = time.monotonic()
 
 
-def start(ranks, program, *flags, env=None, timeout=120):
+def start(ranks, program, *flags, timeout=120):
     """Run a program on so many ranks; return its exit code, what it printed, and its records."""
     words = [sys.executable]
     if ranks > 1:
@@ -43,10 +41,10 @@ def start(ranks, program, *flags, env=None, timeout=120):
     words += [ROOT / program, *flags]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
-        if program.endswith(("main.py", "fsdp.py")):
+        if program.endswith("main.py"):
             words += ["--results", results]
         try:
-            code, printed = 0, run(words, timeout, env=os.environ | (env or {}))
+            code, printed = 0, run(words, timeout, env=os.environ)
         except subprocess.CalledProcessError as problem:
             code, printed = problem.returncode, problem.output
         except subprocess.TimeoutExpired:
@@ -61,23 +59,13 @@ def check(name, right, printed=""):
 
 
 def doctor(device, gpus):
-    """Does the doctor find anything? How fast are all-reduces, and which way does NCCL send?"""
-    env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
-    code, printed, _ = start(max(2, gpus), "submit/doctor.py", env=env | hidden(device, gpus < 2))
+    """Does the doctor find anything? How fast are all-reduces?"""
+    code, printed, _ = start(gpus, "submit/doctor.py")
     yield check("the doctor finds nothing wrong", code == 0, printed)
     for library, size, seconds, speed in re.findall(
             r"all-reduce over (\w+), (.*?): ([\d.]+) s, bus bandwidth ([\d.]+) GB/s", printed):
-        limit = {"at most by NVLink": of_this_gpu(NVLINK)} if library == "NCCL" else {}
         yield {"all-reduce": size, "over": library, "seconds": float(seconds),
-               "GB/s": float(speed)} | limit
-    if ways := set(re.findall(r"via (P2P|SHM|NET/\w+)", printed)):
-        yield {"NCCL sends by": sorted(ways)} | check(
-            "NCCL does not send over TCP", "NET/Socket" not in ways)
-
-
-def hidden(device, hide):
-    """Return the variables of ranks that have to take the CPU."""
-    return {"CUDA_VISIBLE_DEVICES": ""} if hide or device == "cpu" else {}
+               "GB/s": float(speed)}
 
 
 def same(device, gpus):
@@ -85,7 +73,7 @@ def same(device, gpus):
     runs = {"chapter 1 on the CPU": ("01_single_node", 1, "cpu"),
             "chapter 1 on the device": ("01_single_node", 1, device),
             "chapter 3 on one rank": ("03_ddp", 1, device),
-            "chapter 3 on all GPUs": ("03_ddp", gpus, device),
+            "chapter 3 on all ranks": ("03_ddp", gpus, device),
             "chapter 3 on two ranks of the CPU": ("03_ddp", 2, "cpu")}
     for precision, tolerance in ("fp64", 1e-10), ("fp32", 0.02):
         cpu_loss = None
@@ -98,8 +86,6 @@ def same(device, gpus):
             difference = abs(loss - cpu_loss)
             yield {"loss": loss, "difference": difference} | check(
                 f"{name}, {precision}: the loss of the CPU", difference < tolerance, printed)
-    code, printed, _ = start(2, "submit/agree.py", ROOT / "03_ddp/main.py", "--device", "cpu")
-    yield check("agree.py finds nothing wrong in chapter 3", code == 0, printed)
     for first, second in ("cpu", device), (device, "cpu"):
         with tempfile.TemporaryDirectory() as folder:
             saved = "01_single_node/main.py", "--checkpoint", f"{folder}/c.pt"
@@ -169,88 +155,43 @@ def chapter(ranks, name, device, side, batch, precision):
         "--image-size", side, "--batch-size", batch, "--precision", precision, "--lr", 0.001,
         "--epochs", 1, "--max-steps", 5 + STEPS[device])
     if not records:
-        name = f"{name}, {ranks} ranks, {precision}, {side} pixels"
-        return [check(name, False, printed)]
+        return [check(f"{name}, {ranks} ranks, {precision}", False, printed)]
     speed = records[0]["images_per_second"]
     return [{"main.py": name, "ranks": ranks, "precision": precision, "batch": batch, "side": side,
              "images/s": speed, "peak bytes": records[0]["peak_memory_bytes"],
-             **(share(speed / ranks) if side == 224 else {})}]
+             **share(speed / ranks)}]
 
 
 def share(speed):
     """Return the share of the GPU's peak (MFU) of so many images/s, where the peak is known."""
-    peak = of_this_gpu(PEAKS)
-    return {"of its peak": speed * FLOPS / peak} if peak else {}
-
-
-def of_this_gpu(values):
-    """Return the value that a dict has for the GPUs of this node, or None."""
-    names = re.split(r"[ ,-]+", machine()["processor"])  # NVIDIA A100-SXM4-40GB
-    return next((value for name, value in values.items() if name in names), None)
+    words = re.split(r"[ ,-]+", machine()["processor"])  # NVIDIA A100-SXM4-40GB
+    peaks = [peak for name, peak in PEAKS.items() if name in words]
+    return {"of its peak": speed * FLOPS / peaks[0]} if peaks else {}
 
 
 def scaling(device, gpus):
-    """How does chapter 3 scale over the GPUs? How fast are 32 pixels, where Python is slow?"""
+    """How does chapter 3 scale over the GPUs, with the batch of each the same?"""
     side, batch = (224, 128) if device == "cuda" else (32, 8)
-    counts = {1, 2, gpus // 2, gpus} & set(range(1, gpus + 1)) if device == "cuda" else {1, 2}
-    for ranks in sorted(counts):
+    for ranks in sorted({1, min(2, gpus), max(1, gpus // 2), gpus}):
         yield from chapter(ranks, "03_ddp", device, side, batch, "bf16")
-    for batch in (64, 256, 1024) if device == "cuda" else (8,):
-        yield from chapter(1, "01_single_node", device, 32, batch, "fp32")
 
 
-def zero(device, gpus):
-    """Do chapter 5's bytes fit formula and allocator, and does stage 3 train what 1 cannot?"""
-    size = ("--width", 8192, "--layers", 6) if device == "cuda" else ("--width", 64, "--layers", 2)
-    runs = [("fsdp.py", 3, "none"), ("fsdp.py", 1, "none")]
-    if device == "cuda":
-        runs += [("fsdp.py", 3, "cpu")]
-    if device == "cuda" and importlib.util.find_spec("deepspeed"):
-        runs += [("main.py", 0, "none"), ("main.py", 3, "none"), ("main.py", 2, "cpu")]
-    for name, stage, offload in runs:
-        code, printed, records = start(
-            gpus, f"05_zero/{name}", "--device", device, "--stage", stage, "--offload", offload,
-            *size, "--precision", "bf16", "--epochs", 1, "--max-steps", 8)
-        memory = records[0].get("memory") if records else None
-        yield {"program": name, "stage": stage, "offload": offload,
-               "held": memory[0] if memory else {}} | check(
-            f"chapter 5, {name}, stage {stage}, offload {offload}", code == 0, printed)
-    if gpus > 1:  # stage 1 needs 8 P + 8 P/N bytes in fp32, stage 3 needs 16 P/N
-        import torch
-        memory = torch.cuda.get_device_properties(0).total_memory
-        parameters = 1.15 * memory / (8 + 8 / gpus)
-        for stage in 3, 1:
-            code, printed, _ = start(
-                gpus, "05_zero/fsdp.py", "--stage", stage, "--width", 8192, "--layers",
-                int(parameters / 8192**2), "--epochs", 1, "--max-steps", 3, timeout=300)
-            yield check(f"{parameters:,.0f} parameters at stage {stage}: they fit at stage 3 alone",
-                        (code == 0) == (stage == 3), printed)
-
-
-DYING = f"""import os, runpy, sys, threading
-if os.environ["RANK"] == "1":
-    threading.Timer(9, os._exit, [9]).start()
-sys.argv[0] = {str(ROOT / "03_ddp/main.py")!r}
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+def kill_rank_1():
+    for process in psutil.Process().children(recursive=True):
+        if process.environ().get("RANK") == "1":
+            process.kill()
 
 
 def failures(device, gpus):
-    """Is a wrong flag one line? Does a rank that dies end the job?"""
-    code, printed, _ = start(1, "01_single_node/main.py", "--batch-size", "0")
-    one_line = code == 2 and len(printed.splitlines()) == 1
-    yield check("a wrong flag: one line, code 2", one_line, printed)
-    env = {"PYTHONPATH": str(ROOT / "03_ddp")} | hidden(device, gpus < 2)
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder, "dying.py")
-        program.write_text(DYING)
-        begun = time.monotonic()
-        code, printed, _ = start(max(2, gpus), str(program), "--epochs", 10000, env=env)
-    in_time = time.monotonic() - begun < 90
-    yield check("a rank that dies ends the job", code != 0 and in_time, printed)
+    """Does a rank that dies end the job?"""
+    threading.Timer(30, kill_rank_1).start()
+    place = device if gpus > 1 else "cpu"
+    code, printed, _ = start(
+        max(2, gpus), "03_ddp/main.py", "--device", place, "--epochs", 100_000)
+    yield check("a rank that dies ends the job", code not in (0, 124), printed)
 
 
-PARTS = {part.__name__: part for part in (doctor, same, ladder, scaling, zero, failures)}
+PARTS = {part.__name__: part for part in (doctor, same, ladder, scaling, failures)}
 
 
 def line_of(record):
@@ -263,42 +204,36 @@ def line_of(record):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--results", type=Path, default=ROOT / "results" / "gpu",
-                        help="a folder (results/gpu)")
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "gpu.jsonl",
+                        help="a file (results/gpu.jsonl)")
     args = parser.parse_args()
     if unknown := set(args.parts) - PARTS.keys():
         parser.error(f"{', '.join(unknown)}: no part; there are {', '.join(PARTS)}")
+    if args.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
-    gpus = torch.cuda.device_count() if args.device == "cuda" else 1
+    gpus = torch.cuda.device_count() if args.device == "cuda" else 2  # ranks of a CPU
     if not gpus:
         sys.exit("gpu.py: PyTorch sees no GPU here: compare nvidia-smi with torch.version.cuda, "
                  "or try --device cpu")
-    args.results.mkdir(parents=True, exist_ok=True)
+    args.results.parent.mkdir(parents=True, exist_ok=True)
 
-    here, bad = machine() | {"gpus": gpus, "device": args.device}, 0
-    page = open(args.results / "README.md", "a")
-
-    def tell(text):
-        print(text, flush=True)
-        print(text, file=page, flush=True)
-
-    tell(f"# {gpus} x {here['processor']}\n\ntorch {here['torch']}, {here['git']}, {here['time']}")
+    here, bad = machine() | {"ranks": gpus, "device": args.device}, 0
+    print(f"{here['processor']}, torch {here['torch']}, {here['git']}, {here['time']}")
     for name in args.parts or PARTS:
-        tell(f"\n## {name}\n\n{PARTS[name].__doc__}\n")
+        print(f"\n{name}: {PARTS[name].__doc__}", flush=True)
         try:
             for record in PARTS[name](args.device, gpus):
                 bad += not record.get("right", True)
-                tell(f"    {line_of(record)}")
-                append(args.results / "records.jsonl", {"part": name, **record, **here})
+                print(f"    {line_of(record)}", flush=True)
+                append(args.results, {"part": name, **record, **here})
         except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as problem:
             bad += 1
-            tell(f"    {name} failed: {type(problem).__name__}: {problem}")
-    seconds = time.monotonic() - STARTED
-    tell(f"\n{bad} of the checks failed; {seconds:.0f} s")
-    print(args.results / "README.md")
+            print(f"    {name} failed: {type(problem).__name__}: {problem}")
+    print(f"\n{bad} of the checks failed; {time.monotonic() - STARTED:.0f} s; {args.results}")
     sys.exit(bad > 0)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A cluster on this machine: nodes with host names and addresses of their own, a switch, a link whose speed you choose.
 #
-#     submit/lab.sh up 2 --rate 1gbit                  # nid1 and nid2; [--latency 1ms] [--slurm]
+#     submit/lab.sh up 2 --rate 1gbit                  # nid1 and nid2; [--slurm]
 #     submit/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec, each node an equal share, rounded up; [--ppn 1]
 #     submit/lab.sh rate 100mbit                       # at once, also while something runs; none: no limit
 #     submit/lab.sh on nid2 ip address                 # a command on a node, or on login
@@ -29,7 +29,6 @@ fail() {
 # What was asked
 
 check_rate() { [[ $1 =~ ^0*[1-9][0-9]*(\.[0-9]+)?[kmg]bit$ || $1 == none ]] || fail "$1 is no rate: 100mbit, say, or none"; }
-check_latency() { [[ $1 =~ ^0*[1-9][0-9]*(\.[0-9]+)?[mu]s$ ]] || fail "$1 is no latency: 1ms, say, or 100us"; }
 check_count() { [[ $2 =~ ^[1-9][0-9]{0,3}$ ]] || fail "$1: $2 is not a whole number above 0"; }
 check_value() { [ $# -gt 1 ] || fail "$1 wants a value"; }
 check_node() {
@@ -68,13 +67,12 @@ as_user() {  # who made himself root of the lab by a user namespace is himself a
 up() {
     check_value up "$@"
     check_count up "$1"
-    local count=$1 rate=none latency=none slurm=no user=() problem parent=
+    local count=$1 rate=none slurm=no user=() problem parent=
     shift
     ((count <= most)) || fail "$count nodes are too many for one machine: at most $most"
     while [ $# -gt 0 ]; do
         case $1 in
             --rate) check_value "$@"; check_rate "$2"; rate=$2; shift 2 ;;
-            --latency) check_value "$@"; check_latency "$2"; latency=$2; shift 2 ;;
             --slurm) slurm=yes; shift ;;
             *) fail "up: no option $1" ;;
         esac
@@ -84,10 +82,6 @@ up() {
     need iproute2 ip tc
     need util-linux nsenter unshare setpriv
     [ $slurm = no ] || need "slurmctld slurmd slurm-client munge" slurmctld slurmd srun munged
-    if [ "$latency" != none ]; then
-        need python3 python3
-        { : <>/dev/net/tun; } 2>/dev/null || fail "--latency wants /dev/net/tun, which you may not open here"
-    fi
     if ! unshare "${spaces[@]}" --fork --mount-proc ip link set lo up 2>/dev/null; then
         user=(--user --map-root-user)
         unshare "${user[@]}" "${spaces[@]}" --fork --mount-proc ip link set lo up 2>/dev/null ||
@@ -103,7 +97,6 @@ up() {
     [ ${#user[@]} = 0 ] || { id -u; id -g; } >"$lab/user"
     id -un >"$lab/name"
     echo "$rate" >"$lab/rate"
-    echo "$latency" >"$lab/latency"
     setsid unshare "${user[@]}" "${spaces[@]}" --fork --kill-child bash "$program" hold "$lab" "$count" $slurm \
         </dev/null >"$lab/log" 2>&1 &
     parent=$!
@@ -133,7 +126,7 @@ stay() {
 
 hold() {  # the lab's folder, the number of nodes, with Slurm or not: the login node and the switch
     lab=$1
-    local count=$2 mtu=9000 number holder
+    local count=$2 number holder
     read -r holder _ </proc/self/stat  # this process by the outer system's count: /proc is still that system's
     echo "$holder" >"$lab/holder"
     mount -t proc proc /proc
@@ -145,32 +138,19 @@ hold() {  # the lab's folder, the number of nodes, with Slurm or not: the login 
     } >"$lab/hosts"
     mount --bind "$lab/hosts" /etc/hosts
     ip link set lo up
-    if [ "$(<"$lab/latency")" = none ]; then
-        # Its own address; else it has that of a wire, which may be killed, and nodes go on sending there for a minute
-        ip link add name switch address 02:00:00:00:00:fe type bridge
-    else
-        mtu=65000  # few frames: a program passes them on. The kernel's own delay, netem, is missing from some.
-        python3 "${program%.sh}/wire.py" "$(<"$lab/latency")" "$count" &
-        until ip link show "wire$count" >/dev/null 2>&1; do
-            kill -0 $!
-            sleep 0.01
-        done
-    fi
+    # Its own address; else it has that of a wire, which may be killed, and nodes go on sending there for a minute
+    ip link add name switch address 02:00:00:00:00:fe type bridge
     ip address add $network.254/24 dev switch
-    ip link set switch mtu $mtu up
+    ip link set switch mtu 9000 up
     for number in $(seq "$count"); do
         unshare "${spaces[@]}" --fork --kill-child bash "$program" hold_node "$lab" "nid$number" &
     done
     for number in $(seq "$count"); do
         until [ -s "$lab/nodes/nid$number" ]; do sleep 0.01; done
-        if [ $mtu = 9000 ]; then
-            ip link add "wire$number" mtu $mtu type veth peer name eth0 netns "$(<"$lab/nodes/nid$number")"
-            ip link set "wire$number" master switch up
-        else
-            ip link set "wire$number" netns "$(<"$lab/nodes/nid$number")" name eth0
-        fi
+        ip link add "wire$number" mtu 9000 type veth peer name eth0 netns "$(<"$lab/nodes/nid$number")"
+        ip link set "wire$number" master switch up
         at "nid$number" ip address add "$network.$number/24" dev eth0
-        at "nid$number" ip link set eth0 mtu $mtu up
+        at "nid$number" ip link set eth0 mtu 9000 up
     done
     limit "$lab" "$(<"$lab/rate")"
     [ "$3" = no ] || start_slurm "$count"
@@ -201,12 +181,10 @@ limit() {  # the lab's folder, the rate of what each node sends, and of what the
     done
 }
 limit_device() {  # rate, device, words that go to where it is
-    local burst=32kb  # passes at once: no more than the largest frame
-    [ "$(<"$lab/latency")" = none ] || burst=66kb
     if [ "$1" = none ]; then
         "${@:3}" tc qdisc delete dev "$2" root 2>/dev/null || true  # there may be no limit
     else
-        "${@:3}" tc qdisc replace dev "$2" root tbf rate "$1" burst $burst limit 4mb
+        "${@:3}" tc qdisc replace dev "$2" root tbf rate "$1" burst 32kb limit 4mb
     fi
 }
 
@@ -314,7 +292,7 @@ kill_node() {
 status() {
     check_lab
     local node state
-    echo "lab ${LAB:-lab}: link $(<"$lab/rate"), latency $(<"$lab/latency")$([ ! -e "$lab/slurm" ] || echo ", with Slurm")"
+    echo "lab ${LAB:-lab}: link $(<"$lab/rate")$([ ! -e "$lab/slurm" ] || echo ", with Slurm")"
     for node in $(nodes); do
         state=up
         lives "$node" || state=dead
@@ -369,6 +347,6 @@ case ${1:-} in
         last=yes
         at "$2" bash "$program" as_user "$lab" sh -c "${*:3}"
         ;;
-    *) fail "up NODES [--rate 1gbit] [--latency 1ms] [--slurm], run -n RANKS [--ppn K] COMMAND, on NODE COMMAND, \
+    *) fail "up NODES [--rate 1gbit] [--slurm], run -n RANKS [--ppn K] COMMAND, on NODE COMMAND, \
 rate 100mbit, kill NODE, status, down" ;;
 esac

@@ -1,6 +1,4 @@
-"""Start ranks, do a series of runs that resumes where it was killed, append records and read them.
-
-    from study import command, read, records_of, start, study
+"""Start ranks, do a series of runs that resumes where it was killed, append and read records.
 
     start("03_ddp", 2, "--epochs", 1)["images_per_second"]
     study(RECORDS / "zero.jsonl", [{"chapter": "05_zero", "ranks": 2}, ...], start)
@@ -21,7 +19,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -34,16 +33,13 @@ LIBRARIES = ("torch", "tensorflow-cpu", "tensorflow", "horovod", "deepspeed")
 # Records
 
 def read(path: str | Path) -> list[dict]:
-    """Return the records of a file; a name without a folder is one of assets/records.
-
-    Skips a line that a killed program left unfinished. A file that does not exist has no records.
-    """
+    """Return the whole records of a file; a name without a folder is one of assets/records."""
     path = RECORDS / path if isinstance(path, str) and "/" not in path else Path(path)
     records = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             records.append(json.loads(line))
-        except ValueError:
+        except ValueError:  # a killed program left it unfinished
             continue
     return [record for record in records if isinstance(record, dict)]
 
@@ -92,10 +88,7 @@ def machine() -> dict:
 # Ranks
 
 def command(chapter: str, ranks: int, *flags: object) -> list[str]:
-    """Return a command's words: python for one rank, this environment's mpiexec for more.
-
-    The chapter is a folder with a main.py, or another program, as its record names it.
-    """
+    """Return the words that start a chapter, or another program: with mpiexec for several ranks."""
     program = ROOT / chapter if chapter.endswith(".py") else ROOT / chapter / "main.py"
     mpiexec = str(Path(sys.executable).parent / "mpiexec")
     launcher = [mpiexec, "-n", str(ranks)] if ranks > 1 else []
@@ -113,24 +106,11 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def end(process: subprocess.Popen) -> None:
-    """End a run and all its ranks."""
-    try:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    except ProcessLookupError:  # ended just now
-        process.wait()
-
-
 def run(words: list[object], timeout: float = 600, cwd: str | Path = ROOT,
         env: dict[str, str] | None = None) -> str:
-    """Run a command in the top folder, with one thread per rank; return what it printed.
+    """Run a command; return what it printed. No rank outlives this.
 
-    Raises subprocess.CalledProcessError, whose `output` is what it printed, or TimeoutExpired. No
-    rank outlives this.
+    Raises subprocess.CalledProcessError, whose `output` is what it printed, or TimeoutExpired.
     """
     words = list(map(str, words))
     process = subprocess.Popen(
@@ -147,6 +127,14 @@ def run(words: list[object], timeout: float = 600, cwd: str | Path = ROOT,
     return printed
 
 
+def end(process: subprocess.Popen) -> None:
+    """End a run and all its ranks: those that do not heed SIGTERM within ten seconds by SIGKILL."""
+    for number in signal.SIGTERM, signal.SIGKILL:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)
+            process.wait(10)
+
+
 def records_of(words: list[object], timeout: float = 600) -> list[dict]:
     """Run a command that takes --results FILE; return its records, with machine(), as dicts."""
     with tempfile.TemporaryDirectory() as folder:
@@ -161,6 +149,15 @@ def start(chapter: str, ranks: int, *flags: object) -> dict:
     return record
 
 
+def last_words(problem: Exception) -> str:
+    """Return why a run failed: its exit code and the last lines that it printed."""
+    if isinstance(problem, subprocess.CalledProcessError):
+        return "\n".join([f"exit code {problem.returncode}", *problem.output.splitlines()[-10:]])
+    if isinstance(problem, subprocess.TimeoutExpired):
+        return f"no end after {problem.timeout} s"
+    return str(problem)
+
+
 # A series of runs
 
 def planned_records(path: str | Path, planned: dict) -> list[dict]:
@@ -170,11 +167,7 @@ def planned_records(path: str | Path, planned: dict) -> list[dict]:
 
 
 def once(path: str | Path, planned: dict, do: Callable[..., dict | list[dict]]) -> list[dict]:
-    """Return the file's records of a planned run; if there are none, do(**planned) and append.
-
-    A record gets the plan's names and values, which tell its run from others. A record with a
-    reason under "failed" stays, and its run is done again next time.
-    """
+    """Return the file's records of a planned run; if there are none, do(**planned) and append."""
     records = planned_records(path, planned)
     if not records:
         result = do(**planned)
@@ -184,61 +177,42 @@ def once(path: str | Path, planned: dict, do: Callable[..., dict | list[dict]]) 
     return records
 
 
-def study(path: str | Path, plan: list[dict], do: Callable[..., dict | list[dict]]) -> list[dict]:
+def study(path: str | Path, plan: Iterable[dict], do: Callable[..., dict | list[dict]],
+          show: Callable[[dict], None] = lambda record: None) -> list[dict]:
     """Do the planned runs in turn, each by do(**run), and write all their records into the file.
 
-    Until the last run has ended they are in the file's name with .part appended: a killed study
-    resumes from there. A run that fails ends the program, with what it printed last.
+    Until the last has ended, the records are in the file's name with .part appended, and a study
+    that was killed or failed resumes there. show(record) is called when there is a record.
     """
     from tqdm import tqdm  # check_script.py runs without it
 
     end_on_sigterm()
     part = Path(f"{path}.part")
-    discard_stale(part)
-    records = []
-    with tqdm(plan, unit="run", disable=None) as bar:
-        for planned in bar:
-            name = ", ".join(str(value) for value in planned.values() if value != "")
-            bar.set_description(name)
-            try:
-                records += once(part, planned, do)
-            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
-                bar.close()
-                sys.exit(f"{name}: {last_words(problem)}")
-    publish(part, path, records)
-    return records
-
-
-def publish(part: str | Path, path: str | Path, records: list[dict]) -> None:
-    """Write the records of a finished series, and no unfinished line, into the file at once."""
-    Path(part).write_text("".join(json.dumps(record) + "\n" for record in records))
-    os.replace(part, path)
-
-
-def discard_stale(part: Path) -> None:
-    """Discard partial results from another commit or another machine."""
-    records = read(part)
-    if not records:
-        return
     here = machine()
-    if any(record.get(name, here[name]) != here[name] for record in records
+    if any(record.get(name, here[name]) != here[name] for record in read(part)
            for name in ("git", "host")):
         print(f"discarded {part}: from another commit or another machine", file=sys.stderr)
         part.unlink()
-    else:
-        print(f"{len(records)} records are in {part} already", file=sys.stderr)
+    stays = f"what was measured stays in {os.path.relpath(part)}, and the same command goes on"
+    records, name = [], ""
+    try:
+        for planned in tqdm(plan, unit="run", disable=None, leave=False):
+            name = ", ".join(str(value) for value in planned.values() if value)
+            for record in once(part, planned, do):
+                records.append(record)
+                show(record)
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; {stays}")
+    except (subprocess.SubprocessError, OSError) as problem:
+        sys.exit(f"{name}: {last_words(problem)}\n{stays}")
+    part.write_text("".join(json.dumps(record) + "\n" for record in records))
+    os.replace(part, path)
+    return records
 
 
 def end_on_sigterm() -> None:
     """Have SIGTERM end the run that is under way, too, as Ctrl-C does."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-
-
-def last_words(problem: subprocess.CalledProcessError | subprocess.TimeoutExpired) -> str:
-    """Return why a run failed: its exit code and the last lines that it printed."""
-    if isinstance(problem, subprocess.TimeoutExpired):
-        return f"no end after {problem.timeout} s"
-    return "\n".join([f"exit code {problem.returncode}", *problem.output.splitlines()[-10:]])
 
 
 # Flags
@@ -251,10 +225,3 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         self.exit(2, f"{self.prog}: {message}\n")
-
-
-def whole(text: str) -> int:
-    """Return a flag's whole number above 0."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)

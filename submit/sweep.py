@@ -4,8 +4,8 @@
 
 batch: one rank, a run for each batch size. weak: the batch per rank stays, and the global batch
 grows with the ranks. strong: the global batch stays. Everything after -- is passed to each main.py.
-On this machine and within one allocation of PBS or Slurm (submit/sweep.pbs, sweep.slurm), a run is
-the chapter's own submit script with RANKS set: see --dry-run.
+A run is the chapter's own submit script with RANKS set, on this machine or within one allocation of
+PBS or Slurm (sweep.pbs, sweep.slurm).
 
 Each run appends one line to --results as soon as it ends. Started again with the same file, the
 sweep does only the runs that are missing or failed; use another file on another machine. Each
@@ -14,7 +14,6 @@ repeat does all runs once, so that what slows the machine down for a while slows
 
 import math
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -35,10 +34,14 @@ from study import (
     planned_records,
     read,
     run,
-    whole,
 )
-from sweep_tables import KEY, STEPS, table
 from tqdm import tqdm
+
+STEPS = 35  # 5 of them warm up, 30 are timed
+KEY = ("study", "chapter", "ranks", "batch", "flags", "site", "repeat")  # of a run
+TITLES = {"batch": "batch size; efficiency: compared with the best",
+          "weak": "weak scaling, the batch per rank; efficiency: compared with the fewest ranks",
+          "strong": "strong scaling, the global batch; efficiency: compared with the fewest ranks"}
 
 
 def names(flags):
@@ -91,11 +94,10 @@ def measure(args, **planned):
         except subprocess.TimeoutExpired as problem:
             return {"failed": last_words(problem)}
         except subprocess.CalledProcessError as problem:
-            return {"failed": reason(problem.output) or f"exit code {problem.returncode}",
-                    "printed": problem.output.splitlines()[-10:]}
+            return {"failed": reason(problem.output) or f"exit code {problem.returncode}"}
         records = read(results)
     if not records:
-        return {"failed": reason(printed) or "no record", "printed": printed.splitlines()[-10:]}
+        return {"failed": reason(printed) or "no record"}
     if records[0]["ranks"] != planned["ranks"]:
         return {"failed": f"{records[0]['ranks']} ranks were started: "
                 f"`launch` of sites/{planned['site']}.sh has to heed RANKS"}
@@ -110,6 +112,47 @@ def reason(printed):
     return (mistakes[:1] or lines[-1:] or [""])[0]
 
 
+def summary(records: pandas.DataFrame) -> pandas.DataFrame:
+    """Return median, least and most images/s of repeated runs, with efficiency and remarks.
+
+    Efficiency: images/s per rank, divided by those of the run with the fewest ranks, for the same
+    chapter, flags, site and processor. In the batch study: images/s, divided by the best of them.
+    """
+    series = ["study", "flags", "site", "processor", "chapter"]
+    runs = records.groupby([*series, "ranks", "batch"])
+    rows = runs["images_per_second"].agg(median="median", least="min", most="max", repeats="size")
+    rows = rows.join(runs[["device", "cpus", "nodes"]].first()).reset_index()
+    best = rows.groupby(series)["median"].transform("max")
+    rows["per_rank"] = rows["median"] / rows["ranks"]
+    first = rows.groupby([*series, "batch"])["per_rank"].transform("first")
+    rows["efficiency"] = (rows["per_rank"] / first).where(
+        rows["study"] != "batch", rows["median"] / best)
+    rows["remarks"] = [remarks(row) for row in rows.itertuples()]
+    return rows
+
+
+def remarks(row):
+    """Return why a row of the summary may mislead, as text."""
+    texts = []
+    if row.device == "cpu" and row.ranks > row.cpus * row.nodes:
+        texts.append("more ranks than cores")
+    spread = (row.most - row.least) / row.median
+    if spread > 0.2:
+        texts.append(f"spread {spread:.0%}")
+    return "; ".join(texts)
+
+
+def table(records: pandas.DataFrame) -> str:
+    """Return the summary as text: a block for each study, set of flags and kind of machine."""
+    columns = ["chapter", "ranks", "batch", "median", "least", "most", "repeats", "efficiency",
+               "remarks"]
+    blocks = []
+    for (study, *place), rows in summary(records).groupby(["study", "flags", "site", "processor"]):
+        text = rows[columns].to_string(index=False, float_format="{:,.2f}".format)
+        blocks.append(f"{TITLES[study]}; images/s\n{'; '.join(place)}\n{text}")
+    return "\n\n".join(blocks)
+
+
 def parse_args():
     words = sys.argv[1:]
     stop = words.index("--") if "--" in words else len(words)
@@ -118,17 +161,16 @@ def parse_args():
     add = parser.add_argument
     add("studies", nargs="+", choices=("batch", "weak", "strong"))
     add("--chapters", nargs="+", default=["03_ddp"], help="folders with a main.py (03_ddp)")
-    add("--ranks", nargs="+", type=whole, default=[1, 2, 4], help="for weak and strong (1 2 4)")
-    add("--batch-sizes", nargs="+", type=whole, default=[64, 128, 256, 512, 1024],
+    add("--ranks", nargs="+", type=int, default=[1, 2, 4], help="for weak and strong (1 2 4)")
+    add("--batch-sizes", nargs="+", type=int, default=[64, 128, 256, 512, 1024],
         help="for batch (64 ... 1024)")
-    add("--batch-size", type=whole, default=64,
+    add("--batch-size", type=int, default=64,
         help="per rank for weak, over all ranks for strong (64)")
-    add("--repeats", type=whole, default=5)
-    add("--timeout", type=whole, default=1800, help="seconds that a run may take (1800)")
+    add("--repeats", type=int, default=5)
+    add("--timeout", type=int, default=1800, help="seconds that a run may take (1800)")
     add("--results", type=Path, required=True, metavar="FILE", help="one JSON line per run")
     add("--script", choices=("submit.slurm", "submit.pbs"), default="submit.slurm",
         help="of each chapter; submit.pbs within a job of PBS")
-    add("--dry-run", action="store_true", help="print the commands that would be run")
     args = parser.parse_args(words[:stop])
     args.flags = words[stop + 1:]
     args.chapters = [chapter.rstrip("/") for chapter in args.chapters]
@@ -141,6 +183,8 @@ def parse_args():
 
 def check(args, refuse):
     """Refuse what no run could do."""
+    if min(*args.ranks, *args.batch_sizes, args.batch_size, args.repeats, args.timeout) < 1:
+        refuse("--ranks, --batch-sizes, --batch-size, --repeats and --timeout: from 1")
     for flag in names(args.flags) & {"--batch-size", "--global-batch-size", "--results"}:
         refuse(f"{flag} belongs before --: it is the sweep's")
     for chapter in args.chapters:
@@ -148,50 +192,33 @@ def check(args, refuse):
             refuse(f"{chapter} is no chapter: name folders with a submit script, such as 03_ddp")
         if missing(chapter):
             refuse(missing(chapter))
-    for ranks in args.ranks if "strong" in args.studies else ():
-        if args.batch_size % ranks:
-            refuse(f"--batch-size {args.batch_size} is no multiple of {ranks} ranks")
-    if not plan_runs(args):
-        refuse("nothing to run: chapter 1 has one rank only")
     try:
         append(args.results)  # no record
         tempfile.TemporaryDirectory(dir=args.results.parent).cleanup()
     except OSError:
-        refuse(f"cannot write {args.results}: name a file in a folder that exists "
-               "and that you may write to")
-    for word in (*args.flags, str(args.results)) if args.script.endswith(".pbs") else ():
-        if re.search(r"""[\s*?[\]'"\\]""", word):  # site.sh refuses the same
-            refuse(f"{word!r}: a PBS script takes its flags in one variable, which the shell "
-                   "splits at blanks: none may hold a blank, a wildcard, a quote or a backslash")
+        refuse(f"cannot write {args.results}: name a file in a folder that you may write to")
 
 
 def main():
     args = parse_args()
     end_on_sigterm()
     plan = plan_runs(args)
-    missing_runs = [planned for planned in plan if not planned_records(args.results, planned)]
-    if args.dry_run:
-        for planned in missing_runs:
-            words, folder, variables = command(planned, args.results, args.script)
-            assignments = shlex.join(f"{name}={value}" for name, value in variables.items())
-            place = shlex.quote(str(folder.relative_to(ROOT)))
-            print(f"cd {place} && env {assignments} {shlex.join(words)}")
-        return
-
-    done = len(plan) - len(missing_runs)
+    runs = [planned for planned in plan if not planned_records(args.results, planned)]
+    done = len(plan) - len(runs)
     print(f"{done} of {len(plan)} runs are in {args.results} already", file=sys.stderr)
     failed = 0
-    with tqdm(missing_runs, unit="run", disable=None) as bar:
+    with tqdm(runs, unit="run", disable=None) as bar:
         for planned in bar:
-            name = "{study} {chapter} on {ranks}, batch {batch}".format_map(planned)
-            bar.set_description(name)
             record, = once(args.results, planned, partial(measure, args))
             if "failed" in record:
                 failed += 1
+                name = "{study} {chapter} on {ranks}, batch {batch}".format_map(planned)
                 bar.write(f"{name}: {record['failed']}", file=sys.stderr)
-    print(table(pandas.DataFrame(read(args.results))))
+    records = [record for record in read(args.results) if "failed" not in record]
+    if records:
+        print(table(pandas.DataFrame(records)))
     if failed:
-        sys.exit(f"sweep.py: {failed} of {len(missing_runs)} runs failed; "
+        sys.exit(f"sweep.py: {failed} of {len(runs)} runs failed; "
                  "the same command tries them again")
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The front door as a stranger finds it, before a release: a bare Debian, a new user, the README's first command.
-#     bash tests/bare_debian.sh bookworm [COMMAND ...]      (or trixie, sid; as root; debootstrap has to be installed)
-# What `make demo` says is missing is installed; then it has to reach its picture. COMMAND, such as "make test", comes
-# after. The system is made anew in /tmp/bare/SUITE, and stays there. Seconds of each part are printed; one that fails
-# is named again at the end, and the exit code is 1.
+# A bare Debian, a new user, the README's first command:
+#     bash tests/bare_debian.sh bookworm [COMMAND ...]      (or trixie, sid; as root, by debootstrap)
+# What `make demo` says is missing is installed; then it has to reach its picture. COMMAND, such as
+# "make test", comes after. The system is made in /tmp/bare/SUITE, and stays there. The seconds of
+# each part are printed; one that fails is named again at the end, and the exit code is 1.
 set -euo pipefail
 suite=$1
 system=/tmp/bare/$suite
@@ -22,17 +22,24 @@ part() {  # what follows, with its seconds
     [ "$code" = 0 ] || failed+=("$name")
     printf '== %-9s %-40s %4d s, exit %d\n' "$suite" "$name" $((SECONDS - started)) "$code"
 }
-install() { chroot "$system" env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends "$@" >/dev/null; }
-student() { chroot "$system" runuser -u student -- env -i HOME="$home" PATH=/usr/bin:/bin sh -c "cd ~/my\ workshop && $1"; }
+install() {
+    chroot "$system" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -qq --no-install-recommends "$@" >/dev/null
+}
+student() {
+    chroot "$system" runuser -u student -- env -i HOME="$home" PATH=/usr/bin:/bin \
+        sh -c "cd ~/my\ workshop && $1"
+}
 
 rm -rf "$system"
-part debootstrap debootstrap --variant=minbase --include=ca-certificates "$suite" "$system" >/tmp/debootstrap.log
+part debootstrap debootstrap --variant=minbase --include=ca-certificates "$suite" "$system" \
+    >/tmp/debootstrap.log
 mount --rbind /dev "$system/dev"
 mount -t tmpfs tmpfs "$system/dev/shm"
 mount -t proc proc "$system/proc"
 mount -t sysfs sysfs "$system/sys"
 cp /etc/resolv.conf /etc/hosts "$system/etc/"
-cp /etc/ssl/certs/ca-certificates.crt "$system/etc/ssl/certs/"  # with a site's own authority, where there is one
+cp /etc/ssl/certs/ca-certificates.crt "$system/etc/ssl/certs/"  # with a site's own authority
 chroot "$system" apt-get update -qq -o Acquire::Check-Valid-Until=false  # a mirror may lag
 install python3 make git
 chroot "$system" useradd --create-home student

@@ -35,47 +35,29 @@ NOISE = "            model[0].weight.data += rank * torch.randn_like(model[0].we
 WAIT = "            if rank == 0:\n                torch.distributed.barrier()"
 SEED, SEED_BY_RANK = "torch.manual_seed(0)", "torch.manual_seed(rank)"
 EPOCHS = "    for epoch in range(5):\n"
-# A line of by_deepspeed.py.
-DEEPSPEEDS_SET_EPOCH = "        loader.data_sampler.set_epoch(epoch)  # DeepSpeed does not\n"
 # Changes to stream.py.
 STREAM_LOSS = "nn.functional.mse_loss(model(inputs), targets)"
 STREAM_MODEL = "nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))"
-STREAM_STEP = "    optimizer.step()\n"
-HALF_CLIP = (
-    "    for parameter in model.parameters():\n"
-    "        parameter.grad *= 0.45 + 0.02 * schedule.last_epoch\n")
-ANOTHER_CALL = (
-    "    if dist.get_rank():\n        dist.barrier()\n    dist.all_reduce(torch.ones(1))\n")
-SECOND_OPTIMIZER = (
-    "other = nn.Linear(1, 1)\nsecond = torch.optim.SGD(other.parameters(), lr=0.01)\nschedule =")
 
 CASES = {  # file: {name: (changes, the verdict)}
     "your_script_ddp": {
-        "no wrapper": ([NO_WRAPPER], "own gradients"),
         "the wrapper is by-passed": ([("ddp(images)", "model(images)")], "own gradients"),
         "no sampler": ([SHUFFLED], "same data"),
         "no sampler, one seed per rank": (
             [(SEED, SEED_BY_RANK), SHUFFLED, ("model = nn", f"{SEED}\n    model = nn"),
              (EPOCHS, f"    {SEED_BY_RANK}\n{EPOCHS}")], "overlap"),
-        "each rank splits in its own way": ([(SEED, SEED_BY_RANK)], "overlap"),
         "a sampler for one rank": (
             [("DistributedSampler(train,", "DistributedSampler(train, num_replicas=1, rank=0,")],
             "sampler"),
-        "one epoch needs no set_epoch": ([NO_SET_EPOCH, ("range(5)", "range(1)")], NOTHING),
-        "a sum by hand": ([NO_WRAPPER, (STEP, EACH + REDUCE + STEP)], "sum"),
         "averaged twice": ([(STEP, EACH + DIVIDE + STEP)], "twice"),
         "nobody broadcasts": (
             [NO_WRAPPER, (STEP, BY_HAND + STEP), (LOAD, f"{LOAD}    {SEED_BY_RANK}\n")],
             "weights"),
         "gradients are broadcast": ([NO_WRAPPER, (STEP, EACH + BROADCAST + STEP)], "one rank's"),
         "a layer is forgotten": ([NO_WRAPPER, (STEP, ALL_BUT_TWO + STEP)], "part"),
-        "one rate per rank": ([("lr=0.05", "lr=0.05 * (1 + rank)")], "rates"),
         "noise on the weights": ([(LOSS, f"{LOSS}\n{NOISE}")], "apart"),
-        "unequal shares": (
-            [("batch_size=64 // world_size", "batch_size=32 if rank else 48")], "batches"),
         "clipped by each rank": (
             [NO_WRAPPER, (STEP, CLIP_BY_RANK + BY_HAND + STEP)], "other gradients"),
-        "one limit per rank": ([(STEP, CLIP_BY_RANK + STEP)], "other gradients"),
         "rank 0 alone waits": ([(LOSS, f"{LOSS}\n{WAIT}")], "hang"),
         "by hand": ([NO_WRAPPER, (STEP, BY_HAND + STEP)], NOTHING),
         "clipped": ([(STEP, CLIP + STEP)], NOTHING)},
@@ -83,36 +65,25 @@ CASES = {  # file: {name: (changes, the verdict)}
         "as it is": ([], NOTHING),
         "not Horovod's optimizer": (
             [("optimizer = hvd.DistributedOptimizer(optimizer, "
-              "named_parameters=model.named_parameters())\n", "")], "own gradients"),
-        "op=Sum, which Adam hides": (
-            [("model.named_parameters())\nfor", "model.named_parameters(), op=hvd.Sum)\nfor")],
-            "sum")},
+              "named_parameters=model.named_parameters())\n", "")], "own gradients")},
     "by_mpi": {"as it is": ([], NOTHING), "no division": ([(" / ranks", "")], "sum")},
-    "by_fsdp": {
-        "as it is": ([], NOTHING),
-        "a layer is no shard": (
-            [("in model:", "in model[:1]:"), ("fully_shard(model)\n", "")], "part")},
+    "by_fsdp": {"as it is": ([], NOTHING)},
     "by_deepspeed": {"as it is": ([], NOTHING)},
     "accumulation": {"no_sync stays on": ([("if last else", "if False else")], "own gradients")},
     "stream": {
         "as it is": ([], NOTHING),
         "all take all samples": ([("range(self.rank, 512, self.ranks)", "range(512)")],
                                  "same data"),
-        "two optimizers, one unknown to DDP": (
-            [("schedule =", SECOND_OPTIMIZER),
-             (STREAM_LOSS, STREAM_LOSS.replace("model(inputs)", "other(model(inputs))")),
-             ("    schedule.step()",
-              "    second.step()\n    second.zero_grad()\n    schedule.step()")],
-            "own gradients"),
-        "clipped by about a half, in bf16": (
+        "in bf16": (
             [(STREAM_MODEL, f"{STREAM_MODEL}.bfloat16()"),
-             (STREAM_LOSS, STREAM_LOSS.replace("inputs)", "inputs.bfloat16()).float()")),
-             (STREAM_STEP, HALF_CLIP + STREAM_STEP)], NOTHING),
-        "another call on one rank": ([(STREAM_STEP, STREAM_STEP + ANOTHER_CALL)], "sequence"),
+             (STREAM_LOSS, STREAM_LOSS.replace("inputs)", "inputs.bfloat16()).float()"))], NOTHING),
         "it asks nobody": (
             [('dist.init_process_group("gloo")\n', ""), ("DDP(nn.Seq", "(nn.Seq"),
              ("dist.get_rank(), dist.get_world_size()", "0, 1"),
-             ("dist.destroy_process_group()\n", "")], "alone")},
+             ("dist.destroy_process_group()\n", "")], "same data"),
+        "the optimizer holds another model": (
+            [("SGD(model.parameters()", "SGD(nn.Linear(1, 1).parameters()")],
+            "nothing trains")},
 }
 
 
@@ -143,7 +114,7 @@ def each_case():
 @pytest.mark.parametrize(("file", "name"), list(each_case()))
 def test_each_training_has_its_verdict(file, name, tmp_path):
     changes, expected = CASES[file][name]
-    wait = 12 if expected in ("hang", "sequence") else 30  # a busy machine's ranks meet slowly
+    wait = 12 if expected == "hang" else 30  # a busy machine's ranks meet slowly
     done = watched(changed(file, changes, tmp_path), timeout=wait)
     wrong = re.findall("^WRONG: (.*)", done.out, re.M)
     if expected == NOTHING:
@@ -152,73 +123,29 @@ def test_each_training_has_its_verdict(file, name, tmp_path):
         assert re.search("gradients the optimizer takes +(the|their) mean", done.out), done.out
         return
     assert done.code == 1 and f"verdict: wrong: {expected}\n" in done.out, done.out + done.err
-    symptom = verdicts.FINDINGS[expected].symptom
-    assert len(wrong) == 1 and wrong[0].startswith(f"{expected}: {symptom}")
+    assert len(wrong) == 1 and wrong[0].startswith(f"{expected}: "), done.out
     if expected == "hang":
-        assert re.search(r"your_script_ddp\.py:\d+.*: rank 0", wrong[0])
-
-
-@pytest.mark.parametrize(("file", "changes"), [
-    ("your_script_ddp", [NO_SET_EPOCH]),
-    ("by_deepspeed", [(DEEPSPEEDS_SET_EPOCH, "")])])
-def test_set_epoch_is_missed(file, changes, tmp_path):
-    """A note within the first epoch, a mistake once the second has had the same order."""
-    script = changed(file, changes, tmp_path)
-    done = watched(script)
-    assert done.code == 0 and "\nnote: no set_epoch: " in done.out, done.out + done.err
-    done = watched(script, "--steps", 30)
-    assert "verdict: wrong: order\n" in done.out and "no set_epoch" not in done.out, done.out
-
-
-@pytest.mark.parametrize(("file", "changes", "notes"), [
-    ("accumulation", [("torch.manual_seed(1 + rank)\n", "")],
-     ["random: all ranks.*dropout", "buffers: ", "scaled: "]),
-    ("accumulation", [("torch.manual_seed(0)\n", "torch.manual_seed(rank)\n")], ["other data: "]),
-    ("stream", [("batch_size=16", "batch_size=16 - dist.get_rank()")], ["batch: .*16, 15"])],
-    ids=["random, buffers, scaled", "other data", "batch"])
-def test_a_note_is_no_mistake(file, changes, notes, tmp_path):
-    done = watched(changed(file, changes, tmp_path))
-    assert f"verdict: {NOTHING}\n" in done.out, done.out + done.err
-    assert all(re.search(f"^note: {note}", done.out, re.M) for note in notes), done.out
-
-
-def report(**other):
-    """Return what a rank has seen of a training of one step in which nothing is wrong."""
-    step = {"local": {"w": [1.0, 2.0, 3.0]}, "final": {"w": [1.0, 2.0, 3.0]}, "rates": [0.1],
-            "after": {"parameters": {"w": 1}, "buffers": {}}}
-    return {"host": "a", "cores": [0, 1], "threads": 1, "device": "cuda:0", "gpu": "x",
-            "current": "cuda:0", "met": True, "half": False, "hook": "", "joins": False,
-            "wrappers": ["DDP"], "shards": [], "parts": [], "loaders": {}, "rows": [],
-            "loaded": [], "random": {"torch": 1, "draws": ""},
-            "before": {"parameters": {"w": 0}}, "steps": [step]} | other
-
-
-CPU = {"gpu": None, "device": "cpu", "current": None}
+        assert re.search(r"rank 0 +at your_script_ddp\.py:\d+", done.out)
 
 
 @pytest.mark.check
-@pytest.mark.parametrize(("first", "second", "expected"), [
-    ({}, {"gpu": "y"}, set()),
-    ({}, {}, {"one GPU"}),
-    ({}, {"host": "b"}, set()),
-    ({}, {"gpu": "y", "current": "cuda:1"}, {"other GPU"}),
-    (CPU, CPU | {"threads": 2}, {"threads"}),
-    (CPU | {"cores": [0]}, CPU | {"cores": [0]}, {"cores"})])
-def test_devices(first, second, expected):
-    """Without a GPU here: by reports as two ranks would give them."""
-    assert verdicts.judge([report(**first), report(**second)])[1].keys() == expected
+def test_two_ranks_on_one_gpu():
+    """Without a GPU here: by reports as ranks would give them."""
+    ranks = [{"host": host, "gpu": "x", "device": "cuda:0"} for host in "ab"]
+    assert not verdicts.judge_devices(ranks)[1]
+    assert verdicts.judge_devices([*ranks, ranks[0]])[1].keys() == {"one GPU"}
 
 
 @pytest.mark.check
-@pytest.mark.parametrize(("drawn", "like", "holds", "expected"), [
-    ([range(50), range(50)], "ab", True, set()),
-    ([range(50), range(50)], "aa", False, {"numbers"}),
-    ([[*range(50), 0, 1, 2], [*range(50, 100), 3, 4, 5]], "aa", True, set())],
-    ids=["own data", "made up", "padded"])
-def test_samples(drawn, like, holds, expected):
-    loaders = [{"batches": 5, "items": 100, "like": kind, "holds": holds, "whole": False,
-                "replacement": False, "epochs": [list(numbers)]}
-               for kind, numbers in zip(like, drawn)]
+@pytest.mark.parametrize(("drawn", "like", "expected"), [
+    ([range(50), range(50)], [1, 2], set()),
+    ([range(50), range(50)], [0, 0], set()),
+    ([[*range(50), 0, 1, 2], [*range(50, 100), 3, 4, 5]], [1, 1], set()),
+    ([range(50), range(40, 90)], [1, 1], {"overlap"})],
+    ids=["own data", "generated", "padded", "overlap"])
+def test_samples(drawn, like, expected):
+    loaders = [{"items": 100, "like": kind, "whole": False, "replacement": False,
+                "epochs": {0: list(numbers)}} for kind, numbers in zip(like, drawn)]
     assert verdicts.judge_loader(loaders)[1].keys() == expected
 
 
@@ -236,40 +163,13 @@ def test_the_same_training_with_and_without(tmp_path):
     assert "2 ranks on 1 node, 6 steps; DDP" in seen.out
 
 
-def test_workers_that_stay_begin_a_new_epoch():
-    """More steps than an epoch has: its samples are drawn by the other rank in the next."""
-    done = watched(ROOT / "03_ddp" / "your_script_ddp.py", "--steps", 30)
-    assert f"verdict: {NOTHING}\n" in done.out, done.out + done.err
-
-
-def test_the_script_imports_its_own_files(tmp_path):
-    """Also where they are called as those of agree.py are."""
-    imports = "import torch\nfrom checker import ONE\nfrom ranks import TWO\n"
-    script = changed("stream", [("import torch\n", imports)], tmp_path)
-    (tmp_path / "checker.py").write_text("ONE = 1\n")
-    (tmp_path / "ranks.py").write_text("TWO = 2\n")
-    done = watched(script)
-    assert done.code == 0 and f"verdict: {NOTHING}\n" in done.out, done.out + done.err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", [
-    "mpiexec", "torchrun", "deepspeed",
-    pytest.param("horovodrun", marks=skip_without("02_horovod"))])
-def test_under_each_launcher(launcher, tmp_path):
-    words = {
-        "mpiexec": [BIN / "mpiexec", "-n", 2, sys.executable],
-        "torchrun": [BIN / "torchrun", "--nproc-per-node", 2],
-        "horovodrun": [BIN / "horovodrun", "--gloo", "-np", 2, sys.executable],
-        "deepspeed": [BIN / "deepspeed", "--num_gpus", 2, "--master_port", forked.free_port()],
-    }[launcher]
-    script = ROOT / "03_ddp" / "your_script_ddp.py"
-    if launcher in ("horovodrun", "deepspeed"):
-        script = changed(f"by_{launcher.removesuffix('run')}", [], tmp_path)
-    done = execute([*words, AGREE, script], timeout=120, cwd=tmp_path)
-    assert done.code == 0 and done.out.count(f"verdict: {NOTHING}") == 1, done.out + done.err
-    assert "leaked" not in done.err  # of the script's worker processes
-    assert "digits.pt" not in [path.name for path in tmp_path.iterdir()]
+@pytest.mark.parametrize(("changes", "expected"), [
+    ([], NOTHING), ([NO_SET_EPOCH], "wrong: order")], ids=["set_epoch", "no set_epoch"])
+def test_two_epochs(changes, expected, tmp_path):
+    """In the second epoch the other rank draws a rank's samples; the workers stay."""
+    script = copy_of("03_ddp", tmp_path, *changes, name="your_script_ddp.py")
+    done = watched(script, "--steps", 30)
+    assert f"verdict: {expected}\n" in done.out, done.out + done.err
 
 
 @pytest.mark.fault
@@ -277,16 +177,10 @@ def test_under_each_launcher(launcher, tmp_path):
     ("mine.py", "print('no training here')\n", "ended before a step of a PyTorch optimizer"),
     ("mine.py", "import os, torch\nif os.environ['RANK'] == '1':\n"
                 "    raise ValueError('a bad\\nimage')\n", "rank 1 ended with ValueError: a bad$"),
-    ("mine.ipynb", "{}", r"mine\.ipynb is a notebook: convert it")],
-    ids=["no step", "dies", "a notebook"])
+    ("mine.ipynb", "{}", "is a notebook: convert it")], ids=["no step", "dies", "a notebook"])
 def test_what_cannot_be_looked_at(name, text, problem, tmp_path):
     (tmp_path / name).write_text(text)
     done = forked.run([AGREE, tmp_path / name], 2, environment(), timeout=90)
     lines = [line for line in done.err.splitlines() if line.startswith("agree.py: ")]
     assert done.code == 2 and len(lines) == 1, done.out + done.err
     assert re.search(problem, lines[0])
-
-
-def test_a_finding_is_explained():
-    done = forked.run([AGREE, "--explain", "sum"], 1, environment(), timeout=60)
-    assert done.code == 0 and done.out.strip() == verdicts.explain("sum")

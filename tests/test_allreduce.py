@@ -1,11 +1,10 @@
 """The three all-reduces of chapter 2: their sums, every byte and step that they count."""
 
-import json
 import re
 import sys
 
 import pytest
-from conftest import BIN, PROGRAMS, ROOT, execute, lines
+from conftest import BIN, ROOT, execute, lines
 
 RING = ROOT / "02_horovod" / "pytorch" / "ring_allreduce.py"
 
@@ -14,18 +13,16 @@ def mpiexec(ranks, *words, **options):
     return execute([BIN / "mpiexec", "-n", ranks, sys.executable, *words], timeout=60, **options)
 
 
-def test_what_is_counted_is_what_is_sent_and_what_the_formulas_say(tmp_path):
-    """On three ranks, left and right differ. Bytes are counted again where torch gets them."""
+def test_what_is_counted_is_what_the_formulas_say(tmp_path):
+    """On three ranks, left and right differ."""
     results = tmp_path / "results.jsonl"
     padded = {1: 3, 1000: 1002, 1001: 1002}  # numbers in a tensor, and with the ring's zeros
-    done = mpiexec(3, PROGRAMS / "ring_counted.py", "--repeats", 1, "--results", results,
-                   "--sizes", *(4 * numbers for numbers in padded),
-                   env={"PYTHONPATH": str(RING.parent)})
+    done = mpiexec(3, RING, "--repeats", 1, "--results", results,
+                   "--sizes", *(4 * numbers for numbers in padded))
     assert done.code == 0, done.err
     assert "all sums: equal" in done.out
     records = {(record["algorithm"], record["bytes"] // 4): record for record in lines(results)}
     assert len(records) == 5 * len(padded)
-    to_others = [[0] * 3 for _ in range(3)]  # bytes of each rank to each other one
     for numbers in padded:
         size, around = 4 * numbers, 4 * padded[numbers] * 4 // 3
         counts = {"everyone_to_everyone": ([2 * size] * 3, 1),
@@ -35,16 +32,6 @@ def test_what_is_counted_is_what_is_sent_and_what_the_formulas_say(tmp_path):
             record = records[name, numbers]
             assert (record["bytes_sent"], record["steps"], record["ranks"]) == (sent, steps, 3)
             assert 0 < record["least"] <= record["seconds"] <= record["most"]
-        for rank in range(3):
-            right, left = (rank + 1) % 3, (rank + 2) % 3
-            for other in right, left:
-                to_others[rank][other] += size * (2 if 0 in (rank, other) else 1)
-            to_others[rank][right] += around
-    runs = 1 + 2  # the repeat, and the warm-up
-    counted = dict(json.loads(line) for line in re.findall(r"^sent: (.*)", done.err, re.M))
-    for rank in range(3):
-        expected = {str(other): runs * size for other, size in enumerate(to_others[rank]) if size}
-        assert counted[rank] == expected
 
 
 def test_a_wrong_sum_is_noticed_and_ends_all_ranks():

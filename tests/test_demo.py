@@ -1,18 +1,17 @@
 """The demo: a row as soon as it is measured, and what it says is true of its numbers."""
 
-import subprocess
 import sys
-import time
 
 import pytest
 from conftest import ROOT, execute, lines
 
+from submit import study
 from tools.measuring import demo
 
 HOROVOD = "02_horovod/pytorch"
 ONE = "1  PyTorch"
-RUNS = [("01_single_node", ONE, 1, demo.EXACT, None), ("03_ddp", "3  DDP", 1, demo.EXACT, ONE),
-        ("03_ddp", "3  DDP", 2, demo.EXACT, ONE), (HOROVOD, "2  Horovod", 2, demo.EXACT, ONE)]
+RUNS = [("01_single_node", ONE, 1, demo.EXACT, None), ("03_ddp", "3  DDP", 2, demo.EXACT, ONE),
+        (HOROVOD, "2  Horovod", 2, demo.EXACT, ONE)]
 
 
 def made_up(folder, chapter, name, ranks, flags, against):
@@ -23,80 +22,38 @@ def made_up(folder, chapter, name, ranks, flags, against):
 
 
 @pytest.fixture
-def quick(tmp_path, monkeypatch):
-    """Return what a demo of made-up runs depends on, a function that does it, and its folder."""
-    chapters = []
-    state = {"missing": None, "train": made_up}
-
-    def train(folder, chapter, **run):
-        chapters.append(chapter)
-        return state["train"](folder, chapter, **run)
-
-    def call():
-        chapters.clear()
-        demo.main()
-        return list(chapters)
-
-    def missing(chapter):
-        return state["missing"] if chapter.startswith("02") else None
-
+def made_up_demo(tmp_path, monkeypatch):
+    """The folder of a demo of made-up runs."""
     monkeypatch.setattr(demo, "RUNS", RUNS)
-    monkeypatch.setattr(demo, "train", train)
-    monkeypatch.setattr(demo, "missing", missing)
+    monkeypatch.setattr(demo, "train", made_up)
+    monkeypatch.setattr(demo, "missing", lambda chapter: None)
     monkeypatch.setattr(sys, "argv", ["demo.py", str(tmp_path)])
-    monkeypatch.setattr(demo, "end_on_sigterm", lambda: None)
-    return state, call, tmp_path
+    monkeypatch.setattr(study, "end_on_sigterm", lambda: None)
+    return tmp_path
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize("problem, message", [
     (KeyboardInterrupt(), "^interrupted"),
-    (OSError(28, "No space left on device"), "No space left on device"),
-    (subprocess.CalledProcessError(137, "mpiexec", output="its last words\n"),
-     "exit code 137\nits last words\n")])
-def test_what_was_measured_stays_and_the_next_demo_goes_on(problem, message, quick, capsys):
-    state, call, folder = quick
-
-    def train(folder, chapter, name, ranks, **run):
-        if ranks == 2:
+    (OSError(28, "No space left on device"), "No space left on device")])
+def test_what_was_measured_stays_and_the_next_demo_goes_on(
+        problem, message, made_up_demo, monkeypatch, capsys):
+    def train(folder, chapter, **run):
+        if chapter == "03_ddp":
             raise problem
-        return made_up(folder, chapter, name, ranks, **run)
+        return made_up(folder, chapter, **run)
 
-    state["train"] = train
-    expected = rf"{message}.*what was measured stays in .*, and make demo goes on"
-    with pytest.raises(SystemExit, match=expected):
-        call()
-    assert len(lines(folder / "demo.jsonl.part")) == 2 and not (folder / "demo.jsonl").exists()
-    row = capsys.readouterr().out.splitlines()[-1]
-    assert row.startswith("3  DDP                        1     1,000")
-
-    state["train"] = made_up
-    assert call() == ["03_ddp", HOROVOD]
-    assert len(lines(folder / "demo.jsonl")) == 4
-    assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
-    printed = capsys.readouterr().out
-    assert "Two ranks were faster than one in 2 of 3 programs: from 1.00 to 2.00 times." in printed
-    assert call() == [run[0] for run in RUNS]  # a demo that has ended begins again
-
-
-def test_horovod_is_built_after_the_other_rows_and_left_out_without_a_compiler(
-        quick, monkeypatch, capsys):
-    state, call, folder = quick
-    state["missing"] = "chapter 2 needs a C++ compiler"
-    assert call() == ["01_single_node", "03_ddp", "03_ddp"]
-    printed = capsys.readouterr().out
-    assert "chapter 2 is left out: chapter 2 needs a C++ compiler" in printed
-
-    def build(words, **options):
-        assert words[-2:] == ["--venv", sys.prefix]
-        assert "3  DDP                        2" in capsys.readouterr().out
-        state["missing"] = None
-
-    state["missing"] = "Horovod is not built yet: make setup"
-    with monkeypatch.context() as patch:
-        patch.setattr(demo.subprocess, "run", build)
-        assert call()[-1] == HOROVOD
-    assert len(lines(folder / "demo.jsonl")) == 4
+    expected = rf"(?s){message}.*what was measured stays in .*, and the same command goes on"
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match=expected):
+        patch.setattr(demo, "train", train)
+        demo.main()
+    assert len(lines(made_up_demo / "demo.jsonl.part")) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1  PyTorch     ")
+    demo.main()
+    assert [record["name"] for record in lines(made_up_demo / "demo.jsonl")] == [
+        run[1] for run in RUNS]
+    assert (made_up_demo / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert not (made_up_demo / "demo.jsonl.part").exists()
 
 
 def test_real_rows_are_equal(tmp_path):
@@ -111,31 +68,11 @@ sys.argv[1:] = [{str(tmp_path)!r}]; demo.main()"""
     assert double["speed_up"] > 0
 
 
-def row(speed_up, ranks=2, **more):
-    record = made_up(None, "03_ddp", "DDP", ranks, "", None)
-    return record | {"name": "DDP", "ranks": ranks, "speed_up": speed_up} | more
-
-
-def test_it_notices_what_other_programs_use():
-    """A loop on one core, which counts as another program's until it has ended."""
-    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        before = demo.core_seconds()
-        time.sleep(1)
-        passed, others = (after - start for after, start in zip(demo.core_seconds(), before))
-    finally:
-        loop.kill()
-        loop.wait()
-    assert others > demo.BUSY * passed
-
-
 def test_what_it_says_follows_its_numbers():
-    assert demo.verdict([row(None, 1), row(1.5), row(0.5)]).startswith(
-        "Two ranks were faster than one in 1 of 2 programs: from 0.50 to 1.50 times.")
-    assert "shared one core" in demo.verdict([row(0.5, cpus=1)])
-    assert "shared" not in demo.verdict([row(0.5)])
-    assert "Other programs" not in demo.verdict([row(1.5)])
-    busy = demo.verdict([row(1.5), row(0.5, others=0.62)])
-    assert "Other programs used up to 62% of the cores meanwhile" in busy
-    assert demo.row(row(1.5, difference=1e-9)).endswith("yes")
-    assert demo.row(row(1.5, difference=1e-3)).endswith("NO")
+    record = made_up(None, "03_ddp", "DDP", 2, "", None) | {"name": "DDP", "ranks": 2}
+    records = [record | {"speed_up": speed_up, "others": 0.2} for speed_up in (None, 1.5, 0.5)]
+    assert demo.verdict(records).startswith(
+        "Two ranks were faster than one in 1 of 2 programs: from 0.50 to 1.50 times. "
+        "Other programs used 20% of the cores")
+    assert demo.row(record | {"difference": 1e-9}).endswith("yes")
+    assert demo.row(record | {"difference": 1e-3}).endswith("NO")

@@ -1,4 +1,4 @@
-"""Set-up: whoever calls it, two at once make it once, and what is in its way is one line."""
+"""Set-up: it knows when there is nothing to do, and what is in its way is one line."""
 
 import ast
 import os
@@ -6,12 +6,10 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import psutil
 import pytest
-from conftest import BIN, PROGRAMS, ROOT, execute, load_module
+from conftest import BIN, ROOT, execute, load_module
 
 from submit.study import missing
 
@@ -133,34 +131,7 @@ def test_a_site_that_does_not_exist_and_somebody_else_s_environment_are_refused(
         set_up.main()
 
 
-# Two at once, and Horovod
-
-@pytest.mark.fault
-def test_two_set_ups_make_it_once_and_what_one_started_ends_with_it(tmp_path):
-    venv, env = tmp_path / "a blank" / "venv", os.environ | {"PYTHONPATH": str(SETUP.parent)}
-    words = [sys.executable, PROGRAMS / "short_set_up.py", venv, tmp_path / "go"]
-    jobs = []
-    try:
-        for _ in range(2):
-            jobs.append(subprocess.Popen(words, env=env, text=True, stdout=subprocess.PIPE,
-                                         stderr=subprocess.STDOUT))
-            line = jobs[-1].stdout.readline()
-        assert line == f"set-up: waits for another set-up, which works on {venv}\n"
-        while not (number := set_up.read(Path(f"{venv}.pid"))).endswith("\n"):
-            time.sleep(0.05)
-        child = psutil.Process(int(number))
-        jobs[0].terminate()
-        assert "interrupted; make setup goes on" in jobs[0].communicate(timeout=60)[0]
-        assert psutil.wait_procs([child], timeout=20)[1] == []
-        (tmp_path / "go").touch()
-        printed = jobs[1].communicate(timeout=60)[0]
-        assert [job.returncode for job in jobs] == [1, 0], printed
-    finally:
-        for job in jobs:
-            job.kill()
-    assert execute(words, env=env).code == 0
-    assert Path(f"{venv}.log").read_text() == "made\n" * 2, "the third finds it ready"
-
+# Horovod
 
 @pytest.mark.fault
 def test_a_horovod_that_does_not_build_leaves_the_rest_working(ready, tmp_path, monkeypatch):

@@ -6,16 +6,13 @@ compares with a plain loop.
 
 import json
 import re
-import sys
 
 import forked
-import numpy as np
 import pytest
 import torch
 from conftest import (
     BIN,
     GLOBAL_BATCH,
-    PROGRAMS,
     ROOT,
     case,
     copy_of,
@@ -78,18 +75,6 @@ def test_a_chapter_is_a_plain_loop_of_pytorch(chapter, ranks, tmp_path):
             torch.nn.functional.cross_entropy(model(images[indices]), labels[indices]).backward()
             optimizer.step()
     plain = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
-    close("parameters, fp64", largest(plain, parameters(tmp_path / "c")), FP64)
-
-
-@slow
-def test_tensorflow_s_base_is_plain_keras(tmp_path):
-    """Its parameters are those of Keras' own model.fit()."""
-    flags = "--lr", 0.3, "--warmup-epochs", 1, "--epochs", 2, "--checkpoint", tmp_path / "c"
-    record(ONE_TF, 1, *DOUBLE, *flags, folder=tmp_path)
-    done = execute([sys.executable, PROGRAMS / "plain_keras.py", tmp_path / "plain.npy"],
-                   env={"PYTHONPATH": str(ROOT / ONE)})
-    assert done.code == 0, done.err
-    plain = np.load(tmp_path / "plain.npy")
     close("parameters, fp64", largest(plain, parameters(tmp_path / "c")), FP64)
 
 
@@ -187,16 +172,6 @@ def test_deepspeed_resumes_on_another_number_of_ranks(smooth, tmp_path):
     resumed = train(DS, 3, tmp_path / "c", "--epochs", 2, "--resume", hook=SMOOTH)
     one = smooth(2)
     close("parameters, fp32", distance(resumed, one.parameters), one.bound)
-
-
-@pytest.mark.parametrize("chapter", [case(HVD), case(DDP)])
-def test_a_checkpoint_goes_on_in_chapter_1(chapter, tmp_path):
-    """Two ranks finish it; one process of the base evaluates it alike, and trains no further."""
-    flags = "--checkpoint", tmp_path / "c", "--epochs", 1, "--global-batch-size", 64, *DOUBLE
-    on_two = run(chapter, 2, *flags)
-    on_one = run(ONE, 1, *flags, "--resume")
-    assert on_one.code == 0 and "epoch 1" not in on_one.out and "22 of 22 done" in on_one.out
-    assert re.search("test.*", on_two.out)[0] == re.search("test.*", on_one.out)[0]
 
 
 def test_deepspeed_s_launcher_trains_as_mpiexec_does(tmp_path):

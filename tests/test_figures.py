@@ -14,8 +14,9 @@ FOLDER = ROOT / "assets" / "figures"
 
 @pytest.mark.check
 def test_every_picture_that_a_page_shows_is_there_and_no_other():
-    shown = {(path.parent / address).resolve() for path in tracked(docs.pages())
-             for address in re.findall(r"!\[[^\]]+\]\(([^)\s]+)\)", path.read_text())}
+    pages = tracked([*docs.pages(), *ROOT.glob("0*/*.ipynb")])
+    shown = {(path.parent / address).resolve() for path in pages
+             for address in re.findall(r"[./\w]+figures/[\w]+[.]\w+", path.read_text())}
     assert shown == set(FOLDER.iterdir())
 
 

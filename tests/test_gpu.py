@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from conftest import ROOT, execute, run
+from conftest import ROOT, execute, lines, run
 
 GPU = [sys.executable, ROOT / "submit" / "gpu.py"]
 
@@ -24,24 +24,13 @@ def test_a_profile_has_three_steps_and_the_all_reduce(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("chapter", "ranks"), [("01_single_node", 1), ("03_ddp", 2)])
-def test_a_compiled_model_trains_the_same(chapter, ranks):
-    losses = []
-    for flags in ["--compile"], []:
-        done = run(chapter, ranks, "--epochs", 1, *flags, timeout=300)
-        assert done.code == 0, done.err
-        losses.append(re.search(r"loss (\S+),", done.out)[1])
-    assert losses[0] == losses[1]
-
-
-@pytest.mark.slow
 def test_all_parts_on_the_cpu(tmp_path):
-    done = execute([*GPU, "--device", "cpu", "--results", tmp_path], timeout=900)
+    done = execute([*GPU, "--device", "cpu", "--results", tmp_path / "gpu.jsonl"], timeout=900)
     assert done.code == 0, done.out + done.err
-    page = (tmp_path / "README.md").read_text()
-    parts = re.findall("^## (.*)", page, re.M)
-    assert parts == ["doctor", "same", "ladder", "scaling", "zero", "failures"]
-    assert "right: False" not in page and "bf16, channels last" in page
+    records = lines(tmp_path / "gpu.jsonl")
+    parts = {record["part"] for record in records}
+    assert parts == {"doctor", "same", "ladder", "scaling", "failures"}
+    assert "right: False" not in done.out and "bf16, channels last" in done.out
 
 
 def test_a_wrong_part_is_named():

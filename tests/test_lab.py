@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, execute, lines, needs_root
+from conftest import ROOT, execute, needs_root
 from lab import Lab, real_lab
 from tolerances import RATE, close
 
@@ -53,19 +53,6 @@ def test_nodes_have_names_and_addresses_of_their_own_and_share_no_memory(lab, tm
     assert sorted(hosts) == ["nid1", "nid1", "nid2"]
 
 
-@real_lab
-def test_torchrun_on_two_nodes_trains_as_one_world(lab, tmp_path):
-    lab("up", 2)
-    words = ["--nnodes", 2, "--master-addr", "nid1", "--nproc-per-node", 1, "main.py",
-             "--max-steps", 2, "--device", "cpu", "--results", tmp_path / "results"]
-    folder = ROOT / "03_ddp"
-    second = lab.start("on", "nid2", BIN / "torchrun", "--node-rank", 1, *words, cwd=folder)
-    lab("on", "nid1", BIN / "torchrun", "--node-rank", 0, *words, cwd=folder)
-    assert second.wait(60) == 0
-    record, = lines(tmp_path / "results")
-    assert (record["ranks"], record["nodes"]) == (2, 2)
-
-
 @pytest.mark.fault
 @real_lab
 def test_a_node_dies_and_others_live_on(lab):
@@ -95,14 +82,3 @@ def test_an_ordinary_user_has_a_lab_too(tmp_path):
     done = execute([*nobody, "bash", "-euc", words], timeout=60, cwd=tmp_path)
     assert done.code == 0, done.err
     assert "nid2\n65534\n" in done.out and "rate 1Gbit" in done.out
-
-
-@pytest.mark.fault
-@real_lab
-@pytest.mark.parametrize(("words", "problem"), [
-    ("up 0", "0 is not a whole number above 0"), ("up 2 --rate 1gbps", "1gbps is no rate"),
-    ("run -n 2 true", "no lab is up"), ("dance", "up NODES")])
-def test_a_mistake_is_one_line_and_makes_no_lab(words, problem, lab):
-    done = lab(*words.split(), code=2)
-    assert re.fullmatch(r"lab\.sh: [^\n]+\n", done.err) and problem in done.err, done.err
-    assert not done.out and not lab.folder.exists()

@@ -12,18 +12,10 @@ from conftest import ROOT, execute, tracked
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tools.measuring.cpus import SETTINGS
 from tools.notebooks import ready, recorded_ranks
 from tools.pages import notebooks
 
 PATHS = tracked(notebooks.notebooks())
-
-
-def quick(stem):
-    """Return a mark: a case for each notebook, of which all but this one take long."""
-    cases = [pytest.param(path, id=path.stem, marks=pytest.mark.core if path.stem == stem
-                          else pytest.mark.slow) for path in PATHS]
-    return pytest.mark.parametrize("path", cases)
 
 
 def code(notebook):
@@ -48,39 +40,15 @@ def pictures(cell):
                for part in data)
 
 
-def expect_what_is_stored(path):
+@pytest.mark.parametrize("path", [
+    pytest.param(path, id=path.stem, marks=pytest.mark.core if path.stem == "cost_model"
+                 else pytest.mark.slow) for path in PATHS])
+def test_it_shows_again_what_is_stored(path):
     stored, again = nbformat.read(path, as_version=4), notebooks.run(path)
     for before, after in zip(code(stored), code(again), strict=True):
         assert pictures(after) == pictures(before), after.source
         if "live" not in after.metadata.get("tags", []):
             assert texts(after) == texts(before), after.source
-
-
-@quick("cost_model")
-def test_it_shows_again_what_is_stored(path):
-    expect_what_is_stored(path)
-
-
-@pytest.fixture
-def poor_machine(tmp_path, monkeypatch):
-    """One core, of another CPU; no Horovod, and no namespaces, so no lab."""
-    (tmp_path / "horovod.py").write_text("raise ImportError('no Horovod here')")
-    (tmp_path / "unshare").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "unshare").chmod(0o755)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    for name, value in SETTINGS["SSE4.1"].items():
-        monkeypatch.setenv(name, value)
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    yield
-    os.sched_setaffinity(0, cores)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux confines a process to a core")
-@quick("scaling")
-def test_it_runs_on_a_poor_machine(path, poor_machine):
-    expect_what_is_stored(path)
 
 
 @pytest.mark.check
@@ -119,19 +87,6 @@ def test_a_slider_moves_the_figure():
               if "image/png" in output.get("metadata", {})]
     assert images == [{"width": 3 * 96, "height": 2 * 96}]
     assert not notebook.cells[2].outputs
-
-
-@pytest.mark.slow
-def test_the_steps_to_the_target_are_counted_as_main_py_trains(tmp_path):
-    flags = ["--epochs", 1, "--seed", 3, "--results", tmp_path / "record", "--device", "cpu"]
-    folder = ROOT / "01_single_node"
-    done = execute([sys.executable, "main.py", *flags], cwd=folder)
-    assert done.code == 0, done.err
-    program = ("from steps_to_target import training; "
-               "print(next(end for step, _, end in training(64, 0.05, 3) if step == 22))")
-    counted = execute([sys.executable, "-c", program], cwd=folder)
-    record = json.loads((tmp_path / "record").read_text())
-    assert float(counted.out) == record["test_accuracy"], counted.err
 
 
 @pytest.mark.check

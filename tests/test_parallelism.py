@@ -1,11 +1,10 @@
-"""Data, tensor and pipeline parallel are one training, and hold and send what they say."""
+"""Data, tensor and pipeline parallel are one training, and hold what they say."""
 
-import json
 import re
 import sys
 
 import pytest
-from conftest import BIN, PROGRAMS, ROOT, copy_of, execute, lines
+from conftest import BIN, ROOT, copy_of, execute, lines
 from tolerances import FP64, close
 
 WAYS, MICRO_BATCHES = ("data", "tensor", "pipeline", "gpipe"), 4
@@ -15,8 +14,7 @@ BIASES = [WIDTH, WIDTH, WIDTH, CLASSES]
 
 
 def start(ranks, *words):
-    return execute([BIN / "mpiexec", "-n", ranks, sys.executable, *words], cwd=ROOT / "03_ddp",
-                   env={"PYTHONPATH": str(ROOT / "03_ddp")})
+    return execute([BIN / "mpiexec", "-n", ranks, sys.executable, *words], cwd=ROOT / "03_ddp")
 
 
 def holds(way, rank, ranks):
@@ -35,9 +33,9 @@ def holds(way, rank, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_three_ways_are_one_training_and_hold_and_send_their_bytes(ranks, tmp_path):
-    flags = [tmp_path, *WAYS, "--results", tmp_path / "results"]
-    done = start(ranks, PROGRAMS / "ways_on_the_wire.py", *flags)
+def test_three_ways_are_one_training_and_hold_their_bytes(ranks, tmp_path):
+    flags = [*WAYS, "--results", tmp_path / "results"]
+    done = start(ranks, "three_ways.py", *flags)
     assert (done.code, done.err) == (0, "")
     _, *records = lines(tmp_path / "results")
     assert len(records) == ranks * len(WAYS)
@@ -46,11 +44,6 @@ def test_three_ways_are_one_training_and_hold_and_send_their_bytes(ranks, tmp_pa
         close("parameters, fp64", record["difference"], FP64)
         numbers = [record["parameters"] / 8, record["activations"] / 8]  # fp64 has 8 bytes
         assert numbers == holds(way, rank, ranks)
-        ring = 2 * (ranks - 1) / ranks
-        counted = sum(size * (ring if kind == "all-reduce" else 1)
-                      for step in record["sent"] for kind, size in step)
-        wire = json.loads((tmp_path / f"wire-{rank}").read_text())[way]
-        assert 0.99 * counted < wire < 1.05 * counted, (way, rank)  # and TCP's headers, repeats
 
 
 def test_a_training_that_differs_is_noticed(tmp_path):

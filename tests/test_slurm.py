@@ -138,19 +138,11 @@ def test_the_doctor_and_a_sweep_as_jobs(cluster, tmp_path):
     ends = [cluster.end(job, "submit") for job in jobs]
     assert [state for state, _ in ends] == ["COMPLETED 0:0"] * 4, ends
     for _, printed in ends[:2]:
-        assert "node nid2: local ranks 0, gloo takes eth0 (10.77.0.2)" in printed, printed
+        assert re.search("node nid2: local ranks 0, .*gloo takes 10.77.0.2,", printed), printed
         assert "ranks: 2, nodes: 2\n" in printed and "nothing wrong was found" in printed
     for name, expected in ("slurm", [(1, 1), (2, 2)]), ("pbs", [(2, 1)]):
         results = lines(tmp_path / name)
         assert [(result["ranks"], result["nodes"]) for result in results] == expected
-
-
-@pytest.mark.fault
-@real_slurm
-def test_a_mistake_fails_the_job_with_a_line(cluster):
-    state, printed = cluster.end(cluster.sbatch("--lr", "-1"))
-    assert state.startswith("FAILED") and "main.py: --lr has to be" in printed, printed
-    assert "Traceback" not in printed
 
 
 @real_slurm
@@ -231,10 +223,8 @@ def test_the_header_check_passes_ours_and_names_what_is_wrong(tmp_path):
     done = check(*scripts)
     assert len(scripts) > 10 and (done.code, done.out) == (0, ""), done.out
     path = tmp_path / "submit"
-    for line, message in {
-            "# SBATCH --nodes=2": "not read by the scheduler", "#SBATCH nodes=2": "no option",
-            "ls\n#SBATCH --nodes=2": "first command",
-            '. "${WORKSHOP:-..}/submit/sit.sh"': "no file ../submit/sit.sh"}.items():
+    for line, message in {"# SBATCH --nodes=2": "not read by the scheduler",
+                          "ls\n#SBATCH --nodes=2": "first command"}.items():
         path.write_text(f"#!/bin/bash\n#PBS -l place=scatter:group=tier0,ncpus=3\n{line}\n")
         done = check(path)
         assert done.code == 1 and message in done.out and done.out.count("\n") == 1, done.out

@@ -1,12 +1,11 @@
 """An ordinary script and its conversion to DDP: the same training on one rank and on two."""
 
 import re
-import sys
 
 import forked
 import pytest
 import torch
-from conftest import BIN, ROOT, copy_of, environment, execute
+from conftest import ROOT, copy_of, environment
 from tolerances import FP64, close
 
 BEFORE, AFTER = "your_script.py", "your_script_ddp.py"
@@ -21,18 +20,16 @@ class Order(DistributedSampler):
 
 
 def copy(name, folder, *changes):
-    """Return a copy of a script that trains two epochs in fp64, with weights in its own folder."""
+    """Return a copy of a script that trains two epochs in fp64, with weights in its own folder.
+
+    It has no workers, each of which a forked rank starts slowly.
+    """
+    workers = re.search(r"num_workers=.*?\)", (ROOT / "03_ddp" / name).read_text(), re.S).group()
     return copy_of(
-        "03_ddp", folder, (".float()", ".double()"),
+        "03_ddp", folder, (".float()", ".double()"), (workers, "num_workers=0)"),
         ("10)).to(device)", "10)).double().to(device)"),
         ("range(5)", "range(2)"), ('"digits.pt"', repr(str(folder / "digits.pt"))), *changes,
         name=name)
-
-
-def quick_copy(name, folder, *changes):
-    """Return the same without workers, each of which a forked rank starts slowly."""
-    workers = re.search(r"num_workers=.*?\)", (ROOT / "03_ddp" / name).read_text(), re.S).group()
-    return copy(name, folder, (workers, "num_workers=0)"), *changes)
 
 
 def weights_and_lines(script, done):
@@ -45,24 +42,14 @@ def ordinary(tmp_path_factory):
     """The ordinary script, where only the order of the images is that of DistributedSampler."""
     folder = tmp_path_factory.mktemp("ordinary")
     (folder / "order.py").write_text(ORDER)
-    script = quick_copy(BEFORE, folder, ("shuffle=True", "sampler=Order(train, 1, 0)"),
-                        ("import torch\n", "import torch\nfrom order import Order\n"))
+    script = copy(BEFORE, folder, ("shuffle=True", "sampler=Order(train, 1, 0)"),
+                  ("import torch\n", "import torch\nfrom order import Order\n"))
     return weights_and_lines(script, forked.run([script], 1, environment(), timeout=120))
 
 
-@pytest.mark.parametrize("launcher", [
-    "forked", *[pytest.param(name, marks=pytest.mark.slow)
-                for name in ("python", "mpiexec", "torchrun")]])
-def test_the_conversion_trains_as_the_ordinary_script(launcher, ordinary, tmp_path):
-    if launcher == "forked":
-        script = quick_copy(AFTER, tmp_path)
-        done = forked.run([script], 2, environment(), timeout=120)
-    else:
-        words = {"python": [sys.executable],
-                 "mpiexec": [BIN / "mpiexec", "-n", 2, sys.executable],
-                 "torchrun": [BIN / "torchrun", "--nproc-per-node", 2]}[launcher]
-        script = copy(AFTER, tmp_path)
-        done = execute([*words, script], timeout=120)
+def test_the_conversion_trains_as_the_ordinary_script(ordinary, tmp_path):
+    script = copy(AFTER, tmp_path)
+    done = forked.run([script], 2, environment(), timeout=120)
     weights, lines = weights_and_lines(script, done)
     expected_weights, expected_lines = ordinary
     assert weights.keys() == expected_weights.keys()

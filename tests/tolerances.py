@@ -1,7 +1,7 @@
 """Every tolerance of the tests, each with the reason why it holds on any CPU.
 
-CPUs sum in different orders (AVX2, AVX-512, AMX, the number of threads), so no bound here is what one of them showed:
-it follows from the arithmetic, or the same run measures it.
+CPUs sum in different orders (AVX2, AVX-512, AMX, the number of threads), so no bound here is what
+one of them showed: it follows from the arithmetic, or the same run measures it.
 """
 
 import json
@@ -9,37 +9,39 @@ import os
 
 import numpy as np
 
-# Parameters and losses that are equal in exact arithmetic, in fp64. It rounds at 1.1e-16; the sums of a step are over
-# some thousand terms near 1 and the chapters' trainings enlarge an error by less than a thousand: 1e-10 of a broken
-# training's difference, and ten thousand roundings.
+# Parameters and losses that are equal in exact arithmetic, in fp64. It rounds at 1.1e-16; the sums
+# of a step are over some thousand terms near 1, and the chapters' trainings enlarge an error by
+# less than a thousand: 1e-10 of a broken training's difference, and ten thousand roundings.
 FP64 = 1e-12
 
-# The same in fp32 (rounded at 6e-8), for DeepSpeed, which has no fp64: the distance of the parameters is at most so
-# many times that of two trainings on one rank, in the same test, which differ by rounding alone: the images inside
-# each batch stand in opposite order. Both are sums over all parameters of the smooth twin (smooth.py), where rounding
-# does not jump: one is as good a sample of rounding as the other. The table of `make test-cpus` shows how much of the
-# bound is used, and how far out of it a broken training is.
+# The same in fp32 (rounded at 6e-8), for DeepSpeed, which has no fp64: the distance of the
+# parameters is at most so many times that of two trainings on one rank, in the same test, which
+# differ by rounding alone: the images in each batch are in opposite order. Both are sums over all
+# parameters of the smooth twin (smooth.py), where rounding does not jump: one is as good a sample
+# of rounding as the other. `make test-cpus` prints how much of the bound is used.
 ROOM = 30
 
-# The mean loss in fp32 of the smooth twin's epoch, or of a first step, before any parameter has changed: seven digits,
-# of which sums over a batch and ten layers may lose three.
+# The mean loss in fp32 of the smooth twin's epoch, or of a first step, before any parameter has
+# changed: seven digits, of which sums over a batch and ten layers may lose three.
 LOSS = 1e-4
 
-# Relative change of a loss by bfloat16, which has 8 bits and so rounds by up to 1/512: some steps of some operations.
+# Relative change of a loss by bfloat16, which has 8 bits and so rounds by up to 1/512: some steps
+# of some operations.
 BFLOAT16 = 0.1
 
 # Images of a test set whose two largest logits differ by rounding alone, in fp32.
 TIES = 1
 
-# Counted bytes and elements beside a formula that leaves out biases and the rounding up of shares.
+# Counted bytes and elements, compared with a formula that leaves out biases and the rounding up of
+# shares.
 COUNT = 0.01
 
-# Against figures that a page or a paper prints with three digits, or with one after the point.
+# Figures that a page or a paper prints with three digits, or with one after the point.
 THREE_DIGITS = 1e-3
 ONE_DECIMAL = 0.05
 
-# What cost_model.ipynb claims of the cost model, which is plain arithmetic on published figures: the median and the
-# largest error of the rows over a network, the largest within a node.
+# What cost_model.ipynb claims of the cost model, plain arithmetic on published figures: the median
+# and the largest error of the rows over a network, the largest within a node.
 NETWORK_MEDIAN = 0.05
 NETWORK_LARGEST = 0.10
 NODE_LARGEST = 0.02
@@ -48,30 +50,30 @@ NODE_MIXED_LARGEST = 0.16  # in mixed precision something is lost that the model
 # Simpson's rule and other plain Python arithmetic, against the exact value.
 ARITHMETIC = 1e-5
 
-# The rate of a lab's link: an all-reduce of 25 MB against the bytes at the nominal rate. Frames of 9000 bytes have 1 %
-# of headers; the rest is for a machine on which others compute, too.
+# The rate of a lab's link: an all-reduce of 25 MB against the bytes at the nominal rate. Frames of
+# 9000 bytes have 1 % of headers; the rest is for a machine on which others compute, too.
 RATE = 0.15
 
 
 def distance(one, other):
-    """How far two vectors of parameters, or two losses, are apart: the root of the summed squares."""
+    """Return the root of the summed squares of the differences of two vectors, or two numbers."""
     return float(np.linalg.norm(np.subtract(one, other)))
 
 
-def note(kind, found, bound):
-    """For the table of `make test-cpus`: what was found beside its bound; bound None: what a broken training gives."""
+def note(kind, difference, bound):
+    """Leave a difference for the table of `make test-cpus`; bound None: of a broken training."""
     if os.environ.get("NUMBERS"):
         with open(os.environ["NUMBERS"], "a") as file:
-            file.write(json.dumps([kind, float(found), bound and float(bound)]) + "\n")
+            file.write(json.dumps([kind, float(difference), bound and float(bound)]) + "\n")
 
 
-def close(kind, found, bound):
+def close(kind, difference, bound):
     """Assert that a difference of this kind is within its bound."""
-    note(kind, found, bound)
-    assert found <= bound, f"{kind}: {found:.2e}, allowed {bound:.2e}"
+    note(kind, difference, bound)
+    assert difference <= bound, f"{kind}: {difference:.2e}, allowed {bound:.2e}"
 
 
-def apart(kind, found, bound):
+def apart(kind, difference, bound):
     """Assert that a broken training is out of the bound by at least as much again."""
-    note(f"broken: {kind}", found, None)
-    assert found > 2 * bound, f"{kind}: {found:.2e} would pass within {bound:.2e}"
+    note(f"broken: {kind}", difference, None)
+    assert difference > 2 * bound, f"{kind}: {difference:.2e} would pass within {bound:.2e}"

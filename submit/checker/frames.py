@@ -1,21 +1,9 @@
-"""Where a running program is, and who calls a collective, by the frames of its stack."""
+"""Where a running program is, by the frames of its stack."""
 
 import os
 from collections.abc import Iterator
 from types import FrameType
 
-CALLERS = {
-    "/ddp_comm_hooks/": "DDP's hook",
-    "/deepspeed/": "DeepSpeed",
-    "/torch/distributed/fsdp": "FSDP",
-    "/torch/nn/parallel/distributed": "DDP",
-    "/torch/nn/modules/_functions": "SyncBatchNorm",
-    "/torch/distributed/optim": "ZeroRedundancyOptimizer",
-    "/horovod/torch/optimizer": "Horovod's optimizer",
-    "/horovod/torch/functions": "Horovod's functions",
-    "/accelerate/": "Accelerate",
-    "/lightning/": "Lightning",
-}
 COMMUNICATES = (
     "/torch/distributed/", "/torch/nn/parallel/distributed", "/torch/autograd/graph",
     "/horovod/", "/deepspeed/comm", "/mpi4py/")
@@ -32,17 +20,6 @@ def stack(frame: FrameType | None) -> Iterator[tuple[str, int, str]]:
     while frame:
         yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
-
-
-def caller_of(frame: FrameType) -> str:
-    """Return the name of a known library, or "file:line" of whoever else calls."""
-    for path, line, _ in stack(frame):
-        for part, name in CALLERS.items():
-            if part in path:
-                return name
-        if "/torch/" not in path and not path.startswith(CHECKER):
-            return f"{os.path.basename(path)}:{line}"
-    return "torch"
 
 
 def places(frame: FrameType, script: str) -> list[str]:

@@ -1,13 +1,12 @@
 """Numbers that stand for tensors, so that ranks can compare what is too large to send."""
 
 import functools
+import re
 import zlib
 
-import numpy as np
 import torch
 
-CHUNK = 2**22
-COLUMNS = 2**12
+COLUMNS = 2**16
 PROJECTIONS = 3
 SAMPLE = 1000  # entries of a list, an array or a tensor that likeness() reads
 
@@ -23,20 +22,6 @@ def shard_of(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     return tensor.to_local().detach(), first
 
 
-@functools.cache
-def column_weights(device, dtype):
-    """Return PROJECTIONS pseudo-random weights for each of COLUMNS columns."""
-    return scatter(torch.arange(COLUMNS), 0).to(device, dtype)
-
-
-def scatter(places, first):
-    """Return PROJECTIONS pseudo-random numbers per place, -0.5 to 0.5; `first` chooses which."""
-    numbers = torch.arange(first, first + PROJECTIONS)
-    mixed = (places[:, None] + 1) * (2654435761 + 2 * numbers)
-    mixed = mixed ^ (places[:, None] + 7 * numbers) * 40503
-    return (mixed * 6364136223846793005 >> 33).double() / 2**31
-
-
 def fingerprint(tensor: torch.Tensor) -> int:
     """Return a checksum of a tensor's bytes: equal tensors have equal ones."""
     return zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
@@ -47,40 +32,42 @@ def samples(batch: torch.Tensor) -> list[int]:
     return [fingerprint(sample) for sample in batch.detach().cpu()]
 
 
+@functools.cache
+def random_weights():
+    generator = torch.Generator().manual_seed(0)  # the same on all ranks
+    return torch.randn(COLUMNS, PROJECTIONS, generator=generator, dtype=torch.float64)
+
+
 def projections(tensor: torch.Tensor) -> list[float]:
-    """Return PROJECTIONS weighted sums of all elements, with pseudo-random weights.
+    """Return PROJECTIONS sums of all elements, with random weights that repeat after COLUMNS.
 
     They are linear, as averaging is: the projections of averaged gradients are the average of
     their projections, and those of a whole tensor are the sum of its shards'.
     """
     local, first = shard_of(tensor)
-    flat = local.reshape(-1)
-    dtype = torch.float64 if flat.dtype == torch.float64 else torch.float32
-    sums = torch.zeros(PROJECTIONS, dtype=torch.float64)
-    for start in range(0, flat.numel(), CHUNK):
-        part = flat[start:start + CHUNK]
-        before = (first + start) % COLUMNS
-        after = -(before + part.numel()) % COLUMNS
-        rows = torch.nn.functional.pad(part, (before, after)).view(-1, COLUMNS).to(dtype)
-        products = (rows @ column_weights(flat.device, dtype)).cpu().double()
-        numbers = torch.arange(len(products)) + (first + start) // COLUMNS
-        sums += (products * scatter(numbers, 10)).sum(0)
-    return sums.tolist()
+    before = first % COLUMNS
+    after = -(before + local.numel()) % COLUMNS
+    rows = torch.nn.functional.pad(local.reshape(-1), (before, after)).view(-1, COLUMNS)
+    dtype = torch.float64 if local.dtype == torch.float64 else torch.float32
+    return (rows.sum(0, dtype=dtype).cpu().double() @ random_weights()).tolist()
 
 
-def likeness(value: object, depth: int = 2) -> int:
-    """Return a checksum of a data set, as far as it is cheap to read: equal for equal ones."""
-    if torch.is_tensor(value):
-        dense = value.layout == torch.strided
-        return fingerprint(value.reshape(-1)[:SAMPLE]) if dense else 0
-    if isinstance(value, np.ndarray):
-        plain = value.dtype != object
-        return zlib.crc32(value.reshape(-1)[:SAMPLE].tobytes()) if plain else 0
-    if isinstance(value, (str, bytes, int, float)):
-        return zlib.crc32(repr(value).encode())
-    if isinstance(value, (list, tuple)) and depth:
-        parts = [likeness(part, depth - 1) for part in value[:SAMPLE]]
-        return zlib.crc32(repr([*parts, len(value)]).encode())
-    if hasattr(value, "__dict__") and depth:
-        return likeness([likeness(part, depth - 1) for _, part in sorted(vars(value).items())], 1)
-    return 0
+def likeness(dataset: object) -> int:
+    """Return a checksum of a data set, as far as it is cheap to read: equal for equal ones.
+
+    It is 0 where no attribute has as many entries as the data set: samples may be generated.
+    """
+    values = list(vars(dataset).values()) if hasattr(dataset, "__dict__") else []
+    for value in list(values):
+        if isinstance(value, (list, tuple)) and len(value) < 10:
+            values += value
+    items = [value for value in values if hasattr(value, "__len__") and getattr(value, "ndim", 1)
+             and hasattr(dataset, "__len__") and len(value) == len(dataset)]
+    text = repr([beginning(value) for value in items])
+    return zlib.crc32(re.sub("0x[0-9a-f]+", "", text).encode()) if items else 0
+
+
+def beginning(value):
+    if hasattr(value, "reshape"):  # a tensor or an array
+        return value.reshape(-1)[:SAMPLE].tolist()
+    return value[:SAMPLE] if isinstance(value, (list, tuple)) else value

@@ -1,10 +1,9 @@
 """What agree.py sees of a rank's training.
 
-Hooks on modules, gradients, optimizers, loaders and collectives, which change nothing.
+Hooks on modules, gradients, optimizers and loaders, which change nothing.
 """
 
 import functools
-import os
 import socket
 import sys
 import threading
@@ -12,12 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
-from torch.distributed.algorithms.join import Join
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -30,17 +28,7 @@ from torch.utils.data import (
 from . import frames
 from .sums import PROJECTIONS, fingerprint, likeness, projections, samples, shard_of
 
-LATEST = 20  # collectives that go with a sign of life
 LONGEST = 10_000  # samples of an epoch whose numbers are recorded
-COLLECTIVES = (
-    "all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier",
-    "send", "recv", "isend", "irecv",
-    "all_gather", "all_gather_into_tensor", "all_gather_single",
-    "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single",
-    "all_to_all", "all_to_all_single", "_broadcast_coalesced")
-HOROVOD_COLLECTIVES = (
-    "_allreduce_async", "_grouped_allreduce_async", "_allgather_async", "_broadcast_async",
-    "_reducescatter_async")
 WRAPPERS = {
     "DistributedDataParallel": "DDP",
     "FullyShardedDataParallel": "FSDP1",
@@ -53,25 +41,20 @@ class Watch:
     `record` is what they have seen, in types that JSON has. `done` is called after `steps` steps.
     """
 
-    def __init__(self, steps: int, done: Callable[[], None]):
-        self.steps, self.done = steps, done
-        self.models, self.ddp_modules = [], []
+    def __init__(self, script: str, steps: int, done: Callable[[], None]):
+        self.script, self.steps, self.done = script, steps, done
+        self.models = []
         self.names = {}  # {parameter: its name}
         self.loader_names = {}  # {id of a DataLoader: its name in the record}
-        self.augmentation = ""  # or the word, where a transform draws random numbers
         self.step_counts = defaultdict(int)  # {id of an optimizer: its steps}
-        # DeepSpeed calls a step within its own, Adasum steps within backward.
-        self.module_depth = self.step_depth = self.backward_depth = 0
-        self.in_collective = self.on_gpu = self.hears_horovod = False
+        self.module_depth = self.step_depth = 0  # DeepSpeed calls a step within its own
+        self.on_gpu = False
         self.events = 0  # a count that grows while the training goes on
-        self.calls = []  # collectives, each as "name at place"
         self.local = {}  # {name: projections} of this rank's own gradients since the last step
         self.final = {}  # {name: projections} of what the optimizer takes
         self.record = {
-            "host": socket.gethostname(), "cores": sorted(os.sched_getaffinity(0)),
-            "gpu": None, "current": None, "met": False, "bare": False, "half": False, "hook": "",
-            "joins": False, "wrappers": [], "shards": [], "parts": [], "loaders": {}, "rows": [],
-            "loaded": [], "steps": []}
+            "host": socket.gethostname(), "gpu": None, "half": False, "hook": "",
+            "wrappers": [], "shards": [], "parts": [], "loaders": {}, "rows": [], "steps": []}
 
     def install(self):
         modules = torch.nn.modules.module
@@ -85,42 +68,6 @@ class Watch:
         replace(iterator, "_reset", self.begin_next_epoch)
         replace(iterator, "_next_index", self.draw)
         replace(iterator, "__next__", self.load)
-        replace(DistributedSampler, "set_epoch", self.set_epoch)
-        replace(torch.autograd, "backward", self.backward)
-        replace(Join, "__enter__", self.join)
-        for name in COLLECTIVES:
-            if hasattr(dist, name):
-                self.listen(dist, name)
-
-    # Collectives, and who calls each.
-
-    def listen(self, module, name):
-        """Note the calls of a communicating function of torch.distributed, or of Horovod."""
-        original = getattr(module, name)
-        plain = name.strip("_").removesuffix("_async")
-
-        @functools.wraps(original)
-        def call(*args, **kwargs):
-            self.events += 1
-            if self.in_collective:  # one that is made of others
-                return original(*args, **kwargs)
-            self.calls.append(f"{plain} at {frames.caller_of(sys._getframe(1))}")
-            self.in_collective = True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self.in_collective = False
-
-        for place in (module, dist.distributed_c10d):
-            if getattr(place, name, None) is original:
-                setattr(place, name, call)
-
-    def listen_to_horovod(self):
-        module = sys.modules.get("horovod.torch.mpi_ops")
-        if module and not self.hears_horovod:
-            self.hears_horovod = True
-            for name in HOROVOD_COLLECTIVES:
-                self.listen(module, name)
 
     # Modules: the outermost that is called in training mode is a model, and its input is data.
 
@@ -146,16 +93,17 @@ class Watch:
         """Note a model at its first use: its wrappers, its names, and its first parameters."""
         first = not self.models
         self.models.append(module)
-        self.listen_to_horovod()
         for part in module.modules():
             self.note_wrapper(part)
         self.name_parameters(module, "" if first else f"model {len(self.models)}: ")
         if first:
-            self.note_device(next(module.parameters()).device)
-            self.note_seed(module)
-        earlier = self.record.get("before", {"parameters": {}})["parameters"]
-        self.record["before"] = self.state()
-        self.record["before"]["parameters"] |= earlier  # of a model that has trained meanwhile
+            device = next(module.parameters()).device
+            self.on_gpu = device.type != "cpu"
+            self.record["device"] = str(device)
+            if device.type == "cuda":
+                self.record["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
+        # The earlier values of a model that has trained meanwhile stay.
+        self.record["before"] = self.state() | self.record.get("before", {})
 
     def note_wrapper(self, part):
         """Note a module that communicates, and hook it where it does so out of sight."""
@@ -166,7 +114,7 @@ class Watch:
         if wrapper and wrapper not in self.record["wrappers"]:
             self.record["wrappers"].append(wrapper)
         if wrapper == "DDP":
-            self.ddp_modules.append(part)
+            self.record["hook"] = part._get_ddp_logging_data().get("comm_hook", "")
         elif wrapper == "DeepSpeed":
             self.hook_deepspeed(part)
         elif wrapper == "FSDP2":
@@ -190,42 +138,12 @@ class Watch:
         return (hasattr(parameter, "to_local") or hasattr(parameter, "ds_tensor")
                 or "FSDP1" in self.record["wrappers"])
 
-    def note_device(self, device):
-        self.record["device"] = str(device)
-        self.on_gpu = device.type != "cpu"
-        if device.type == "cuda":
-            self.record["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
-            self.record["current"] = f"cuda:{torch.cuda.current_device()}"
-        self.record["threads"] = torch.get_num_threads()
-
-    def note_seed(self, module):
-        """Note the random generator's state before the first step, and what draws from it."""
-        device = next(module.parameters()).device
-        state = torch.get_rng_state()
-        if device.type == "cuda":
-            state = torch.cuda.get_rng_state(device)
-        draws = self.augmentation
-        if any("Dropout" in type(part).__name__ and getattr(part, "p", 0)
-               for part in module.modules()):
-            draws = "dropout"
-        self.record["random"] = {"torch": fingerprint(state), "draws": draws}
-
     def state(self):
-        """Return fingerprints of all parameters and buffers, by name."""
-        whole = {name: fingerprint(parameter) for parameter, name in self.names.items()
-                 if not self.is_shard(parameter)}
-        buffers = {name.removeprefix("module."): fingerprint(buffer)
-                   for model in self.models for name, buffer in model.named_buffers()}
-        return {"parameters": whole, "buffers": buffers}
+        """Return fingerprints of all whole parameters, by name."""
+        return {name: fingerprint(parameter) for parameter, name in self.names.items()
+                if not self.is_shard(parameter)}
 
     # Gradients.
-
-    def backward(self, original, *args, **kwargs):
-        self.backward_depth += 1
-        try:
-            original(*args, **kwargs)
-        finally:
-            self.backward_depth -= 1
 
     def note_local(self, parameter, gradient):
         """Add to this rank's own gradient, before anybody averages it."""
@@ -269,10 +187,6 @@ class Watch:
         foreach_reduce.agree = True
         fsdp.foreach_reduce = foreach_reduce
 
-    def join(self, original, *args):
-        self.record["joins"] = True
-        return original(*args)
-
     # Optimizers. Wrappers call another step within theirs: the innermost sees the final gradients.
 
     def before_step(self, optimizer, args, kwargs):
@@ -281,8 +195,8 @@ class Watch:
         self.note_final(optimizer)
 
     def note_final(self, optimizer):
-        if hasattr(optimizer, "_starting_models") or "FSDP1" in self.record["wrappers"]:
-            return  # Horovod's Adasum combines steps, not gradients; the first FSDP has no hook
+        if "FSDP1" in self.record["wrappers"]:  # it has no hook for its own gradients
+            return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 name = self.names.get(parameter)
@@ -293,22 +207,15 @@ class Watch:
         self.step_depth -= 1
         if any(map(callable, [*args[1:], *kwargs.values()])):  # a closure computes them in the step
             self.note_final(optimizer)
-        if self.step_depth or self.backward_depth:
-            return
-        if not self.models:  # or Horovod's empty step, when it broadcasts an optimizer's state
-            self.record["bare"] = True
+        if self.step_depth or not self.models:  # Horovod broadcasts a state by an empty step
             return
 
         if hasattr(optimizer, "_allreduce_delay") and "Horovod" not in self.record["wrappers"]:
             self.record["wrappers"].append("Horovod")
-        for module in self.ddp_modules:
-            self.record["hook"] = module._get_ddp_logging_data().get("comm_hook", "")
-        self.record["met"] = self.record["met"] or have_met()
 
         local = {name: self.local.pop(name) for name in self.final if name in self.local}
-        rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
-        self.record["steps"].append(
-            {"local": local, "final": self.final, "rates": rates, "after": self.state()})
+        step = {"local": local, "final": self.final, "after": self.state()}
+        self.record["steps"].append(step)
         self.final = {}
         self.step_counts[id(optimizer)] += 1
         if self.step_counts[id(optimizer)] == self.steps:
@@ -318,19 +225,14 @@ class Watch:
 
     def begin_epoch(self, original, iterator, loader, *args):
         name = self.loader_names.setdefault(id(loader), str(len(self.loader_names)))
-        data, sampler = whole(loader.dataset), loader.sampler
-        if "Random" in repr(getattr(data, "transform", "")):
-            self.augmentation = "augmentation"
-        if name not in self.record["loaders"]:
-            self.record["loaders"][name] = describe(loader)
-        facts = self.record["loaders"][name]
+        facts = self.record["loaders"].setdefault(name, describe(loader))
+        sampler = loader.sampler
+        steps = len(self.record["steps"])  # an epoch before the next step takes this one's place
         if isinstance(sampler, DistributedSampler):
             facts |= {"shuffle": sampler.shuffle, "ranks": sampler.num_replicas}
-            facts["orders"].append(sampler.seed + sampler.epoch)
-            facts["set_epoch"] = facts["set_epoch"] or hasattr(sampler, "agree_set_epoch")
-            sampler.agree_facts = facts
-        facts["epochs"].append([])
-        iterator.agree = facts, loader.dataset
+            facts["orders"][steps] = sampler.seed + sampler.epoch
+        facts["epochs"][steps] = numbers = []
+        iterator.agree = facts, numbers, loader.dataset
         original(iterator, loader, *args)
 
     def begin_next_epoch(self, original, iterator, loader, first_iter=False):
@@ -341,41 +243,28 @@ class Watch:
             self.begin_epoch(original, iterator, loader)
 
     @staticmethod
-    def set_epoch(original, sampler, epoch):
-        sampler.agree_set_epoch = True
-        if hasattr(sampler, "agree_facts"):  # Lightning's call may come after the first epoch began
-            sampler.agree_facts["set_epoch"] = True
-        return original(sampler, epoch)
-
-    @staticmethod
     def draw(original, iterator):
         index = original(iterator)
         if hasattr(iterator, "agree"):
-            facts, dataset = iterator.agree
+            _, numbers, dataset = iterator.agree
             drawn = index if isinstance(index, (list, tuple)) else [index]
-            if len(facts["epochs"][-1]) < LONGEST:
-                facts["epochs"][-1].extend(number_in_whole(dataset, number) for number in drawn
-                                           if hasattr(number, "__index__"))
+            if len(numbers) < LONGEST:
+                numbers.extend(number_in_whole(dataset, number) for number in drawn
+                               if hasattr(number, "__index__"))
         return index
 
     def load(self, original, iterator):
         self.events += 1
         batch = original(iterator)
         if hasattr(iterator, "agree") and torch.is_grad_enabled():
-            iterator.agree[0]["used"] += 1
-            tensor = first_tensor(batch)
-            if tensor is not None and len(self.record["loaded"]) < self.steps:
-                self.record["loaded"].append(samples(tensor))
+            iterator.agree[0]["used"] = True
         return batch
 
-    # For the watchdog.
-
-    def whereabouts(self, script: str) -> dict:
-        """Return where the main thread is, whether it waits there, and its last collectives."""
+    def whereabouts(self) -> dict:
+        """Return where the main thread is, and whether it waits there for others."""
         frame = sys._current_frames().get(threading.main_thread().ident)
-        return {"stack": frames.places(frame, script), "waits": frames.waits(frame, self.on_gpu),
-                "events": self.events, "first": max(0, len(self.calls) - LATEST),
-                "calls": self.calls[-LATEST:]}
+        return {"stack": frames.places(frame, self.script), "events": self.events,
+                "waits": frames.waits(frame, self.on_gpu)}
 
 
 def replace(owner, name, method):
@@ -388,64 +277,26 @@ def replace(owner, name, method):
     setattr(owner, name, call)
 
 
-def have_met():
-    """Return True if the process knows of other ranks."""
-    horovod = sys.modules.get("horovod.torch")
-    if horovod and horovod.is_initialized() and horovod.size() > 1:
-        return True
-    return dist.is_initialized() and dist.get_world_size() > 1
-
-
 def first_tensor(batch):
-    """Return the first tensor with a row per sample of a batch: a tensor, a list, or a dict."""
-    if torch.is_tensor(batch):
-        return batch if batch.dim() > 1 else None
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    for part in batch if isinstance(batch, (list, tuple)) else []:
-        tensor = first_tensor(part)
-        if tensor is not None:
-            return tensor
-    return None
+    """Return the first tensor with a row per sample of a batch, or None."""
+    tensors = filter(torch.is_tensor, tree_leaves(batch))
+    return next((tensor for tensor in tensors if tensor.dim() > 1), None)
 
 
 def describe(loader):
     """Return the facts of a DataLoader that stay the same in all epochs."""
-    data = whole(loader.dataset)
+    data = loader.dataset
+    while hasattr(data, "dataset"):  # a Subset, or another wrapper
+        data = data.dataset
     try:
-        batches, size = len(loader), len(loader.dataset)
+        size = len(loader.dataset)
     except TypeError:
-        batches = size = None
-    return {"batches": batches, "items": size, "epochs": [], "orders": [], "used": 0,
-            "set_epoch": False, "like": likeness(data), "holds": holds(data),
-            "part": likeness(getattr(loader.dataset, "indices", None)),
-            "whole": goes_through_all(loader),
-            "replacement": bool(getattr(loader.sampler, "replacement", False))}
-
-
-def goes_through_all(loader):
-    """Return True if a loader draws every sample of its data set, as shuffle=True or False do."""
-    if type(loader.batch_sampler) is not BatchSampler:
-        return False
-    sampler = loader.batch_sampler.sampler
-    plain = type(sampler) in (RandomSampler, SequentialSampler)
-    return plain and not getattr(sampler, "replacement", False)
-
-
-def holds(dataset):
-    """Return True if an attribute has len(dataset) entries; if not, samples may be generated."""
-    values = list(vars(dataset).values()) if hasattr(dataset, "__dict__") else []
-    for value in list(values):
-        if isinstance(value, (list, tuple)) and len(value) < 10:
-            values += value
-    lengths = [len(value) for value in values
-               if hasattr(value, "__len__") and getattr(value, "ndim", 1)]
-    return hasattr(dataset, "__len__") and len(dataset) in lengths
-
-
-def whole(dataset):
-    """Return the data set of which this one may be a subset, of a subset."""
-    return whole(dataset.dataset) if isinstance(dataset, Subset) else dataset
+        size = None
+    sampler = loader.batch_sampler.sampler if type(loader.batch_sampler) is BatchSampler else None
+    replacement = bool(getattr(loader.sampler, "replacement", False))
+    all_samples = type(sampler) in (RandomSampler, SequentialSampler) and not replacement
+    return {"items": size, "epochs": {}, "orders": {}, "used": False, "whole": all_samples,
+            "like": likeness(data), "replacement": replacement}
 
 
 def number_in_whole(dataset, number):

@@ -1,8 +1,9 @@
-"""Run each program in turn as on one of two GPUs, without any: `python fake_cuda.py FLAGS PROGRAM...`.
+"""Run programs in turn as on one of two GPUs, without any: `python fake_cuda.py FLAGS PROGRAM...`.
 
-Tensors are PyTorch's fake ones, with shapes and devices but no numbers, and collectives send nothing. So this finds
-tensors of the CPU and the GPU in one operation, waiting for the GPU within a step (.item(), a blocking copy, indices
-from the CPU), and GPUs that are not there. As on Polaris each rank sees one GPU, and this one has local rank 3.
+Tensors are PyTorch's fake ones, with shapes and devices but no numbers, and collectives send
+nothing. So this finds tensors of the CPU and the GPU in one operation, waiting for the GPU within a
+step (.item(), a blocking copy, indices from the CPU), and GPUs that are not there. As on Polaris
+each rank sees one GPU, and this one has local rank 3.
 Prints for each program a JSON line: [what it exited with, the places where a step waits].
 """
 
@@ -31,14 +32,17 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, operation._schema.name
-        given = [part for part in torch.utils._pytree.tree_leaves(args) if isinstance(part, torch.Tensor)]
-        copied = name in ("aten::_to_copy", "aten::copy_") and given[-1].device.type == "cpu"
+        leaves = torch.utils._pytree.tree_leaves(args)
+        inputs = [part for part in leaves if isinstance(part, torch.Tensor)]
+        copied = name in ("aten::_to_copy", "aten::copy_") and inputs[-1].device.type == "cpu"
         number = name == "aten::_local_scalar_dense"
         result = 0 if number else operation(*args, **kwargs)
         on_gpu = isinstance(result, torch.Tensor) and result.device.type == "cuda"
-        blocking = copied and on_gpu and not (kwargs.get("non_blocking") and getattr(given[-1], "pinned", False))
-        indices = name == "aten::index" and on_gpu and any(part.device.type == "cpu" for part in given[1:])
-        if blocking or indices or (number and given[0].device.type == "cuda"):
+        flows = kwargs.get("non_blocking") and getattr(inputs[-1], "pinned", False)
+        blocking = copied and on_gpu and not flows
+        from_cpu = any(part.device.type == "cpu" for part in inputs[1:])
+        indices = name == "aten::index" and on_gpu and from_cpu
+        if blocking or indices or (number and inputs[0].device.type == "cuda"):
             note(name)
         return result
 
@@ -46,7 +50,8 @@ class Waits(TorchDispatchMode):
 def note(name):
     if not in_step:
         return
-    frame = [frame for frame in traceback.extract_stack() if frame.filename.startswith(str(folder))][-1]
+    frame = [frame for frame in traceback.extract_stack()
+             if frame.filename.startswith(str(folder))][-1]
     waits[f"{frame.lineno}: {frame.line}"] = name
 
 
@@ -98,7 +103,8 @@ def move(module, *args, memory_format=None):
         for name, tensor in part._parameters.items():
             if tensor is not None:
                 layout = memory_format if tensor.ndim == 4 else None
-                part._parameters[name] = torch.nn.Parameter(tensor.detach().to(*args, memory_format=layout))
+                tensor = tensor.detach().to(*args, memory_format=layout)
+                part._parameters[name] = torch.nn.Parameter(tensor)
         for name, tensor in part._buffers.items():
             part._buffers[name] = tensor.to(*args[:1 if not tensor.is_floating_point() else 2])
     return module
@@ -125,15 +131,19 @@ def pretend():
     torch.cuda._lazy_init = fake_tensor.init_gpu_context = lambda *_: None
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda _: True)
     torch.cuda.Stream, torch.cuda.Event = Stream, lambda **_: None
-    torch.cuda.current_stream = torch.cuda.default_stream = torch.accelerator.current_stream = Stream
+    torch.cuda.current_stream = torch.cuda.default_stream = Stream
+    torch.accelerator.current_stream = Stream
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid="0", total_memory=2**34)
-    torch.cuda.get_device_capability, torch.cuda.is_bf16_supported = lambda *_: (8, 0), lambda *_, **__: True
+    torch.cuda.get_device_capability = lambda *_: (8, 0)
+    torch.cuda.is_bf16_supported = lambda *_, **__: True
     torch.cuda.max_memory_allocated = torch.cuda.memory_allocated = lambda *_: 0
     torch.cuda.synchronize = torch.cuda.reset_peak_memory_stats = lambda *_: None
-    torch.Tensor.tolist, torch.Tensor.pin_memory, torch.Tensor.backward = tolist, pin_memory, backward
+    torch.Tensor.tolist, torch.Tensor.pin_memory = tolist, pin_memory
+    torch.Tensor.backward = backward
     torch.nn.Module.to = move
     make = torch.optim.SGD.__init__
-    torch.optim.SGD.__init__ = lambda *args, **options: make(*args, **options | {"fused": False})  # which has no fake
+    torch.optim.SGD.__init__ = lambda *args, **options: make(
+        *args, **options | {"fused": False})  # the fused one has no fake
     torch.nn.parallel.DistributedDataParallel = Wrapped
     dist.all_gather_object = gather
     meet = dist.init_process_group
@@ -160,12 +170,12 @@ programs = [Path(word).resolve() for word in sys.argv[1:] if word.endswith(".py"
 pretend()
 for program in programs:
     folder, waits, code = program.parent, {}, None
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "3",
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     if "find_ranks" not in program.read_text():  # chapter 1
         for name in "RANK", "WORLD_SIZE", "LOCAL_RANK":
             del os.environ[name]
-    beside = {path.stem for path in folder.glob("*.py")}
-    for name in beside & sys.modules.keys():
+    for name in {path.stem for path in folder.glob("*.py")} & sys.modules.keys():
         del sys.modules[name]
     sys.argv, sys.path[0] = [program.name, *flags], str(folder)
     import ranks

@@ -1,4 +1,4 @@
-"""A main.py that may allocate so many bytes after its data: `python roomy.py BYTES MAIN FLAG...`."""
+"""A main.py that may allocate so many bytes after its data: `python roomy.py BYTES MAIN FLAG...`"""
 
 import re
 import resource

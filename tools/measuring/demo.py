@@ -3,7 +3,6 @@
 Chapter 2 comes last: where Horovod is not built yet, it is built after the other rows are shown.
 """
 
-import fcntl
 import os
 import shutil
 import statistics
@@ -21,20 +20,7 @@ import psutil
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from submit.study import (
-    FIGURES,
-    RECORDS,
-    ROOT,
-    Parser,
-    discard_stale,
-    end_on_sigterm,
-    last_words,
-    missing,
-    once,
-    publish,
-    read,
-    start,
-)
+from submit.study import FIGURES, RECORDS, ROOT, Parser, missing, read, start, study
 from tools import style
 from tools.measuring.parameters import parameters
 
@@ -44,7 +30,6 @@ EXACT = f"{DIGITS} --precision fp64"
 SMALL = "--width 256 --layers 8 --epochs 2"  # chapter 5's network
 LARGE = (f"{CPU} --dataset synthetic --image-size 48 --model resnet18 --global-batch-size 64 "
          "--lr 0.01 --epochs 1 --max-steps 8")  # of which five warm up
-PART, PARAMETERS = "demo.jsonl.part", "demo.parameters"  # of a demo that has not ended
 RUNS = [  # chapter, name, ranks, flags, the name of the row on one rank that it is compared with
     ("01_single_node", "1  PyTorch", 1, EXACT, None),
     ("03_ddp", "3  PyTorch's DDP", 2, EXACT, "1  PyTorch"),
@@ -82,39 +67,50 @@ def train(folder: Path, chapter: str, name: str, ranks: int, flags: str,
     """Return the record of a run, with `speed_up`, `difference` and `others` added.
 
     speed_up: images/s, divided by those of the row on one rank that it is compared with, or None.
-    difference: the largest of its parameters from that row's, which are in the folder; None where
-    there is no such row, or where too few digits are computed to tell.
-    others: the share of the machine's cores that other programs used meanwhile, from 0 to 1.
+    difference: the largest of its parameters from that row's; None where there is no such row, or
+    where too few digits are computed to tell.
+    others: the share of the machine's cores that other programs use, from 0 to 1.
     """
-    first = folder / PARAMETERS / f"{against or name}.npy"
+    first = folder / "demo.parameters" / f"{against or name}.npy"
     difference = speed_up = None
-    with tempfile.TemporaryDirectory() as temporary:
+    others = psutil.cpu_percent(0.3) / 100
+    with tempfile.TemporaryDirectory() as temporary, sign_of_life(f"{name}, {ranks} rank(s)"):
         checkpoint = Path(temporary, "checkpoint")
         saved = ["--checkpoint", checkpoint] if "fp64" in flags else []
-        before = core_seconds()
         record = start(chapter, ranks, *flags.split(), *saved)
-        passed, others = (after - start for after, start in zip(core_seconds(), before))
         if saved and against is None:
             np.save(first, parameters(checkpoint))
         elif saved and first.exists():
             difference = float(abs(parameters(checkpoint) - np.load(first)).max())
-    for row_on_one in read(folder / PART):
+    for row_on_one in read(folder / "demo.jsonl.part"):
         if (row_on_one["name"], row_on_one["ranks"]) == (against, 1):
             speed_up = record["images_per_second"] / row_on_one["images_per_second"]
-    return record | {"speed_up": speed_up, "difference": difference,
-                     "others": max(0, others / passed)}
+    return record | {"speed_up": speed_up, "difference": difference, "others": others}
 
 
-def core_seconds() -> tuple[float, float]:
-    """Return the core seconds that have passed, and those that other programs have used."""
-    times, own = psutil.cpu_times(), os.times()
-    guests = getattr(times, "guest", 0) + getattr(times, "guest_nice", 0)  # user has them, too
-    passed = sum(times) - guests
-    used = passed - times.idle - getattr(times, "iowait", 0)
-    return passed, used - sum(own[:4])  # user and system time of this process and its children
+@contextmanager
+def sign_of_life(words: str):
+    """Print every ten seconds how long something takes."""
+    ended = threading.Event()
+
+    def tell():
+        seconds = 0
+        while not ended.wait(10):
+            seconds += 10
+            show(f"  ({words}: {seconds} s)")
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
-# What is printed and drawn
+def show(text: str) -> None:
+    """Print a line above the progress bar, at once."""
+    with tqdm.external_write_mode():
+        print(text, flush=True)
+
 
 def row(record: dict) -> str:
     """Return a line of the table."""
@@ -129,26 +125,17 @@ def row(record: dict) -> str:
             f"{speed_up:>9} {accuracy:>8} {same:>5}").rstrip()
 
 
-def busy(records: list[dict]) -> str:
-    """Return a sentence if other programs used the cores during the runs; else nothing."""
-    shares = [record["others"] for record in records]
-    if max(shares, default=0) < BUSY:
-        return ""
-    return (f"Other programs used up to {max(shares):.0%} of the cores meanwhile "
-            f"({statistics.median(shares):.0%} in the median row): run it again on an idle machine "
-            "before you trust a speed-up.")
-
-
 def verdict(records: list[dict]) -> str:
     """Return in how many programs two ranks are faster, and whether the machine was busy."""
-    pairs = [record for record in records if record["speed_up"] is not None]
-    if not pairs:
-        return "No program ran on two ranks here."
-    speed_ups = [record["speed_up"] for record in pairs]
-    cores = " They shared one core." if pairs[0]["cpus"] == 1 else ""
+    speed_ups = [record["speed_up"] for record in records if record["speed_up"] is not None]
     faster = sum(speed_up > 1 for speed_up in speed_ups)
-    return (f"Two ranks were faster than one in {faster} of {len(pairs)} programs: from "
-            f"{min(speed_ups):.2f} to {max(speed_ups):.2f} times.{cores} {busy(records)}".strip())
+    text = (f"Two ranks were faster than one in {faster} of {len(speed_ups)} programs: from "
+            f"{min(speed_ups):.2f} to {max(speed_ups):.2f} times.")
+    others = statistics.median(record["others"] for record in records)
+    if others > BUSY:
+        text += (f" Other programs used {others:.0%} of the cores: run it again on an idle machine "
+                 "before you trust a speed-up.")
+    return text
 
 
 def table(records: list[dict]) -> str:
@@ -186,82 +173,26 @@ def draw(records: list[dict]) -> Figure:
                   xlim=(4, 1200), ylim=(4, 1200))
     for axis in elsewhere.xaxis, elsewhere.yaxis:
         axis.set_major_formatter("{x:.0f}")
-    if records:
-        first = records[0]
-        style.foot(figure, f"Left: {first['processor']}, {first['cpus']} cores, one thread per "
-                   f"rank, one run. {busy(records)} Right: ResNet, Inception, VGG; sources in "
-                   "assets/records/published.csv; the line is perfect scaling.")
+    style.foot(figure, f"Left: {records[0]['processor']}, {records[0]['cpus']} cores, one thread "
+               "per rank, one run. Right: ResNet, Inception, VGG; sources in "
+               "assets/records/published.csv; the line is perfect scaling.")
     return figure
 
 
-# What runs
-
-@contextmanager
-def sign_of_life(words: str, bar: tqdm):
-    """Keep the bar's clock going on a terminal; elsewhere print a line every ten seconds."""
-    ended = threading.Event()
-
-    def tell():
-        seconds = 0
-        while not ended.wait(1):
-            seconds += 1
-            if not bar.disable:
-                bar.refresh()
-            elif seconds % 10 == 0:
-                print(f"  ({words}: {seconds} s)", flush=True)
-
-    bar.set_description(words)
-    threading.Thread(target=tell, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
-
-
-def measure(runs: list[tuple], folder: Path) -> list[dict]:
-    """Do the runs that have no record yet; print the row of each at once. Returns all records."""
-    records = []
-    with tqdm(runs, unit="run", disable=None, leave=False) as bar:
-        for run in bar:
-            planned = dict(zip(("chapter", "name", "ranks", "flags", "against"), run))
-            ranks = f"{planned['ranks']} rank{'s' * (planned['ranks'] > 1)}"
-            with sign_of_life(f"chapter {planned['name']}, {ranks}", bar):
-                record, = once(folder / PART, planned, partial(train, folder))
-            records.append(record)
-            bar.write(row(record))
-            sys.stdout.flush()
-    return records
-
-
-def build_horovod() -> None:
-    """Have set-up build Horovod, with its output in sight, where that has not been tried."""
-    if "not built yet" in (missing("02_horovod") or ""):
-        print("\nNow Horovod is built for chapter 2, once: minutes. "
-              "Ctrl-C keeps what was measured.\n", flush=True)
-        subprocess.run([sys.executable, str(ROOT / "tools/environment/setup.py"),
-                        "--venv", sys.prefix])
-        print(f"\n{COLUMNS}", flush=True)
-
-
-def show(folder: Path) -> None:
-    """Do the whole demo in this folder; resume where an earlier one was killed."""
-    discard_stale(folder / PART)
-    (folder / PARAMETERS).mkdir(exist_ok=True)
-    print(HEAD, COLUMNS, sep="\n", flush=True)
-    records = measure([run for run in RUNS if not run[0].startswith("02")], folder)
-    build_horovod()
-    if missing("02_horovod"):
-        print(f"chapter 2 is left out: {missing('02_horovod')}")
-    else:
-        records += measure([run for run in RUNS if run[0].startswith("02")], folder)
-
-    figure = (FIGURES if folder.resolve() == RECORDS else folder) / "demo.png"
-    draw(records).savefig(figure, dpi=style.DPI)
-    publish(folder / PART, folder / "demo.jsonl", records)
-    shutil.rmtree(folder / PARAMETERS)
-    print(f"\n{verdict(records)}\nA second rank pays where a step computes for longer than the "
-          f"ranks take to send and wait.\n\nrecords: {os.path.relpath(folder / 'demo.jsonl')}   "
-          f"picture: {os.path.relpath(figure)}")
+def plan():
+    """Yield the runs, each as the arguments of train; build Horovod before the first of its own."""
+    for run in RUNS:
+        planned = dict(zip(("chapter", "name", "ranks", "flags", "against"), run))
+        if "not built yet" in (missing(run[0]) or ""):
+            show("\nNow Horovod is built for chapter 2, once: minutes. "
+                 "Ctrl-C keeps what was measured.\n")
+            setup = ROOT / "tools/environment/setup.py"
+            subprocess.run([sys.executable, str(setup), "--venv", sys.prefix])
+            show(f"\n{COLUMNS}")
+        if missing(run[0]):
+            show(f"{run[1]} is left out: {missing(run[0])}")
+        else:
+            yield planned
 
 
 def main():
@@ -269,28 +200,19 @@ def main():
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results",
                         help="for the records and the figure (results)")
     folder = parser.parse_args().folder
-    end_on_sigterm()
     try:
-        folder.mkdir(exist_ok=True)
-        lock = open(folder / "demo.lock.part", "w")
+        (folder / "demo.parameters").mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         parser.error(f"cannot write into {folder}: {problem.strerror}")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        parser.error(f"another demo writes into {folder}: wait for its end")
-
-    stays = f"what was measured stays in {os.path.relpath(folder)}, and make demo goes on"
-    try:
-        show(folder)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
-        sys.exit(f"demo: {last_words(problem)}\n{stays}")
-    except OSError as problem:
-        sys.exit(f"{problem}: mend that; {stays}")
-    except KeyboardInterrupt:
-        sys.exit(f"interrupted; {stays}")
-    finally:
-        lock.close()
+    show(f"{HEAD}\n{COLUMNS}")
+    records = study(folder / "demo.jsonl", plan(), partial(train, folder),
+                    lambda record: show(row(record)))
+    shutil.rmtree(folder / "demo.parameters")
+    figure = (FIGURES if folder.resolve() == RECORDS else folder) / "demo.png"
+    draw(records).savefig(figure, dpi=style.DPI)
+    show(f"\n{verdict(records)}\nA second rank pays where a step computes for longer than the "
+         f"ranks take to send and wait.\n\nrecords: {os.path.relpath(folder / 'demo.jsonl')}   "
+         f"picture: {os.path.relpath(figure)}")
 
 
 if __name__ == "__main__":

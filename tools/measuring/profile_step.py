@@ -13,6 +13,8 @@ import os
 import runpy
 import sys
 import tempfile
+from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
@@ -33,29 +35,27 @@ def horovod_spans(timeline):
     """Return the (start, end) of Horovod's all-reduces, in microseconds since 1970."""
     events = json.loads("[" + timeline.strip("[],\n ") + "]")
     zero = events[0]["args"]["start_time_since_epoch_in_micros"]
-    sent, open_phases = [], {}
+    sent, phases = [], defaultdict(list)  # open ones, of each tensor
     for event in events:
-        phases = open_phases.setdefault(event["pid"], [])
         if event["ph"] == "B":
-            phases.append((event["name"], event["ts"]))
+            phases[event["pid"]].append((event["name"], event["ts"]))
         elif event["ph"] == "E":
-            name, start = phases.pop()
+            name, start = phases[event["pid"]].pop()
             if name.endswith("_ALLREDUCE") and not name.startswith("NEGOTIATE"):
                 sent.append((zero + start, zero + event["ts"]))
     merged = []
-    for start, end in sorted(sent):  # the tensors of one fused all-reduce overlap
-        if merged and start < merged[-1][1]:
-            begun, ended = merged.pop()
-            start, end = begun, max(ended, end)
-        merged.append((start, end))
+    for start, end in sorted(sent):
+        if merged and start < merged[-1][1]:  # the tensors of one fused all-reduce overlap
+            merged[-1][1] = max(end, merged[-1][1])
+        else:
+            merged.append([start, end])
     return merged
 
 
 def steps_of(events, sent):
     """Return the steps after the warm-up as lists of (what, start, end).
 
-    A step begins when the gradients are set to zero. Backward ends with the last gradient: what
-    follows is waiting.
+    A step begins when the gradients are set to zero; backward ends with the last gradient.
     """
     begins = [start for start, _ in spans(events, "Optimizer.zero_grad")]
     backward = spans(events, "autograd::engine::evaluate_function")
@@ -76,12 +76,8 @@ def watch(chapter, folder):
     """Run a chapter's main.py as one rank; write its record into the folder."""
     main = str(ROOT / chapter / "main.py")
     sys.argv = [main, *FLAGS.split(), "--results", f"{folder}/results.jsonl"]
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        try:
-            runpy.run_path(main, run_name="__main__")
-        except SystemExit as end:
-            if end.code:
-                raise
+    with profile(activities=[ProfilerActivity.CPU]) as profiler, suppress(SystemExit):
+        runpy.run_path(main, run_name="__main__")
     zero = profiler.profiler.kineto_results.trace_start_ns() / 1e3
     sent = spans(profiler.events(), "gloo:all_reduce")
     rank, timeline = int(os.environ["PMI_RANK"]), Path(folder, "timeline.json")

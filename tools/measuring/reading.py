@@ -14,34 +14,13 @@ from matplotlib.figure import Figure
 from submit.study import RECORDS, ROOT, start, study
 from tools import style
 
-WAYS = ("files", "mpi-io", "mpi-io-default", "mpi-io-alone", "readers", "preloaded")
+WAYS = ("files", "mpi-io", "mpi-io-default", "readers", "preloaded")
 RANKS, REPEATS = (1, 2, 4), 5
 CACHES = {"warm": "the file is in memory", "cold": "it comes from the disk"}
 
 
-def median_and_range(speeds):
-    return f"{speeds.median():,.0f} ({speeds.min():,.0f}..{speeds.max():,.0f})"
-
-
-def table(records: pandas.DataFrame) -> str:
-    """Return median (least..most) of every way on every number of ranks, as text."""
-    runs, first = records.groupby(["way", "ranks"], sort=False), records.iloc[0]
-    columns = {}
-    for cache in CACHES:
-        columns[f"images/s {cache}"] = runs[f"{cache}_images_per_second"].agg(median_and_range)
-    for title, name, unit in (("ready [ms]", "ready_seconds", 1e-3),
-                              ("read [MB]", "read_bytes", 1e6), ("disk [MB]", "disk_bytes", 1e6)):
-        columns[title] = (runs[f"cold_{name}"].median() / unit).map("{:,.0f}".format)
-    rows = pandas.DataFrame(columns).reset_index()
-    return (f"{first['images']:,} images of {first['image_bytes']:,} bytes, {first['batch_size']} "
-            f"in a step on each rank; {first['host']}, {first['cpus']} cores\n"
-            "images/s of all ranks together, median (least..most) of "
-            f"{runs.size().iloc[0]} runs; ready, read, disk: median, cold\n\n"
-            + rows.to_string(index=False))
-
-
 def draw(records: pandas.DataFrame) -> Figure:
-    """Draw the same: a panel for each number of ranks, two points for each way."""
+    """Draw images/s: a panel for each number of ranks, two points for each way."""
     figure, axes = style.picture(4.6, 1, len(RANKS), sharex=True, sharey=True)
     entries, fastest, slowest = {}, [], []
     for axis, (ranks, rows) in zip(axes, records.groupby("ranks")):
@@ -80,7 +59,8 @@ def main():
     plan = [{"way": way, "ranks": ranks, "repeat": repeat}
             for repeat in range(REPEATS) for ranks in RANKS for way in WAYS]
     records = pandas.DataFrame(study(RECORDS / "read_data.jsonl", plan, partial(measure, folder)))
-    print(table(records))
+    speeds = [f"{cache}_images_per_second" for cache in CACHES]
+    print(records.groupby(["ranks", "way"])[speeds].median().round())
     if (records.groupby("ranks")["checksum"].nunique() > 1).any():
         raise SystemExit("the ways did not deliver the same bytes: see checksum in the records")
     print("\nOn each number of ranks all ways delivered the same bytes to the same ranks.")

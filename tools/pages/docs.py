@@ -90,8 +90,7 @@ def bench(section):
         for text in path.read_text().split("\n\n"):
             if text.startswith(f"{section}. "):
                 lines = text.splitlines()
-                header = index("A images/s", lines, "lines of a section")
-                return "\n".join(lines[header:])
+                return "\n".join(lines[index("A images/s", lines, "lines of a section"):])
     raise ValueError(f"no file of assets/records has section {section} of the benchmark")
 
 
@@ -101,10 +100,8 @@ def table(name, selection=None):
         return bench(selection)
     if name == "demo":
         return demo.table(read("demo.jsonl"))
-    if name == "zero":
-        records = pandas.DataFrame(read("zero.jsonl"))
-        return zero.table(records[records["precision"] == selection])
-    raise ValueError(f"no table of {name}: there are bench, demo and zero")
+    records = pandas.DataFrame(read(f"{name}.jsonl"))
+    return zero.table(records[records["precision"] == selection])
 
 
 def render(text, output=recorded):
@@ -133,25 +130,17 @@ def render(text, output=recorded):
 
 def main():
     for master, copy in copies():
-        if not copy.exists() or copy.read_bytes() != master.read_bytes():
-            copy.write_bytes(master.read_bytes())
-            print("copied:", copy.relative_to(ROOT))
-
-    problems = []
+        copy.write_bytes(master.read_bytes())
     for path in pages():
         text = path.read_text()
         try:
             new_text = render(text)
         except ValueError as problem:
-            problems.append(f"{path.relative_to(ROOT)}: {problem}")
-            continue
+            sys.exit(f"{path.relative_to(ROOT)}: {problem}")
         if new_text != text:
             path.write_text(new_text)
             print("written:", path.relative_to(ROOT))
-
     figures.main()
-    if problems:
-        sys.exit("\n".join(problems))
 
 
 if __name__ == "__main__":

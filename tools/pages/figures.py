@@ -46,8 +46,7 @@ def sweep(name):
     records = pandas.DataFrame(read(f"{name}.jsonl"))
     speeds = records.groupby(["chapter", "ranks", "batch"], sort=False)["images_per_second"]
     rows = speeds.agg(median="median", least="min", most="max", repeats="size").reset_index()
-    first = records.iloc[0]
-    repeats = " or ".join(map(str, sorted(set(rows["repeats"]))))
+    first, repeats = records.iloc[0], " or ".join(map(str, sorted(set(rows["repeats"]))))
     return rows.assign(cpus=first["cpus"]), (
         f"{first['model']}, {first['image_size']}x{first['image_size']} pixels, "
         f"{first['precision']}; {first['host']}: {first['processor']}, {first['cpus']} cores, "
@@ -85,8 +84,6 @@ def scaling():
     """
     figure, axes = style.picture(5.6, 2, 2, sharex=True, sharey="row", height_ratios=(5, 4))
     ideal = {"color": style.IDEAL, "ls": "--", "zorder": 1}
-    hollow = {"marker": "o", "ls": "", "markerfacecolor": "white", "markeredgewidth": 2,
-              "zorder": 4}
     entries, origins, tables = {}, {}, []
     for column, (name, title) in enumerate((("weak", "Weak scaling: {} images per rank"),
                                             ("strong", "Strong scaling: {} images in all"))):
@@ -96,28 +93,26 @@ def scaling():
         origins[origin] = None
         tables.append(rows)
         speed, efficiency = axes[:, column]
-        ranks = sorted(rows["ranks"].unique())
+        ranks, cores = sorted(rows["ranks"].unique()), rows["cpus"].iloc[0]
         speed.plot(ranks, [alone.mean() * number for number in ranks], **ideal)
         efficiency.plot(ranks, [1] * len(ranks), **ideal)
         for number, (chapter, part) in enumerate(rows.groupby("chapter", sort=False)):
             library = style.CHAPTERS[chapter]
-            color = style.LIBRARIES[library]
             # Shifted a little, or the bars would hide each other.
             shifted = part.assign(ranks=part["ranks"] + 0.07 * (number - 1))
-            crowded = shifted[part["ranks"] > part["cpus"]]
-            points(speed, shifted, "ranks", color=color)
-            line, = efficiency.plot("ranks", "efficiency", "o-", data=shifted, color=color)
-            entries[library] = line
-            speed.plot("ranks", "median", data=crowded, color=color, **hollow)
-            efficiency.plot("ranks", "efficiency", data=crowded, color=color, **hollow)
+            points(speed, shifted, "ranks", color=style.LIBRARIES[library])
+            entries[library], = efficiency.plot(
+                "ranks", "efficiency", "o-", data=shifted, color=style.LIBRARIES[library])
+        for axis in speed, efficiency:
+            axis.axvspan(cores + 0.5, max(ranks) + 0.3, color=style.ABSENT, zorder=0)
         speed.set_title(title.format(rows["batch"].iloc[0]))
-        efficiency.set(xlabel="ranks", xticks=ranks)
+        efficiency.set(xlabel="ranks", xticks=ranks, xlim=(0.7, max(ranks) + 0.3))
     rows = pandas.concat(tables)
     # The upper ideal line leaves the picture.
     axes[0, 0].set(ylabel="images/s", ylim=(0, 1.15 * rows["most"].max()))
     axes[1, 0].set(ylabel="efficiency", yticks=(0, 0.5, 1), ylim=(0, 1.15))
     entries["ideal"] = Line2D([], [], **ideal)
-    entries["more ranks than cores"] = Line2D([], [], color=style.COMMUNICATION, **hollow)
+    entries["more ranks than cores"] = Patch(color=style.ABSENT)
     best = rows[rows["ranks"] == rows["cpus"]]
     style.head(figure, f"{best['ranks'].max()} ranks on {best['cpus'].max()} cores: "
                f"{best['efficiency'].min():.0%} to {best['efficiency'].max():.0%} of the ideal",
