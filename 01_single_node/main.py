@@ -41,7 +41,7 @@ def main():
     parser = workshop.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-    parser.add_argument("--profile", metavar="FILE", help="trace three steps, for perfetto.dev")
+    parser.add_argument("--profile", metavar="FILE", help="trace of steps 6 to 8, for perfetto.dev")
     args = parser.parse_args()
     device = workshop.choose_device(args)  # a GPU where there is one, else the CPU
     if device.type != "cpu":
@@ -95,6 +95,14 @@ def main():
                     device=device.type, **training, batch_size=batch,
                     parameters=parameters)
     report.begin(len(train), step, last_step, epoch_steps, lr)
+    schedule = torch.profiler.schedule(skip_first=4, wait=0, warmup=1, active=3, repeat=1)
+    profile = torch.profiler.profile(
+        schedule=schedule, acc_events=True,
+        on_trace_ready=lambda profile: profile.export_chrome_trace(args.profile))
+    if args.profile:
+        workshop.refuse_unwritable(args.profile)
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages stay out
+        profile.start()
     while step < last_step:
         epoch = step // epoch_steps
         sampler.generator.manual_seed(args.seed + epoch)  # another order each epoch
@@ -113,6 +121,8 @@ def main():
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
             report.step(step)
+            if args.profile:
+                profile.step()
             if step == last_step:  # --max-steps
                 break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])

@@ -44,7 +44,6 @@ def main():
     parser = workshop.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-    parser.add_argument("--profile", metavar="FILE", help="trace three steps, for perfetto.dev")
     args = parser.parse_args()
     # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
     timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank

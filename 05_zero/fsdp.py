@@ -25,7 +25,7 @@ from accounting import Accounting, held_by_pytorch, pytorch_formula, report_byte
 from perceptron import build_model
 from ranks import find_ranks, gather, rank_0_first, run
 from report import Report
-from sharded import load, load_from_rank_0, refuse_sums, save
+from sharded import load, load_from_rank_0, save
 
 
 def shard(model, args, device):
@@ -70,7 +70,6 @@ def main():
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
         torch.set_float32_matmul_precision("high")  # TF32: fp32 products keep 10 bits of 23
-    refuse_sums(device)  # stops where FSDP adds up gradients and does not average them
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 

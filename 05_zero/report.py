@@ -6,7 +6,6 @@ training runs.
 
 import json
 import math
-import os
 import resource
 import statistics
 import sys
@@ -34,7 +33,7 @@ class Report:
 
     def begin(self, images, step, last_step, epoch_steps, lr):
         """Before the first step."""
-        record, left = self.record, last_step - step
+        record = self.record
         self.print(f"{record['dataset']}: {images:,} images, {record['model']}: "
                    f"{record['parameters']:,} parameters, {record['precision']}, "
                    f"{record['device']}")
@@ -42,10 +41,7 @@ class Report:
                    f"{record['batch_size']} per rank, {record['global_batch_size']} global, "
                    f"learning rate: {lr:g}, steps: {step} of {last_step} done, {epoch_steps} per "
                    "epoch")
-        self.last_step, self.number, path = last_step, step, getattr(self.args, "profile", None)
-        if path and left < 8:
-            sys.exit(f"--profile needs 8 steps, and {left} are left: more --epochs")
-        self.profile = profiler(path) if path and self.rank == 0 else None
+        self.last_step, self.number = last_step, step
 
     def start(self):
         """Before the first step of an epoch."""
@@ -57,8 +53,6 @@ class Report:
             return
         self.number = number
         self.times.append(self.now())
-        if self.profile:
-            self.profile.step()
         if self.rank == 0 and time.perf_counter() - self.printed > 10:
             self.print(f"  step {number} of {self.last_step}")
 
@@ -108,16 +102,3 @@ class Report:
             return sys.modules["tensorflow"].config.experimental.get_memory_info("GPU:0")["peak"]
         unit = 1 if sys.platform == "darwin" else 1024
         return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def profiler(path: str) -> object:
-    """Start PyTorch's profiler: after five steps it writes a trace of three into the file."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    import torch
-    activity = torch.profiler.ProfilerActivity
-    profile = torch.profiler.profile(
-        activities=[activity.CPU, activity.CUDA][:1 + torch.cuda.is_available()], acc_events=True,
-        schedule=torch.profiler.schedule(skip_first=4, wait=0, warmup=1, active=3, repeat=1),
-        on_trace_ready=lambda profile: profile.export_chrome_trace(path))
-    profile.start()
-    return profile

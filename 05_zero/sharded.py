@@ -1,20 +1,15 @@
-"""What fsdp.py needs around its shards: checkpoints, and a check that gradients are averaged."""
+"""Checkpoints of FSDP's shards, and shards of the parameters that rank 0 has."""
 
-import sys
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed import fsdp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
     set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 
 import checkpoints
@@ -58,19 +53,3 @@ def state_of(model, optimizer, step):
     """Return what is saved, as this rank has it: of sharded tensors its shards."""
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"step": step, "model": model_state, "optimizer": optimizer_state}
-
-
-def refuse_sums(device: torch.device) -> None:
-    """Exit with one line where each rank's gradient of 1 does not come back as a mean of 1.
-
-    Over gloo PyTorch 2.8.0 sums (github.com/pytorch/pytorch/issues/162338). Adam divides a gradient
-    by its own size, so a training with gradients N times too large looks right.
-    """
-    layer = nn.Linear(1, 1, bias=False).to(device)
-    fsdp.fully_shard(layer, mesh=init_device_mesh(device.type, (dist.get_world_size(),)))
-    layer(torch.ones(1, 1, device=device)).sum().backward()
-    times = layer.weight.grad.full_tensor().item()
-    if round(times) != 1:  # a mean over 7 ranks may be 0.9999999
-        sys.exit(f"FSDP of PyTorch {torch.__version__} makes gradients {times:g} times as large as "
-                 f"the mean over {dist.get_world_size()} ranks: take another PyTorch, or NCCL "
-                 "(github.com/pytorch/pytorch/issues/162338)")

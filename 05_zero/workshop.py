@@ -75,8 +75,8 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
     if args.precision == "bf16" and device == "cpu" and resnet and side <= 16:
         sys.exit("--precision bf16: on CPUs PyTorch gives a ResNet random gradients for images of "
                  "16 pixels or fewer; take fp32, or larger images")
-    for path in (args.results, getattr(args, "profile", None), args.checkpoint):
-        refuse_unwritable(path)
+    refuse_unwritable(args.results)
+    refuse_unwritable(args.checkpoint)
     if args.resume and not args.checkpoint:
         sys.exit("--resume: name the file to continue from, with --checkpoint")
     if args.resume is True and not resumes(args):

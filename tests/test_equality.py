@@ -111,36 +111,28 @@ def test_accumulated_micro_batches_are_one_step(smooth, tmp_path):
     close("parameters, fp32", distance(same, one.parameters), one.bound)
 
 
-def changes(chapter, *rows, marks=()):
-    return [case(chapter, *row[1:], id=f"{chapter} {row[0]}", marks=marks) for row in rows]
-
-
 TWICE = ("            loss.backward()",
          "            other = int(step == rank == 0)\n"
          "            logits, labels = logits[[other, *range(1, len(labels))]], "
          "labels[[other, *range(1, len(labels))]]\n"
          "            loss = nn.functional.cross_entropy(logits, labels)\n"
          "            loss.backward()")
-OTHER_SEED = "ranks start from other parameters", "seed(args.seed)", "seed(args.seed + rank)", True
+OPTIMIZER = "hvd.DistributedOptimizer(optimizer, model.named_parameters())"
 
 
 @pytest.mark.parametrize(("chapter", "line", "changed", "same"), [
-    *changes(DDP,
-             ("gradients not averaged", "logits = ddp(", "logits = model(", False),
-             ("all ranks get the same images",
-              "(train, world_size, rank,", "(train, world_size, 0,", False),
-             ("one rank's gradients left out",
-              "loss.backward()", "(loss * (rank != 1)).backward()", False),
-             ("gradients twice as large", "loss.backward()", "(2 * loss).backward()", False),
-             ("an image seen twice", *TWICE, False), OTHER_SEED, marks=[numbers]),
-    *changes(HVD,
-             ("gradients not averaged",
-              "hvd.DistributedOptimizer(optimizer, model.named_parameters())", "optimizer", False),
-             OTHER_SEED),
-    *changes(HVD_TF,
-             ("gradients not averaged", "hvd.DistributedGradientTape(tape)", "tape", False),
-             ("all ranks get the same images", "[rank::world_size]", "[::world_size]", False),
-             OTHER_SEED, marks=[slow])])
+    case(DDP, "logits = ddp(", "logits = model(", False, id="DDP, gradients not averaged"),
+    case(DDP, "(train, world_size, rank,", "(train, world_size, 0,", False,
+         id="DDP, all ranks get the same images"),
+    case(DDP, "loss.backward()", "(loss * (rank != 1)).backward()", False,
+         id="DDP, one rank's gradients left out"),
+    case(DDP, *TWICE, False, id="DDP, an image seen twice"),
+    case(DDP, "seed(args.seed)", "seed(args.seed + rank)", True, id="DDP, other parameters"),
+    case(HVD, OPTIMIZER, "optimizer", False, id="Horovod, gradients not averaged"),
+    case(HVD, "seed(args.seed)", "seed(args.seed + rank)", True, id="Horovod, other parameters"),
+    case(HVD_TF, "hvd.DistributedGradientTape(tape)", "tape", False, marks=[slow],
+         id="TensorFlow, gradients not averaged")])
+@numbers
 def test_broken_copies_train_apart(chapter, line, changed, same, trained, tmp_path):
     """And the frameworks mend parameters that differ at the start."""
     main = copy_of(chapter, tmp_path / "copy", (line, changed))

@@ -12,7 +12,6 @@ from conftest import (
     BIN,
     LESSONS,
     ROOT,
-    case,
     copy_of,
     execute,
     lines,
@@ -37,7 +36,7 @@ class Cluster:
 
     def __init__(self, folder):
         self.folder = folder / "the workshop"
-        for name in "01_single_node", "02_horovod", "03_ddp", "submit":
+        for name in "03_ddp", "submit":
             shutil.copytree(ROOT / name, self.folder / name,
                             ignore=shutil.ignore_patterns("__pycache__"))
         self.lab = Lab(f"slurm-{os.getpid()}")
@@ -65,10 +64,10 @@ class Cluster:
             "sbatch", "--output=job-%j.txt", "--cpus-per-task=1", "-N", 2, "--ntasks-per-node=1",
             script, *flags, chapter=chapter, env={"SITE": "slurm_cpu"}))[0]
 
-    def qsub(self, *flags, chapter="03_ddp", script="submit.pbs", **env):
+    def qsub(self, *flags, chapter="03_ddp", script="submit.pbs"):
         return self.run("qsub", "-V", "-o", "job-%j.txt", "-l", "select=2:system=polaris", script,
                         chapter=chapter,
-                        env=self.polaris | {"FLAGS": " ".join(map(str, flags))} | env).strip()
+                        env=self.polaris | {"FLAGS": " ".join(map(str, flags))}).strip()
 
     def end(self, job, chapter="03_ddp", timeout=240):
         """Return how a job ended, as COMPLETED 0:0, and what it printed; a hang fails the test."""
@@ -91,9 +90,7 @@ def cluster(tmp_path_factory):
 
 
 @real_slurm
-@pytest.mark.parametrize("chapter", [
-    "03_ddp", case("02_horovod/pytorch", marks=[pytest.mark.slow])])
-def test_a_submit_script_trains_as_one_rank_does(chapter, cluster, tmp_path):
+def test_a_submit_script_trains_as_one_rank_does(cluster, tmp_path):
     """sbatch and qsub on two nodes, and python alone: the same steps and parameters.
 
     Site slurm_cpu starts the ranks by srun --mpi=pmi2, Polaris' file by an mpiexec that stands in
@@ -102,11 +99,10 @@ def test_a_submit_script_trains_as_one_rank_does(chapter, cluster, tmp_path):
     flags = ("--global-batch-size", 320, "--epochs", 1, "--device", "cpu", "--precision", "fp64")
     files = {name: ("--checkpoint", tmp_path / name, "--results", tmp_path / f"{name}.jsonl")
              for name in ("sbatch", "qsub")}
-    jobs = [cluster.sbatch(*flags, *files["sbatch"], chapter=chapter),
-            cluster.qsub(*flags, *files["qsub"], chapter=chapter)]
-    alone = record(chapter, 1, *flags, "--checkpoint", tmp_path / "python", folder=tmp_path)
+    jobs = [cluster.sbatch(*flags, *files["sbatch"]), cluster.qsub(*flags, *files["qsub"])]
+    alone = record("03_ddp", 1, *flags, "--checkpoint", tmp_path / "python", folder=tmp_path)
     for job in jobs:
-        state, printed = cluster.end(job, chapter)
+        state, printed = cluster.end(job)
         assert state == "COMPLETED 0:0", printed
     for name in files:
         result, = lines(tmp_path / f"{name}.jsonl")
@@ -125,35 +121,25 @@ def test_srun_without_mpi(cluster, tmp_path):
 
 @real_slurm
 @pytest.mark.slow
-def test_the_doctor_and_a_sweep_as_jobs(cluster, tmp_path):
-    """Of the sweep's runs one rank takes one node, two ranks take both."""
-    def words(name, *ranks):
-        return ("weak", "--ranks", *ranks, "--repeats", 1, "--results", tmp_path / name, "--",
-                *ONE_STEP)
-
+def test_the_doctor_as_a_job(cluster):
+    """Each node's gloo takes the address that the other one reaches."""
     jobs = [cluster.sbatch(chapter="submit", script="doctor.slurm"),
-            cluster.qsub(chapter="submit", script="doctor.pbs"),
-            cluster.sbatch(*words("slurm", 1, 2), chapter="submit", script="sweep.slurm"),
-            cluster.qsub(*words("pbs", 2), chapter="submit", script="sweep.pbs", PALS_PPN="4")]
-    ends = [cluster.end(job, "submit") for job in jobs]
-    assert [state for state, _ in ends] == ["COMPLETED 0:0"] * 4, ends
-    for _, printed in ends[:2]:
+            cluster.qsub(chapter="submit", script="doctor.pbs")]
+    for job in jobs:
+        state, printed = cluster.end(job, "submit")
+        assert state == "COMPLETED 0:0", printed
         assert re.search("node nid2: local ranks 0, .*gloo takes 10.77.0.2,", printed), printed
         assert "ranks: 2, nodes: 2\n" in printed and "nothing wrong was found" in printed
-    for name, expected in ("slurm", [(1, 1), (2, 2)]), ("pbs", [(2, 1)]):
-        results = lines(tmp_path / name)
-        assert [(result["ranks"], result["nodes"]) for result in results] == expected
 
 
 @real_slurm
 @pytest.mark.fault
-@pytest.mark.parametrize("death", ["KILL", case("STOP", marks=[pytest.mark.slow])])
-def test_a_rank_that_dies_ends_the_step(death, cluster, tmp_path):
+def test_a_rank_that_dies_ends_the_step(cluster, tmp_path):
     """As the sites' files start it. The other node's rank waits in an all-reduce."""
     backward = "            loss.backward()"
     main = copy_of("03_ddp", tmp_path / "copy", (backward, f"""\
             if rank == 1 and step == 3:
-                os.system(f"kill -{death} {{os.getpid()}}")
+                os.kill(os.getpid(), 9)
 {backward}"""))
     started = time.monotonic()
     cluster.run("srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "-N", 2, "-n", 2, BIN / "python",
@@ -177,9 +163,7 @@ def test_a_submit_script_runs_on_this_machine(tmp_path):
 @pytest.mark.parametrize(("env", "message"), [
     ({"SITE": "atlantis"}, "SITE=atlantis: there is no submit/sites/atlantis.sh"),
     ({"VENV": "/nowhere"}, "no environment in /nowhere: make setup SITE=here"),
-    ({"SITE": "polaris"}, "module: command not found\nsites/polaris.sh failed"),
-    ({"FLAGS": "--data-dir 'my data'"}, "no flag may hold"),  # PBS would tear it apart
-    ({"FLAGS": "--data-dir *"}, "no flag may hold")])
+    ({"FLAGS": "--data-dir 'my data'"}, "no flag may hold")])  # PBS would tear it apart
 def test_what_is_missing_is_named(env, message):
     env = {"SITE": "here", "VENV": sys.prefix, "PBS_O_WORKDIR": str(ROOT / "03_ddp")} | env
     done = execute(["bash", "submit.pbs"], cwd=ROOT / "03_ddp", env=env)

@@ -1,7 +1,6 @@
 """The sweep: every run recorded once, whatever interrupts it; what is remarkable is flagged."""
 
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -34,27 +33,23 @@ def test_weak_and_strong_scaling_with_two_ranks(tmp_path):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(
-    "how", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
-def test_a_killed_sweep_resumes(how, tmp_path):
-    """Killed during the second run of two; if it dies at once, the last line is cut off, too."""
+def test_a_killed_sweep_resumes(tmp_path):
+    """Killed during the second run of two; the last line is cut off, too."""
     results = tmp_path / "results.jsonl"
     words = [*SWEEP, *TWO_RUNS, "--results", results, "--", *QUICK]
     process = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)
     wait(lambda: results.exists() and results.read_text(), 200, "a record")
     time.sleep(0.3)
-    process.send_signal(how)
+    process.kill()
     assert process.wait(30) != 0
     left = [run for run in psutil.process_iter(["cmdline"])
             if any(str(tmp_path) in word for word in run.info["cmdline"] or ())]
-    assert how == signal.SIGKILL or not left, "a run ends with its sweep"
     psutil.wait_procs(left, 60)
 
     before = results.read_text()
     assert len(before.splitlines()) == 1  # on disk when it was done
-    if how == signal.SIGKILL:
-        results.write_text(before + before[:100])
+    results.write_text(before + before[:100])
     done = execute(words)
     assert done.code == 0 and "1 of 2 runs are in" in done.err, done.err
     assert results.read_text().startswith(before)

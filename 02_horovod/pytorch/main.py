@@ -45,7 +45,6 @@ def main():
     parser = workshop.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-    parser.add_argument("--profile", metavar="FILE", help="trace three steps, for perfetto.dev")
     args = parser.parse_args()
     device = workshop.choose_device(args, local_rank, hvd.cuda_built() or hvd.rocm_built())
     if device.type != "cpu":

@@ -4,7 +4,6 @@ Each rank sees COUNT GPUs: the same, or GPUs of its own. A rank says which it ta
 `without` in place of `same`: Horovod is built without GPU support, as it is here.
 """
 
-import importlib
 import os
 import runpy
 import sys
@@ -36,17 +35,9 @@ def pretend_to_torch():
     dist.init_process_group = lambda backend, **options: meet("gloo", **options)
 
 
-def pretend_to_tensorflow():
-    import tensorflow as tf
-
-    gpus = [SimpleNamespace(name=f"GPU:{index}") for index in range(count)]
-    tf.config.list_physical_devices = lambda _: gpus
-    tf.config.set_visible_devices = lambda gpus, _: None
-    tf.config.experimental.set_memory_growth = lambda gpu, _: None
-
-
-framework = "tensorflow" if "import tensorflow" in text else "torch"
 if "import horovod" in text and identity != "without":
-    importlib.import_module(f"horovod.{framework}").cuda_built = lambda: True
-(pretend_to_tensorflow if framework == "tensorflow" else pretend_to_torch)()
+    import horovod.torch
+
+    horovod.torch.cuda_built = lambda: True
+pretend_to_torch()
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -8,7 +8,7 @@ WRONG = {
         [("sampler=sampler", "shuffle=True")],
         "the loader of each rank goes through all images"),
     "the batch is not divided": ([("BATCH // ranks", "BATCH")], "64 + 64 = 128"),
-    "no wrapper": ([(WRAP, "ddp = model")], "nothing averages them"),
+    "no wrapper": ([(WRAP, "ddp = model")], "DistributedDataParallel(model) averages them"),
     "the wrapper is by-passed": ([("ddp(images)", "model(images)")], "forward through the wrapper"),
     "no set_epoch": ([("        sampler.set_epoch(epoch)\n", "")], "was not told it"),
     "a larger learning rate": ([("RATE, MOMENTUM)", "RATE * ranks, MOMENTUM)")],
