@@ -16,7 +16,6 @@ from conftest import (
     ROOT,
     case,
     copy_of,
-    environment,
     execute,
     numbers,
     parameters,
@@ -188,14 +187,3 @@ def test_a_resnet_is_evaluated_with_one_rank_s_statistics(chapter, tmp_path):
         assert done.code == 0, done.err
         right.append(int(re.search(r"\((\d+) of 360", done.out)[1]))
     assert abs(right[0] - right[1]) <= TIES
-
-
-@slow
-def test_batchnorm_of_all_ranks_is_one_rank_s_training_and_that_of_each_rank_is_not():
-    losses = []
-    for ranks in 1, 2:
-        done = forked.run([ROOT / "03_ddp" / "batchnorm.py"], ranks, environment())
-        assert done.code == 0, done.err
-        losses += [round(1e6 * float(loss)) for loss in re.findall(r"images: +([\d.]+)", done.out)]
-    one, one_together, separate, together = losses
-    assert abs(one - one_together) <= 1 and abs(one - together) <= 1 < abs(one - separate)
