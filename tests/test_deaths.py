@@ -77,13 +77,15 @@ def dying(chapter, folder, condition, death):
 {backward}"""))
 
 
-@pytest.mark.parametrize(("launcher", "death"), [
-    pytest.param("mpiexec", "SIGKILL", marks=[slow, pytest.mark.core]), ("mpiexec", "SIGSTOP"),
-    pytest.param("torchrun", "SIGKILL", marks=pytest.mark.core)])
-def test_a_death_ends_the_job_and_is_reported(launcher, death, folder):
+@pytest.mark.parametrize(("chapter", "launcher", "death"), [
+    case("03_ddp", "mpiexec", "SIGKILL", marks=[slow, pytest.mark.core]),
+    case("03_ddp", "mpiexec", "SIGSTOP"),
+    case("02_horovod/pytorch", "mpiexec", "SIGSTOP", marks=[slow]),
+    case("03_ddp", "torchrun", "SIGKILL", marks=[pytest.mark.core])])
+def test_a_death_ends_the_job_and_is_reported(chapter, launcher, death, folder):
     """Rank 1 dies in its fourth step; the other waits for it in the all-reduce."""
     stops = death == "SIGSTOP"
-    main = dying("03_ddp", folder, "rank == 1 and step == 3",
+    main = dying(chapter, folder, "rank == 1 and step == 3",
                  f"os.kill(os.getpid(), {signal.Signals[death]:d})")
     job = start(launcher, [main, *["--timeout", PATIENCE] * stops], folder)
     code, printed = ends(job, folder, 300)

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT, execute, lines
+from conftest import ROOT, execute, lines, wait
 
 from submit import study
 
@@ -75,8 +75,9 @@ def test_no_rank_outlives_a_run_that_takes_too_long(tmp_path):
     with pytest.raises(subprocess.TimeoutExpired):
         study.run(["bash", "-c", sleeper], timeout=1)
     assert time.monotonic() - began < 30
-    time.sleep(0.5)
-    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    pid = int((tmp_path / "pid").read_text())
+    wait(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE,
+         20, "the end of what the command has started")
 
 
 @pytest.mark.check
