@@ -230,7 +230,7 @@ def train(way, args):
     optimizer = torch.optim.SGD(part.parameters(), lr=LEARNING_RATE * args.batch_size / 256)
     losses, sent = [], []
     for number in range(IMAGES // args.batch_size):
-        batch = [None if held is None else held[number] for held in (images, labels)]
+        batch = [None if data is None else data[number] for data in (images, labels)]
         kept = Kept([*part.parameters(), *filter(torch.is_tensor, batch)])
         EVENTS.clear()
         with Sent() as during, kept.hooks:
@@ -239,7 +239,7 @@ def train(way, args):
         optimizer.zero_grad()
         losses.append(None if loss is None else loss.item())
         sent.append(during.calls)
-    image_bytes, label_bytes = (0 if held is None else held.nbytes for held in batch)
+    image_bytes, label_bytes = (0 if data is None else data.nbytes for data in batch)
     record = {"way": way.__name__, "rank": dist.get_rank(), "ranks": dist.get_world_size(),
               "width": args.width, "batch_size": args.batch_size,
               "micro_batches": args.micro_batches,
@@ -260,21 +260,22 @@ def difference(runs, losses, values):
     _, seen, parts = zip(*runs)
     if {name for part in parts for name in part} != {*values}:
         raise RuntimeError("some parameters are on no rank")
-    found = []
+    differences = []
     for each, loss in zip(zip(*seen), losses):
-        found.append(statistics.fmean(own for own in each if own is not None) - loss)
+        differences.append(statistics.fmean(own for own in each if own is not None) - loss)
     for part in parts:
-        found += [(value - values[name]).abs().max() for name, value in part.items()]
-    return torch.tensor(found, dtype=torch.float64).abs().max().item()  # Python's overlooks NaN
+        differences += [(value - values[name]).abs().max() for name, value in part.items()]
+    # Python's max() overlooks NaN.
+    return torch.tensor(differences, dtype=torch.float64).abs().max().item()
 
 
 def row(record):
     """A line of the table."""
-    held = [record[name] for name in ("parameters", "activations", "images", "labels")]
+    sizes = [record[name] for name in ("parameters", "activations", "images", "labels")]
     last = record["sent"][-1]
     sends = f"{sum(size for _, size in last):,} in {len(last)} x {last[0][0]}" if last else ""
-    sizes = "".join(f"{size:12,}" for size in held)
-    return f"{record['way']:9}{record['rank']:4}{sizes}   {sends}"
+    columns = "".join(f"{size:12,}" for size in sizes)
+    return f"{record['way']:9}{record['rank']:4}{columns}   {sends}"
 
 
 def parse_args():
@@ -318,7 +319,7 @@ def main():
     if rank == 0:
         records = [record]
         for way, runs in trained.items():
-            records += [found | {"difference": differences[way]} for found, *_ in runs]
+            records += [own | {"difference": differences[way]} for own, *_ in runs]
         print(f"{LAYERS} layers, {sum(value.numel() for value in values.values()):,} parameters; "
               f"{len(losses)} steps of {args.batch_size} images; pipelines: {args.micro_batches} "
               "micro-batches")
@@ -326,12 +327,12 @@ def main():
         print("way      rank  parameters activations      images      labels   sends in a step")
         print(*map(row, records), sep="\n")
         print("\nlargest difference from alone, of any loss or parameter:",
-              ", ".join(f"{way} {found:.1e}" for way, found in differences.items()))
+              ", ".join(f"{way} {value:.1e}" for way, value in differences.items()))
         if args.results:
             with open(args.results, "a") as file:
                 file.writelines(json.dumps(record) + "\n" for record in records)
     dist.barrier()  # nobody leaves while others still talk
-    wrong = [way for way, found in differences.items() if not found <= TOLERANCE]  # NaN, too
+    wrong = [way for way, value in differences.items() if not value <= TOLERANCE]  # NaN, too
     if wrong:
         sys.exit(f"not the training of one process: {', '.join(wrong)}")
 

@@ -36,8 +36,7 @@ TIES = 1
 # shares.
 COUNT = 0.01
 
-# Figures that a page or a paper prints with three digits, or with one after the point.
-THREE_DIGITS = 1e-3
+# Figures that a page or a paper prints with one digit after the point.
 ONE_DECIMAL = 0.05
 
 # What cost_model.ipynb claims of the cost model, plain arithmetic on published figures: the median
