@@ -71,7 +71,7 @@ def main():
     if args.compile:
         model.compile()
     lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
     # Resume: continue after the epoch that was saved.
     step = 0

@@ -80,7 +80,7 @@ def main():
         model.compile()
     ddp = DistributedDataParallel(model)  # starts all with rank 0's parameters; train through it
     lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
     # Resume: continue after the epoch that was saved. Every rank reads the file.
     step = 0

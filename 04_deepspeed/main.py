@@ -85,7 +85,7 @@ def main():
     if args.compile:
         model.compile()
     lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     engine, optimizer = initialize(deepspeed, model=model, optimizer=optimizer, config=config)
 
     # Resume: continue after the epoch that was saved. Every rank reads the file.

@@ -109,7 +109,7 @@ def bare(device, batch, side, rung):
     model = make(num_classes=10).to(device, memory_format=layout)
     images = torch.randn(batch, 3, side, side, device=device).to(memory_format=layout)
     labels = torch.randint(10, (batch,), device=device)
-    optimizer = torch.optim.SGD(model.parameters(), 0.001, 0.9, fused=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001, 0.9)
     if "compile" in rung:
         model.compile()
     for step in range(5 + STEPS[device]):

@@ -3,7 +3,8 @@
 import os
 
 import pytest
-from conftest import case, refused, run
+import torch
+from conftest import case, record, refused, run
 
 pytestmark = pytest.mark.fault
 slow = [pytest.mark.slow]
@@ -13,7 +14,7 @@ kinds = pytest.mark.parametrize("chapter", [  # of files and of folders
 
 
 def ranks_of(chapter):
-    return 1 if "tensorflow" in chapter else 2
+    return 1 if "tensorflow" in chapter or chapter.startswith("01") else 2
 
 
 def flags(chapter, epochs, checkpoint, *more):
@@ -49,6 +50,23 @@ def test_a_kill_while_it_is_written_leaves_the_old_or_the_new_one(chapter, tmp_p
         assert (whole(checkpoint) == old) == (when != "after"), when
     done = train(chapter, 3, checkpoint, "--resume", "auto")
     assert done.code == 0 and "steps: 6 of 9 done" in done.out, done.err
+
+
+def test_a_checkpoint_of_a_gpu_continues_on_a_cpu(tmp_path):
+    """A GPU's tensors have channels last, in another order in memory."""
+    losses = []
+    for layout in torch.contiguous_format, torch.channels_last:
+        checkpoint = tmp_path / f"{layout}"
+        assert train("01_single_node", 1, checkpoint).code == 0
+        saved = torch.load(checkpoint)
+        momentum = [state["momentum_buffer"] for state in saved["optimizer"]["state"].values()]
+        for tensor in [*saved["model"].values(), *momentum]:
+            if tensor.ndim == 4:
+                tensor.data = tensor.to(memory_format=layout)
+        torch.save(saved, checkpoint)
+        words = flags("01_single_node", 2, checkpoint, "--resume")
+        losses.append(record("01_single_node", 1, *words, folder=tmp_path)["loss"])
+    assert losses[0] == losses[1]
 
 
 @kinds

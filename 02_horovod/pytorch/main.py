@@ -77,7 +77,7 @@ def main():
     if args.compile:
         model.compile()
     lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
 
     # Resume: continue after the epoch that was saved. Then all ranks get what rank 0 has.

@@ -141,9 +141,6 @@ def pretend():
     torch.Tensor.tolist, torch.Tensor.pin_memory = tolist, pin_memory
     torch.Tensor.backward = backward
     torch.nn.Module.to = move
-    make = torch.optim.SGD.__init__
-    torch.optim.SGD.__init__ = lambda *args, **options: make(
-        *args, **options | {"fused": False})  # the fused one has no fake
     torch.nn.parallel.DistributedDataParallel = Wrapped
     dist.all_gather_object = gather
     meet = dist.init_process_group

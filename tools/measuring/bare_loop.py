@@ -49,7 +49,7 @@ def main():
     if bf16 and args.model != "cnn":
         images = images.to(memory_format=torch.channels_last)
         model = model.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, fused=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     times = [time.perf_counter()]
     for _ in range(args.max_steps):
         optimizer.zero_grad()
