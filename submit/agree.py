@@ -11,6 +11,7 @@ wrong was found, 1 where something was, 2 where nothing could be seen. The page 
 """
 
 import argparse
+import importlib.util
 import json
 import math
 import multiprocessing.util
@@ -22,24 +23,24 @@ import time
 import traceback
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 
 from checker import verdicts
 
 from ranks import find_ranks, launched
 
 RIGHT, WRONG, UNSEEN = 0, 1, 2
+FIRST_WORD = 15  # seconds until rank 0 says what it waits for
 PATIENCE = 10  # times the time-out, where a rank does what may take long: a download, a compiler
 
 
 def meet(seconds):
-    """Return rank, number of ranks, and a store next to the script's own.
+    """Return launcher, rank, number of ranks, and a store next to the script's own.
 
     The script's environment stays as it was.
     """
     launcher, rank, world_size = launched()
     if world_size < 2:
-        return rank, world_size, None
+        return launcher, rank, world_size, None
     import torch.distributed as dist
     before = dict(os.environ)
     if launcher == "horovodrun":  # the driver's address and port: its ranks have no others
@@ -58,10 +59,10 @@ def meet(seconds):
         port = 20000 + (port + 4999) % 10000
     is_server = rank == 0 and not torchruns_store
     store = dist.TCPStore(host, port, world_size, is_server, timedelta(seconds=seconds), False)
-    return rank, world_size, dist.PrefixStore("agree", store)
+    return launcher, rank, world_size, dist.PrefixStore("agree", store)
 
 
-# What do they tell each other? Signs of life, and in the end what they have seen.
+# What do they tell each other? Signs of life, collectives, and in the end what they have seen.
 
 class Session:
     """One rank's part in it.
@@ -69,11 +70,14 @@ class Session:
     Rank 0 judges. A thread on each rank goes on when the script waits for ever.
     """
 
-    def __init__(self, script, rank, world_size, store, seconds):
-        self.script, self.rank, self.world_size = script, rank, world_size
-        self.store, self.seconds = store, seconds
-        self.watch = None
+    def __init__(self, name, launcher, rank, world_size, store, limits):
+        self.name, self.launcher = name, launcher
+        self.rank, self.world_size, self.store = rank, world_size, store
+        self.seconds, self.patience = limits  # of waiting in silence; until the first step
+        self.watch = self.calls = None
         self.code = None
+        self.started = time.monotonic()
+        self.told = False  # that it waits for the first step
         self.judged = threading.Event()
 
     def hand_in(self, end="steps", problem=""):
@@ -84,7 +88,8 @@ class Session:
 
     def report(self, end, problem=""):
         """Publish what was seen, and how it ended: "steps", "ended", "died", or it "waits"."""
-        record = self.watch.record | {"end": end, "problem": problem}
+        record = self.watch.report() | {
+            "end": end, "problem": problem, "launcher": self.launcher, "group": self.calls.group}
         self.publish(f"report {self.rank}", record)
 
     def publish(self, name, value):
@@ -93,6 +98,26 @@ class Session:
     def read(self, name):
         return json.loads(self.store.get(name)) if self.store.check([name]) else None
 
+    def join(self, number, call, place):
+        """Wait until all ranks call their collective of this number; stay here if they differ."""
+        self.publish(f"call {number} of {self.rank}", [call, place])
+        keys = [f"call {number} of {rank}" for rank in range(self.world_size)]
+        until = time.monotonic() + 2 * self.seconds  # the script decides after that
+        pause = 0.0002
+        while not self.store.check(keys):
+            if time.monotonic() > until:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        calls = [self.read(key) for key in keys]
+        if len({call for call, _ in calls}) > 1:
+            self.publish("calls", calls)
+            self.judged.wait()
+
+    def spawns(self, place):
+        self.hand_in("died", f"{self.name} starts its ranks itself, at {place}: let it train the "
+                             "rank that the launcher has started, see find_ranks() in ranks.py")
+
     def look_after(self):
         """Publish where this rank is; on rank 0 judge when all have reported, died, or hang."""
         last, since = None, time.monotonic()
@@ -100,7 +125,8 @@ class Session:
         while self.code is None:
             time.sleep(0.05)
             with suppress(RuntimeError):  # the store's, when rank 0 has left
-                here = self.watch.whereabouts()
+                here = self.watch.whereabouts() | {"call": self.calls.now}
+                here["waits"] = here["waits"] or bool(here["call"])
                 if here != published:
                     self.publish(f"alive {self.rank}", here)
                     published = here
@@ -111,36 +137,56 @@ class Session:
                               for rank in range(self.world_size)]
                     if states != last:
                         last, since = states, time.monotonic()
+                    self.tell_what_it_waits_for()
                     self.judge(states, time.monotonic() - since)
                 self.code = self.read("code")
         self.judged.set()
         time.sleep(1)  # the main thread leaves, unless the script holds it
         leave(self.store, self.rank, self.world_size, self.code)
 
+    def tell_what_it_waits_for(self):
+        """Say it once; stop a script that makes no step, for the verdict without one."""
+        seconds = time.monotonic() - self.started
+        if self.watch.record["steps"] or seconds < FIRST_WORD:
+            return
+        if not self.told:
+            self.told = True
+            started = f"; it has started a process at {self.calls.started}" * bool(
+                self.calls.started)
+            print(f"agree.py: waiting for the first step of a PyTorch optimizer, up to "
+                  f"{self.patience:.0f} s (--first-step); {self.watch.backwards} backwards so far"
+                  f"{started}", file=sys.stderr, flush=True)
+        if seconds > self.patience:
+            self.publish("stop", True)
+
     def judge(self, states, silence):
         """Print the verdict and publish the exit code, once there is one."""
         reports = [report for report, _ in states]
         complete = all(reports)
+        calls = self.read("calls")
         died = [report for report in reports if report and report["end"] == "died"]
         patience = PATIENCE * self.seconds
         if all(report or (alive and alive["waits"]) for report, alive in states):
             patience = self.seconds
         if died:
             patience = min(2, patience)
-        if not complete and silence < patience:
+        if not complete and not calls and silence < patience:
             return
         ends = {report["end"] for report in reports if report}
         if not complete and ends == {"steps"}:
             self.publish("stop", True)  # judge the steps that all ranks have made
             return
 
-        if died:
-            self.refuse(f"rank {reports.index(died[0])} ended with {died[0]['problem']}")
+        if calls:
+            self.show(reports, *verdicts.judge_calls(calls))
+        elif died:
+            self.refuse(died[0]["problem"])
         elif not complete:
             self.show(reports, *verdicts.judge_hang(states, silence))
-        elif not all(report["steps"] for report in reports):
-            self.refuse(f"{self.script.name} ended before a step of a PyTorch optimizer with a "
-                        "model in training mode: nothing to compare")
+        elif not verdicts.paired(reports):
+            how = "made no" if "waits" in ends else "ended before a"
+            self.refuse(f"{self.name} {how} step of a PyTorch optimizer on all ranks: nothing to "
+                        f"compare ({verdicts.without_steps(reports)})")
         else:
             self.show(reports, *verdicts.judge(reports))
 
@@ -149,8 +195,9 @@ class Session:
         self.publish("code", UNSEEN)
 
     def show(self, reports, lines, findings):
-        verdicts.show(self.script.name, reports, lines, findings)
-        self.publish("code", WRONG if findings else RIGHT)
+        wrong = findings.keys() - {"note"}
+        verdicts.show(self.name, reports, lines, findings)
+        self.publish("code", WRONG if wrong else RIGHT)
 
 
 def leave(store, rank, world_size, code, finalize=False):
@@ -175,24 +222,29 @@ def leave(store, rank, world_size, code, finalize=False):
     os._exit(code)
 
 
-# The script, as `python script arguments` would run it.
+# The script, as `python script arguments`, or `python -m module arguments`, would run it.
 
-def run(session, arguments):
+def run(session, script, module, arguments):
     forget_own_modules()
-    sys.argv = [str(session.script), *arguments]
-    sys.path[0] = str(session.script.parent)
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.getcwd() if module else os.path.dirname(script)
     end, problem = "ended", ""
     try:
-        runpy.run_path(str(session.script), run_name="__main__")
+        if module:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script, run_name="__main__")
     except SystemExit as exit:
         if exit.code not in (None, 0):
             end = "died"
             problem = f"exit code {exit.code}" if isinstance(exit.code, int) else str(exit.code)
+    except KeyboardInterrupt:
+        print("agree.py: interrupted; so far:", file=sys.stderr)
     except Exception as fault:
         traceback.print_exc()
         end = "died"
         problem = f"{type(fault).__name__}: {''.join(str(fault).splitlines()[:1])}"
-    session.hand_in(end, problem)
+    session.hand_in(end, f"rank {session.rank} ended with {problem}" * bool(problem))
 
 
 def forget_own_modules():
@@ -219,32 +271,54 @@ def parse_args():
                         help="until an optimizer has made so many steps (5)")
     parser.add_argument("--timeout", type=float, default=30,
                         help="seconds of waiting that are called a hang (30)")
+    parser.add_argument("--first-step", type=float, default=600, metavar="SECONDS",
+                        help="until the first step has to be made (600)")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher passes it
-    parser.add_argument("script", type=Path)
+    parser.add_argument("-m", dest="is_module", action="store_true",
+                        help="the script is the name of a module, as python -m has it")
+    parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's")
     return parser.parse_args()
 
 
+def find_script(args):
+    """Return the script's path; None where there is none."""
+    if args.is_module:
+        sys.path[0] = os.getcwd()
+        spec = importlib.util.find_spec(args.script)
+        return spec.origin if spec else None
+    return os.path.abspath(args.script) if os.path.isfile(args.script) else None
+
+
 def main():
     args = parse_args()
-    if args.steps < 1 or not args.timeout > 0 or math.isinf(args.timeout):
-        return fail("--steps and --timeout have to be more than 0")
-    if not os.path.isfile(args.script):  # pathlib's raises where a name is too long
-        return fail(f"no file {args.script}: name your script")
-    if args.script.suffix == ".ipynb":
+    for name in "steps", "timeout", "first_step":
+        value = getattr(args, name)
+        if not value > 0 or math.isinf(value):
+            return fail(f"--{name.replace('_', '-')} has to be more than 0")
+    script = find_script(args)
+    if not script:
+        return fail(f"no {'module' if args.is_module else 'file'} {args.script}: name your script")
+    if script.endswith(".ipynb"):
         return fail(f"{args.script} is a notebook: convert it with jupyter nbconvert --to script")
 
-    rank, world_size, store = meet(args.timeout)
+    launcher, rank, world_size, store = meet(args.timeout)
     if world_size < 2:
-        return fail("one process has nobody to agree with: "
-                    "start two or more, with mpiexec -n 2, srun or torchrun")
-    from checker.watch import Watch  # after ranks.py: torch takes seconds
-    session = Session(args.script.resolve(), rank, world_size, store, args.timeout)
-    session.watch = Watch(str(session.script), args.steps, session.hand_in)
+        return fail("one process has nobody to agree with: start two or more, with mpiexec -n 2, "
+                    "srun or torchrun. A script that starts its ranks itself (mp.spawn) has to "
+                    "leave that to the launcher")
+    from checker.calls import Calls  # after ranks.py: torch takes seconds
+    from checker.watch import Watch
+    name = args.script if args.is_module else os.path.basename(script)
+    limits = args.timeout, args.first_step
+    session = Session(name, launcher, rank, world_size, store, limits)
+    session.watch = Watch(script, args.steps, session.hand_in)
+    session.calls = Calls(script, world_size, session.join, session.spawns)
     session.watch.install()
+    session.calls.install()
     threading.Thread(target=session.look_after, daemon=True).start()
     local_rank = [] if args.local_rank is None else [f"--local_rank={args.local_rank}"]
-    run(session, local_rank + args.arguments)
+    run(session, script, args.script if args.is_module else None, local_rank + args.arguments)
     return None
 
 

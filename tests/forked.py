@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 PROGRAMS = Path(__file__).with_name("programs")
 AFTER_A_FAILURE = 10  # seconds in which the other ranks have to end
@@ -46,6 +47,7 @@ def rank_main(words, cwd, env, out, err):
     os.environ.update(env)
     for number, path in enumerate((os.devnull, out, err)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
+    torch.seed()  # the forks' generators are one's copies
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
 

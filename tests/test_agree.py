@@ -80,7 +80,7 @@ CASES = {  # file: {name: (changes, the verdict)}
         "it asks nobody": (
             [('dist.init_process_group("gloo")\n', ""), ("DDP(nn.Seq", "(nn.Seq"),
              ("dist.get_rank(), dist.get_world_size()", "0, 1"),
-             ("dist.destroy_process_group()\n", "")], "same data"),
+             ("dist.destroy_process_group()\n", "")], "alone"),
         "the optimizer holds another model": (
             [("SGD(model.parameters()", "SGD(nn.Linear(1, 1).parameters()")],
             "nothing trains")},
@@ -138,14 +138,14 @@ def test_two_ranks_on_one_gpu():
 
 @pytest.mark.check
 @pytest.mark.parametrize(("drawn", "like", "expected"), [
-    ([range(50), range(50)], [1, 2], set()),
-    ([range(50), range(50)], [0, 0], set()),
+    ([range(50), range(50)], [1, 2], {"same data"}),
+    ([range(50), range(50, 100)], [0, 0], set()),
     ([[*range(50), 0, 1, 2], [*range(50, 100), 3, 4, 5]], [1, 1], set()),
     ([range(50), range(40, 90)], [1, 1], {"overlap"})],
     ids=["own data", "generated", "padded", "overlap"])
 def test_samples(drawn, like, expected):
-    loaders = [{"items": 100, "like": kind, "whole": False, "replacement": False,
-                "epochs": {0: list(numbers)}} for kind, numbers in zip(like, drawn)]
+    loaders = [{"items": 100, "like": kind, "dealt": True, "batches": [list(numbers)],
+                "epochs": [list(numbers)]} for kind, numbers in zip(like, drawn)]
     assert verdicts.judge_loader(loaders)[1].keys() == expected
 
 

@@ -3,33 +3,45 @@
 import functools
 import re
 import zlib
+from collections.abc import Iterator, Mapping
 
 import torch
 
 COLUMNS = 2**16
 PROJECTIONS = 3
 SAMPLE = 1000  # entries of a list, an array or a tensor that likeness() reads
+LARGEST_BATCH = 10_000  # samples that are looked at one by one
+DEEPEST = 4  # levels of a batch's containers
 
 
-def shard_of(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return the part of a tensor that this rank has, and where it begins in the whole."""
-    if not hasattr(tensor, "to_local"):
-        return tensor.detach(), 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-    _, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements)
-    first = sum(index * step for index, step in zip(offset, tensor.stride()))
-    return tensor.to_local().detach(), first
+def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Return this rank's part of a tensor, dense, and where it begins in the whole."""
+    if hasattr(tensor, "ds_tensor"):  # stage 3 of DeepSpeed's ZeRO
+        return tensor.ds_tensor.detach(), 0
+    first = 0
+    if hasattr(tensor, "to_local"):
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+        _, offset = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements)
+        first = sum(index * step for index, step in zip(offset, tensor.stride()))
+        tensor = tensor.to_local()
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    return tensor if tensor.layout == torch.strided else tensor.to_dense(), first
+
+
+def halves(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return {name: tensor}; of a complex tensor its real and its imaginary part."""
+    if not tensor.is_complex():
+        return {name: tensor}
+    tensor, _ = local_part(tensor)
+    return {f"{name}, real": tensor.real, f"{name}, imaginary": tensor.imag}
 
 
 def fingerprint(tensor: torch.Tensor) -> int:
-    """Return a checksum of a tensor's bytes: equal tensors have equal ones."""
+    """Return a checksum of a dense tensor's bytes: equal tensors have equal ones."""
     return zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-
-
-def samples(batch: torch.Tensor) -> list[int]:
-    """Return a checksum of each sample of a batch."""
-    return [fingerprint(sample) for sample in batch.detach().cpu()]
 
 
 @functools.cache
@@ -44,12 +56,66 @@ def projections(tensor: torch.Tensor) -> list[float]:
     They are linear, as averaging is: the projections of averaged gradients are the average of
     their projections, and those of a whole tensor are the sum of its shards'.
     """
-    local, first = shard_of(tensor)
-    before = first % COLUMNS
-    after = -(before + local.numel()) % COLUMNS
-    rows = torch.nn.functional.pad(local.reshape(-1), (before, after)).view(-1, COLUMNS)
-    dtype = torch.float64 if local.dtype == torch.float64 else torch.float32
-    return (rows.sum(0, dtype=dtype).cpu().double() @ random_weights()).tolist()
+    local, first = local_part(tensor)
+    flat, before = local.reshape(-1), first % COLUMNS
+    if before + len(flat) > COLUMNS:
+        after = -(before + len(flat)) % COLUMNS
+        dtype = torch.float32 if flat.device.type == "mps" else torch.float64
+        rows = torch.nn.functional.pad(flat, (before, after)).view(-1, COLUMNS)
+        flat, before = rows.sum(0, dtype=dtype), 0
+    weights = random_weights()[before:before + len(flat)]
+    return (flat.cpu().double() @ weights).tolist()
+
+
+def values_of(name: str, tensor: torch.Tensor) -> dict[str, list[float]]:
+    """Return {name: projections} of a gradient."""
+    return {part: projections(values) for part, values in halves(name, tensor).items()}
+
+
+def state_of(tensor: torch.Tensor) -> list[float]:
+    """Return what stands for a parameter: its checksum, and its projections."""
+    local, _ = local_part(tensor)
+    real = torch.view_as_real(local) if local.is_complex() else local
+    return [fingerprint(real), *projections(real)]
+
+
+# Data.
+
+def tensors_in(batch: object, depth: int = 0) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a batch: of lists, dicts, arrays, and objects that hold tensors."""
+    if torch.is_tensor(batch):
+        yield batch
+    elif hasattr(batch, "__array_interface__"):
+        yield torch.as_tensor(batch)
+    elif depth < DEEPEST and not isinstance(batch, (str, bytes, torch.nn.Module)):
+        if hasattr(batch, "to_dict"):  # a graph of PyTorch Geometric
+            batch = batch.to_dict()
+        elif hasattr(batch, "__dict__") and not isinstance(batch, Mapping):
+            batch = vars(batch)
+        if isinstance(batch, Mapping):
+            batch = batch.values()
+        if isinstance(batch, (list, tuple, type({}.values()))):
+            for part in batch:
+                yield from tensors_in(part, depth + 1)
+
+
+def samples(batch: object) -> list[int]:
+    """Return a checksum of each whole sample of a batch: its inputs and labels.
+
+    It is one of the whole batch where its tensors have no common first dimension, and where it is
+    one row of numbers: single numbers are equal by chance.
+    """
+    tensors = [local_part(tensor)[0].cpu() for tensor in tensors_in(batch)]
+    tensors = [torch.view_as_real(part) if part.is_complex() else part for part in tensors]
+    tensors = [part for part in tensors if part.dim()]
+    sizes = {len(tensor) for tensor in tensors}
+    if not tensors or all(not tensor.numel() for tensor in tensors):
+        return []
+    one_row = len(tensors) == 1 and tensors[0].dim() == 1
+    if len(sizes) > 1 or one_row or sizes.pop() > LARGEST_BATCH:
+        return [zlib.crc32(repr([fingerprint(tensor) for tensor in tensors]).encode())]
+    return [zlib.crc32(repr([fingerprint(part) for part in row]).encode())
+            for row in zip(*tensors)]
 
 
 def likeness(dataset: object) -> int:

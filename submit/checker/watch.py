@@ -1,7 +1,4 @@
-"""What agree.py sees of a rank's training.
-
-Hooks on modules, gradients, optimizers and loaders, which change nothing.
-"""
+"""What agree.py sees of a rank's training: its models, gradients, optimizers and weights."""
 
 import functools
 import socket
@@ -11,99 +8,114 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._pytree import tree_leaves
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    dataloader,
-)
 
-from . import frames
-from .sums import PROJECTIONS, fingerprint, likeness, projections, samples, shard_of
+from . import frames, hooks
+from .data import Data
+from .hooks import around, harmless
+from .sums import PROJECTIONS, local_part, state_of, values_of
 
-LONGEST = 10_000  # samples of an epoch whose numbers are recorded
 WRAPPERS = {
     "DistributedDataParallel": "DDP",
     "FullyShardedDataParallel": "FSDP1",
     "DeepSpeedEngine": "DeepSpeed"}
+NODES = 4  # of a loss's graph, from its root, in which divisions are looked for
 
 
 class Watch:
     """The hooks of a rank.
 
-    `record` is what they have seen, in types that JSON has. `done` is called after `steps` steps.
+    `done` is called before an optimizer's step number `steps` + 1. A step is one of an optimizer
+    after a backward. The rank's state before it is compared, and its gradients when it is made.
     """
 
     def __init__(self, script: str, steps: int, done: Callable[[], None]):
         self.script, self.steps, self.done = script, steps, done
-        self.models = []
+        self.data = Data()
         self.names = {}  # {parameter: its name}
-        self.loader_names = {}  # {id of a DataLoader: its name in the record}
-        self.step_counts = defaultdict(int)  # {id of an optimizer: its steps}
+        self.hooked = set()  # ids of parameters whose gradients are noted
+        self.shards = {}  # {name of a parameter of which each rank has another part: is it a sum?}
+        self.models = []  # the outermost modules that brought parameters
+        self.keys = {}  # {id of an optimizer: its name, the same on all ranks}
+        self.stepped = defaultdict(int)  # {id of an optimizer: backwards at its last step}
+        self.counts = defaultdict(int)  # {id of an optimizer: its steps}
         self.module_depth = self.step_depth = 0  # DeepSpeed calls a step within its own
-        self.on_gpu = False
-        self.events = 0  # a count that grows while the training goes on
+        self.in_backward = self.on_gpu = self.hooks_fsdp = False
+        self.backwards = self.events = 0  # events grow while the training goes on
         self.local = {}  # {name: projections} of this rank's own gradients since the last step
         self.final = {}  # {name: projections} of what the optimizer takes
+        self.divisors = []  # by which losses were divided since the last step
+        self.step = None  # that is under way
+        self.first = {}  # {name: state} before the first backward's gradients are used
         self.record = {
-            "host": socket.gethostname(), "gpu": None, "half": False, "hook": "",
-            "wrappers": [], "shards": [], "parts": [], "loaders": {}, "rows": [], "steps": []}
+            "host": socket.gethostname(), "gpu": None, "device": "cpu", "half": False,
+            "hook": "", "mpi": False, "wrappers": [], "steps": []}
 
     def install(self):
         modules = torch.nn.modules.module
         modules.register_module_forward_pre_hook(self.before_forward)
         modules.register_module_forward_hook(self.after_forward, always_call=True)
+        around(torch.autograd, "backward", self.before_backward, self.after_backward)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
+        self.data.install()
 
-        iterator = dataloader._BaseDataLoaderIter
-        replace(iterator, "__init__", self.begin_epoch)
-        replace(iterator, "_reset", self.begin_next_epoch)
-        replace(iterator, "_next_index", self.draw)
-        replace(iterator, "__next__", self.load)
+    # Modules: the outermost that is called with parameters to train is a model.
 
-    # Modules: the outermost that is called in training mode is a model, and its input is data.
-
+    @harmless
     def before_forward(self, module, args):
         self.events += 1
         self.module_depth += 1
-        if self.module_depth > 1 or not torch.is_grad_enabled():
+        if self.module_depth > 1 or self.in_backward or not torch.is_grad_enabled():
             return
-        # Any part: Lightning's wrapper may be in eval mode.
-        if not any(part.training for part in module.modules()):
+        parameters = list(module.named_parameters())
+        if not any(parameter.requires_grad for _, parameter in parameters):
             return
-        known = any(module is model for model in self.models)
-        if not known and any(parameter.requires_grad for parameter in module.parameters()):
-            self.begin_model(module)
-        batch = first_tensor(args)
-        if batch is not None and len(self.record["rows"]) < self.steps:
-            self.record["rows"].append(samples(batch))
+        self.note_model(module, parameters)
+        # Hooks of all modules are not given the keyword arguments; their caller has them.
+        arguments = sys._getframe(2).f_locals.get("kwargs", {})
+        self.data.note_forward(module, [args, arguments])
 
+    @harmless
     def after_forward(self, *_):
         self.module_depth -= 1
 
-    def begin_model(self, module):
-        """Note a model at its first use: its wrappers, its names, and its first parameters."""
-        first = not self.models
-        self.models.append(module)
-        for part in module.modules():
-            self.note_wrapper(part)
-        self.name_parameters(module, "" if first else f"model {len(self.models)}: ")
-        if first:
-            device = next(module.parameters()).device
-            self.on_gpu = device.type != "cpu"
-            self.record["device"] = str(device)
-            if device.type == "cuda":
-                self.record["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
-        # The earlier values of a model that has trained meanwhile stay.
-        self.record["before"] = self.state() | self.record.get("before", {})
+    def note_model(self, module, parameters):
+        if module not in self.models:
+            for part in module.modules():
+                self.note_wrapper(part)
+        # Not yet: the shapes of lazy layers are unknown before their first forward.
+        new = [(name, parameter) for name, parameter in parameters
+               if id(parameter) not in self.hooked and parameter.requires_grad
+               and not isinstance(parameter, UninitializedTensorMixin)]
+        if new and module not in self.models:
+            self.models.append(module)
+            self.on_gpu = parameters[0][1].device.type != "cpu"
+            self.record["device"] = str(parameters[0][1].device)
+            if self.on_gpu and torch.cuda.is_available():
+                device = torch.cuda.get_device_properties(parameters[0][1].device)
+                self.record["gpu"] = str(device.uuid)
+        for name, parameter in new:
+            name = name.replace("_orig_mod.", "").removeprefix("module.")
+            number = self.models.index(module) + 1
+            self.name(parameter, name if number == 1 else f"model {number}: {name}")
+
+    def name(self, parameter, name):
+        """Give a parameter a name that is the same on all ranks, and note its gradients."""
+        self.hooked.add(id(parameter))
+        for old in [old for old, other in self.names.items() if other == name]:
+            del self.names[old]  # FSDP has put a shard in its place
+        self.names[parameter] = name
+        if hasattr(parameter, "to_local") or "FSDP1" in self.record["wrappers"]:
+            self.shards[name] = True
+        else:
+            if hasattr(parameter, "ds_tensor"):
+                self.shards[name] = False  # DeepSpeed hands out whole gradients
+            parameter.register_hook(functools.partial(self.note_local, parameter, name))
 
     def note_wrapper(self, part):
         """Note a module that communicates, and hook it where it does so out of sight."""
@@ -111,88 +123,119 @@ class Watch:
         wrapper = WRAPPERS.get(name)
         if not wrapper and name.startswith("FSDP"):
             wrapper = "FSDP2"
-        if wrapper and wrapper not in self.record["wrappers"]:
+        if not wrapper:
+            return
+        if wrapper not in self.record["wrappers"]:
             self.record["wrappers"].append(wrapper)
         if wrapper == "DDP":
             self.record["hook"] = part._get_ddp_logging_data().get("comm_hook", "")
         elif wrapper == "DeepSpeed":
-            self.hook_deepspeed(part)
+            around(part, "step", functools.partial(self.before_deepspeed, part))
         elif wrapper == "FSDP2":
             self.hook_fsdp()
 
-    def name_parameters(self, module, prefix):
-        """Give parameters names that are the same on all ranks, and hook their own gradients."""
-        for name, parameter in module.named_parameters():
-            if parameter in self.names:
-                continue
-            self.names[parameter] = prefix + name.replace("_orig_mod.", "").removeprefix("module.")
-            sharded = hasattr(parameter, "to_local") or "FSDP1" in self.record["wrappers"]
-            if parameter.requires_grad and not sharded:
-                parameter.register_hook(functools.partial(self.note_local, parameter))
-        names = self.names.items()
-        self.record["shards"] = [name for parameter, name in names if self.is_shard(parameter)]
-        self.record["parts"] = [name for parameter, name in names if hasattr(parameter, "to_local")]
-
-    def is_shard(self, parameter):
-        """Return True if each rank has another part of it: FSDP, stage 3 of DeepSpeed's ZeRO."""
-        return (hasattr(parameter, "to_local") or hasattr(parameter, "ds_tensor")
-                or "FSDP1" in self.record["wrappers"])
-
-    def state(self):
-        """Return fingerprints of all whole parameters, by name."""
-        return {name: fingerprint(parameter) for parameter, name in self.names.items()
-                if not self.is_shard(parameter)}
-
     # Gradients.
 
-    def note_local(self, parameter, gradient):
+    @harmless
+    def before_backward(self, tensors, *_, **__):
+        self.in_backward = True
+        self.backwards += 1
+        self.events += 1
+        self.data.note_backward()
+        if not self.first:
+            self.first = self.state(self.names)
+        root = tensors if torch.is_tensor(tensors) else tensors[0]
+        self.divisors += divisors_of(root.grad_fn)
+
+    @harmless
+    def after_backward(self, *_, **__):
+        self.in_backward = False
+
+    @harmless
+    def note_local(self, parameter, name, gradient):
         """Add to this rank's own gradient, before anybody averages it."""
         self.events += 1
+        self.names.setdefault(parameter, name)
         self.record["half"] = self.record["half"] or gradient.element_size() < 4
-        name = self.names[parameter]
-        if "DeepSpeed" not in self.record["wrappers"] and (
-                parameter.grad is None or not shard_of(parameter.grad)[0].any()):
-            self.local.pop(name, None)  # the earlier one was thrown away, without a step
-        earlier = self.local.get(name, [0.0] * PROJECTIONS)
-        self.local[name] = [a + b for a, b in zip(earlier, projections(gradient))]
+        thrown_away = parameter.grad is None or not local_part(parameter.grad)[0].any()
+        for part, values in values_of(name, gradient).items():
+            if thrown_away and "DeepSpeed" not in self.record["wrappers"]:
+                self.local.pop(part, None)  # the earlier one, without a step
+            earlier = self.local.get(part, [0.0] * PROJECTIONS)
+            self.local[part] = [a + b for a, b in zip(earlier, values)]
 
-    def hook_deepspeed(self, engine):
+    @harmless
+    def before_deepspeed(self, engine, *_, **__):
         """DeepSpeed keeps its gradients elsewhere; it hands them out between backward and step."""
-        original = engine.step
-
-        def step(*args, **kwargs):
-            if engine.is_gradient_accumulation_boundary():
-                from deepspeed.utils import safe_get_full_grad
-                gradients = {name: safe_get_full_grad(parameter)
-                             for parameter, name in self.names.items()}
-                self.final = {name: projections(gradient) for name, gradient in gradients.items()
-                              if gradient is not None}
-            return original(*args, **kwargs)
-
-        engine.step = step
+        if not engine.is_gradient_accumulation_boundary():
+            return
+        from deepspeed.utils import safe_get_full_grad
+        self.final = {}
+        for parameter, name in self.names.items():
+            gradient = safe_get_full_grad(parameter)
+            if gradient is not None:
+                self.final |= values_of(name, gradient)
 
     def hook_fsdp(self):
         """Note whole gradients where FSDP reduces them: the parameters themselves are shards."""
         from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
-        if hasattr(fsdp.foreach_reduce, "agree"):
-            return
-        original = fsdp.foreach_reduce
+        if not self.hooks_fsdp:
+            self.hooks_fsdp = True
+            around(fsdp, "foreach_reduce", self.before_fsdp)
 
-        def foreach_reduce(parameters, gradients, *args, **kwargs):
-            for parameter, gradient in zip(parameters, gradients):
-                if parameter.sharded_param in self.names:
-                    self.note_local(parameter.sharded_param, gradient)
-            return original(parameters, gradients, *args, **kwargs)
-
-        foreach_reduce.agree = True
-        fsdp.foreach_reduce = foreach_reduce
+    @harmless
+    def before_fsdp(self, parameters, gradients, *_, **__):
+        for parameter, gradient in zip(parameters, gradients):
+            name = self.names.get(parameter.sharded_param)
+            if name:
+                self.note_local(parameter.sharded_param, name, gradient)
 
     # Optimizers. Wrappers call another step within theirs: the innermost sees the final gradients.
 
+    @harmless
     def before_step(self, optimizer, args, kwargs):
         self.events += 1
         self.step_depth += 1
+        if self.step_depth == 1:
+            self.begin_step(optimizer)
         self.note_final(optimizer)
+
+    def begin_step(self, optimizer):
+        """Note the state before a step."""
+        self.step, key = None, id(optimizer)
+        parameters = [parameter for group in optimizer.param_groups
+                      for parameter in group["params"]]
+        known = {parameter: self.names[parameter] for parameter in parameters
+                 if parameter in self.names}
+        self.record["mpi"] = self.record["mpi"] or uses_mpi()
+        if key not in self.keys:
+            self.note_optimizer(optimizer, parameters, known)
+        scaler = getattr(optimizer, "found_inf", None)  # GradScaler's, of a fused optimizer
+        if scaler is not None and scaler.item():  # not finite: it makes no step
+            return
+        if self.counts[key] == self.steps and self.backwards > self.stepped[key]:
+            self.done()
+        self.step = {
+            "optimizer": self.keys[key], "within backward": self.in_backward,
+            "state": self.state(known or self.names),
+            "rate": max(float(group.get("lr", 1)) for group in optimizer.param_groups)}
+
+    def note_optimizer(self, optimizer, parameters, known):
+        """Name an optimizer, and its parameters that no module's call has shown."""
+        first = next(iter(known.values()), "")
+        kind = type(optimizer).__name__
+        self.keys[id(optimizer)] = f"{kind} of {first or len(parameters)}"
+        if hasattr(optimizer, "_allreduce_delay") and "Horovod" not in self.record["wrappers"]:
+            self.record["wrappers"].append("Horovod")
+        for number, parameter in enumerate(parameters):
+            if id(parameter) not in self.hooked and parameter.requires_grad:
+                self.hooked.add(id(parameter))
+                name = f"parameter {number} of {self.keys[id(optimizer)]}"
+                parameter.register_hook(functools.partial(self.note_local, parameter, name))
+
+    def state(self, parameters):
+        return {name: state_of(parameter) for parameter, name in list(parameters.items())
+                if parameter.device.type != "meta"}
 
     def note_final(self, optimizer):
         if "FSDP1" in self.record["wrappers"]:  # it has no hook for its own gradients
@@ -201,64 +244,40 @@ class Watch:
             for parameter in group["params"]:
                 name = self.names.get(parameter)
                 if name and parameter.grad is not None:
-                    self.final[name] = projections(parameter.grad)
+                    self.final |= values_of(name, parameter.grad)
 
+    @harmless
     def after_step(self, optimizer, args, kwargs):
         self.step_depth -= 1
         if any(map(callable, [*args[1:], *kwargs.values()])):  # a closure computes them in the step
             self.note_final(optimizer)
-        if self.step_depth or not self.models:  # Horovod broadcasts a state by an empty step
+        if self.step_depth:
             return
+        step, self.step, final, self.final = self.step, None, self.final, {}
+        backwards = self.backwards - self.stepped[id(optimizer)]
+        if step is None or not backwards:  # Horovod broadcasts a state by a step without any
+            return
+        local = {name: self.local.pop(name) for name in list(final or self.local)
+                 if name in self.local}
+        self.record["steps"].append(step | {
+            "local": local, "final": final, "divisors": self.divisors, "given": self.data.given,
+            "backwards": backwards, "without gradient": sum(
+                parameter.grad is None for group in optimizer.param_groups
+                for parameter in group["params"])})
+        self.divisors, self.data.given = [], []
+        self.stepped[id(optimizer)] = self.backwards
+        self.counts[id(optimizer)] += 1
 
-        if hasattr(optimizer, "_allreduce_delay") and "Horovod" not in self.record["wrappers"]:
-            self.record["wrappers"].append("Horovod")
+    # Reports.
 
-        local = {name: self.local.pop(name) for name in self.final if name in self.local}
-        step = {"local": local, "final": self.final, "after": self.state()}
-        self.record["steps"].append(step)
-        self.final = {}
-        self.step_counts[id(optimizer)] += 1
-        if self.step_counts[id(optimizer)] == self.steps:
-            self.done()
-
-    # Data: the numbers of the samples that each loader draws, epoch by epoch.
-
-    def begin_epoch(self, original, iterator, loader, *args):
-        name = self.loader_names.setdefault(id(loader), str(len(self.loader_names)))
-        facts = self.record["loaders"].setdefault(name, describe(loader))
-        sampler = loader.sampler
-        steps = len(self.record["steps"])  # an epoch before the next step takes this one's place
-        if isinstance(sampler, DistributedSampler):
-            facts |= {"shuffle": sampler.shuffle, "ranks": sampler.num_replicas}
-            facts["orders"][steps] = sampler.seed + sampler.epoch
-        facts["epochs"][steps] = numbers = []
-        iterator.agree = facts, numbers, loader.dataset
-        original(iterator, loader, *args)
-
-    def begin_next_epoch(self, original, iterator, loader, first_iter=False):
-        """Persistent workers keep their iterator: it is new in the first epoch only."""
-        if first_iter:
-            original(iterator, loader, first_iter)
-        else:
-            self.begin_epoch(original, iterator, loader)
-
-    @staticmethod
-    def draw(original, iterator):
-        index = original(iterator)
-        if hasattr(iterator, "agree"):
-            _, numbers, dataset = iterator.agree
-            drawn = index if isinstance(index, (list, tuple)) else [index]
-            if len(numbers) < LONGEST:
-                numbers.extend(number_in_whole(dataset, number) for number in drawn
-                               if hasattr(number, "__index__"))
-        return index
-
-    def load(self, original, iterator):
-        self.events += 1
-        batch = original(iterator)
-        if hasattr(iterator, "agree") and torch.is_grad_enabled():
-            iterator.agree[0]["used"] = True
-        return batch
+    def report(self) -> dict:
+        """Return what was seen, in types that JSON has."""
+        horovod = sys.modules.get("horovod.torch")
+        return self.record | {
+            "first": self.first, "last": self.state(self.names), "shards": self.shards,
+            "backwards": self.backwards, "models": len(self.models), "dropped": hooks.dropped,
+            "loaders": self.data.report(self.backwards), "given": self.data.given,
+            "horovod": bool(horovod and horovod.is_initialized())}
 
     def whereabouts(self) -> dict:
         """Return where the main thread is, and whether it waits there for others."""
@@ -267,40 +286,26 @@ class Watch:
                 "waits": frames.waits(frame, self.on_gpu)}
 
 
-def replace(owner, name, method):
-    """Let method(original, ...) take the place of owner.name."""
-    original = getattr(owner, name)
-
-    def call(*args, **kwargs):
-        return method(original, *args, **kwargs)
-
-    setattr(owner, name, call)
-
-
-def first_tensor(batch):
-    """Return the first tensor with a row per sample of a batch, or None."""
-    tensors = filter(torch.is_tensor, tree_leaves(batch))
-    return next((tensor for tensor in tensors if tensor.dim() > 1), None)
+def uses_mpi() -> bool:
+    """Return True if a module of the script, or of a library, has mpi4py's communicators."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and any(
+        value is mpi or type(value).__module__ == "mpi4py.MPI"
+        for name, module in list(sys.modules.items()) if not name.startswith("mpi4py")
+        for value in list(getattr(module, "__dict__", {}).values()))
 
 
-def describe(loader):
-    """Return the facts of a DataLoader that stay the same in all epochs."""
-    data = loader.dataset
-    while hasattr(data, "dataset"):  # a Subset, or another wrapper
-        data = data.dataset
-    try:
-        size = len(loader.dataset)
-    except TypeError:
-        size = None
-    sampler = loader.batch_sampler.sampler if type(loader.batch_sampler) is BatchSampler else None
-    replacement = bool(getattr(loader.sampler, "replacement", False))
-    all_samples = type(sampler) in (RandomSampler, SequentialSampler) and not replacement
-    return {"items": size, "epochs": {}, "orders": {}, "used": False, "whole": all_samples,
-            "like": likeness(data), "replacement": replacement}
-
-
-def number_in_whole(dataset, number):
-    """Return the number that a sample of a subset has in the whole data set."""
-    if isinstance(dataset, Subset):
-        return number_in_whole(dataset.dataset, dataset.indices[number])
-    return int(number)
+def divisors_of(node) -> list[float]:
+    """Return the numbers by which a loss was divided last, read off its graph."""
+    divisors = []
+    for _ in range(NODES):
+        name = node.name() if node else ""
+        if not name.startswith(("DivBackward", "MulBackward")):
+            break
+        other = node._saved_other
+        if other is None:  # of a product with a tensor that needs a gradient
+            break
+        number = float(other)
+        divisors.append(number if name.startswith("Div") else 1 / number)
+        node = node.next_functions[0][0]
+    return divisors

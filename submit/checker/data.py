@@ -1,0 +1,107 @@
+"""The samples that a rank trains on: what its DataLoaders draw, and what its models are given."""
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    dataloader,
+)
+
+from .hooks import around, harmless
+from .sums import likeness, samples
+
+LONGEST = 10_000  # samples of an epoch whose numbers are recorded
+
+
+class Data:
+    """What reached a training step. A batch did if it was the loader's last before a backward."""
+
+    def __init__(self):
+        self.loaders = {}  # {id of a DataLoader: its facts}
+        self.current = {}  # {id of a DataLoader: (its epoch, its last batch)}
+        self.forwards = []  # (module, its arguments) since the last backward
+        self.given = []  # of the step that is under way: a list of samples per backward
+
+    def install(self):
+        iterator = dataloader._BaseDataLoaderIter
+        around(iterator, "__init__", before=self.begin_epoch)
+        around(iterator, "_reset", before=self.begin_next_epoch)
+        around(iterator, "_next_index", after=self.note_numbers)
+        around(iterator, "__next__", after=self.note_batch)
+
+    @harmless
+    def begin_epoch(self, iterator, loader, *_):
+        facts = self.loaders.setdefault(id(loader), describe(loader))
+        iterator.agree = loader, {"numbers": [], "used": False}
+        facts["epochs"].append(iterator.agree[1])
+
+    @harmless
+    def begin_next_epoch(self, iterator, loader, first_iter=False):
+        """Persistent workers keep their iterator: it is new in the first epoch only."""
+        if not first_iter:
+            self.begin_epoch(iterator, loader)
+
+    @harmless
+    def note_numbers(self, index, iterator):
+        loader, epoch = iterator.agree
+        drawn = index if isinstance(index, (list, tuple)) else [index]
+        if len(epoch["numbers"]) < LONGEST:
+            epoch["numbers"] += [number_in_whole(loader.dataset, number) for number in drawn
+                                 if hasattr(number, "__index__")]
+
+    @harmless
+    def note_batch(self, batch, iterator):
+        if batch is not None and torch.is_grad_enabled():
+            loader, epoch = iterator.agree
+            self.current[id(loader)] = epoch, batch
+
+    @harmless
+    def note_forward(self, module, arguments):
+        self.forwards.append((module, arguments))
+
+    @harmless
+    def note_backward(self):
+        """Note what this backward's loss was computed from; an earlier look at a batch is not."""
+        for key, (epoch, batch) in self.current.items():
+            epoch["used"] = True
+            self.loaders[key]["batches"].append(samples(batch))
+        self.current = {}
+        given = [sample for module, arguments in self.forwards
+                 if module is self.forwards[-1][0] for sample in samples(arguments)]
+        self.forwards = []
+        if given:
+            self.given.append(given)
+
+    def report(self, backwards: int) -> list[dict]:
+        """Return the facts of the loaders that fed at least half of so many backwards."""
+        fed = [facts for facts in self.loaders.values() if 2 * len(facts["batches"]) >= backwards]
+        return [facts | {"epochs": [epoch["numbers"] for epoch in facts["epochs"]
+                                    if epoch["used"]]} for facts in fed if facts["batches"]]
+
+
+def describe(loader):
+    """Return the facts of a DataLoader that stay the same in all epochs."""
+    data = loader.dataset
+    while hasattr(data, "dataset"):  # a Subset, or another wrapper
+        data = data.dataset
+    stream = isinstance(loader.dataset, IterableDataset)
+    facts = {"items": 0 if stream else len(loader.dataset), "stream": stream, "epochs": [],
+             "batches": [], "like": likeness(data), "dealt": False}
+    sampler = loader.sampler
+    if isinstance(sampler, DistributedSampler):
+        facts |= {"dealt": True, "shuffle": sampler.shuffle, "ranks": sampler.num_replicas}
+    elif type(loader.batch_sampler) is BatchSampler and type(sampler) in (
+            RandomSampler, SequentialSampler):
+        facts["dealt"] = not getattr(sampler, "replacement", False)
+    return facts
+
+
+def number_in_whole(dataset, number):
+    """Return the number that a sample of a subset has in the whole data set."""
+    if isinstance(dataset, Subset):
+        return number_in_whole(dataset.dataset, dataset.indices[number])
+    return int(number)

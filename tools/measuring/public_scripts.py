@@ -1,0 +1,127 @@
+"""Is agree.py right about scripts of others? Run public ones under it on 2 ranks; print a table.
+
+    python -m tools.measuring.public_scripts [--mirror FOLDER] [--publish] [NAME...]
+
+tools/measuring/public_scripts.json lists them: repository, commit, how a script is started, what
+is edited so that it runs here on small stand-ins for its data, and what is true of it, as found
+out without agree.py. Each repository is cloned into a temporary folder, from GitHub or from
+FOLDER/owner+name/repo. Some scripts import packages that are not installed here; the list has them.
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas
+
+from submit.study import RECORDS, ROOT, Parser, append, machine
+
+CASES = Path(__file__).with_suffix(".json")
+LAUNCHERS = {
+    "mpiexec": [str(Path(sys.executable).parent / "mpiexec"), "-n", "2", sys.executable],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr",
+                 "localhost", "--nproc-per-node", "2"]}
+
+
+def make_folder(case, mirror, folder):
+    """Clone what a case needs into a folder, edit it, and make the stand-ins for its data."""
+    here = mirror and mirror / case["repository"].replace("/", "+")
+    sources = list(here.glob("**/HEAD")) if here and here.exists() else []
+    source = sources[0].parent if sources else f"https://github.com/{case['repository']}"
+    subprocess.run(["git", "clone", "-q", "--no-checkout", "--filter=blob:none", source, folder],
+                   check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(["git", "checkout", "-q", case["commit"], "--", *case["paths"]], cwd=folder,
+                   check=True)
+    for name, changes in case.get("edits", {}).items():
+        path = Path(folder, name)
+        text = path.read_text()
+        for old, new in changes:
+            if text.count(old) != 1:
+                raise ValueError(f"{case['name']}: {name} has {old!r} {text.count(old)} times")
+            text = text.replace(old, new)
+        path.write_text(text)
+    code = "\n".join(case.get("stand_ins", []))
+    subprocess.run([sys.executable, "-c", code], cwd=Path(folder, case.get("cwd", ".")), check=True)
+
+
+def words_of(case, before, folder):
+    """Return the words that start a case, with words before the script's own, and its variables."""
+    script = ["-m", case["module"]] if "module" in case else [str(Path(folder, case["script"]))]
+    arguments = shlex.split(case.get("arguments", "").format(folder=folder))
+    variables = {name: text.format(folder=folder)
+                 for name, text in case.get("variables", {}).items()}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | variables
+    return [*LAUNCHERS[case["launcher"]], *before, *script, *arguments], environment
+
+
+def run(case, before, mirror, timeout=300):
+    """Return the exit code, what was printed, and the seconds of a case."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_folder(case, mirror, folder)
+        words, environment = words_of(case, before, folder)
+        started = time.monotonic()
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            process = subprocess.Popen(
+                words, cwd=Path(folder, case.get("cwd", ".")), env=environment, stdout=output,
+                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
+            try:
+                code = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                code = "time-out"
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            output.seek(0)
+            return code, output.read(), time.monotonic() - started
+
+
+def row_of(case, mirror):
+    """Return a row of the table: the verdict, the truth, whether they agree."""
+    code, printed, seconds = run(case, [str(ROOT / "submit" / "agree.py")], mirror)
+    verdict = re.search("^verdict: (.*)", printed, re.M)
+    refusal = re.search("^agree.py: (.*)", printed, re.M)
+    verdict = verdict or refusal
+    text = verdict[1].removeprefix("wrong: ") if verdict else f"no verdict, code {code}"
+    return {"script": case["name"], "verdict": text, "truth": case["verdict"],
+            "agree": text == case["verdict"], "seconds": round(seconds)}, printed
+
+
+def main():
+    parser = Parser(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--mirror", type=Path, help="folder with clones, owner+name")
+    parser.add_argument("--cases", type=Path, default=CASES)
+    parser.add_argument("--publish", action="store_true", help="write assets/records")
+    parser.add_argument("--before", help="run this program instead of agree.py, and print all")
+    parser.add_argument("--plain", action="store_true", help="run the scripts alone, and print all")
+    args = parser.parse_args()
+    cases = [case for case in json.loads(args.cases.read_text())
+             if not args.names or case["name"] in args.names]
+    rows = []
+    for case in cases:
+        absent = [name for name in case.get("packages", []) if not find_spec(name)]
+        if absent:
+            print(f"{case['name']}: needs {', '.join(absent)}", flush=True)
+            continue
+        if args.before or args.plain:
+            code, printed, seconds = run(case, [args.before] if args.before else [], args.mirror)
+            print(printed, f"{case['name']}: code {code}, {seconds:.0f} s", flush=True)
+            continue
+        row, printed = row_of(case, args.mirror)
+        rows.append(row)
+        print(row if row["agree"] else f"{printed}\n{row}", flush=True)
+    print(pandas.DataFrame(rows).to_string(index=False))
+    if args.publish:
+        append(RECORDS / "public_scripts.jsonl", *[row | machine() for row in rows])
+
+
+if __name__ == "__main__":
+    main()
