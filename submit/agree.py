@@ -24,7 +24,7 @@ import traceback
 from contextlib import suppress
 from datetime import timedelta
 
-from checker import verdicts
+from agreement import verdicts
 
 from ranks import find_ranks, launched
 
@@ -225,7 +225,7 @@ def leave(store, rank, world_size, code, finalize=False):
 # The script, as `python script arguments`, or `python -m module arguments`, would run it.
 
 def run(session, script, module, arguments):
-    forget_own_modules()
+    del sys.modules["ranks"]  # the script may have one of its own
     sys.argv = [script, *arguments]
     sys.path[0] = os.getcwd() if module else os.path.dirname(script)
     end, problem = "ended", ""
@@ -245,14 +245,6 @@ def run(session, script, module, arguments):
         end = "died"
         problem = f"{type(fault).__name__}: {''.join(str(fault).splitlines()[:1])}"
     session.hand_in(end, f"rank {session.rank} ended with {problem}" * bool(problem))
-
-
-def forget_own_modules():
-    """Let the script import its own files, also where one is called ranks or checker."""
-    here = os.path.dirname(__file__)
-    for name, module in list(sys.modules.items()):
-        if name != "__main__" and (getattr(module, "__file__", None) or "").startswith(here):
-            del sys.modules[name]
 
 
 def fail(line):
@@ -307,8 +299,8 @@ def main():
         return fail("one process has nobody to agree with: start two or more, with mpiexec -n 2, "
                     "srun or torchrun. A script that starts its ranks itself (mp.spawn) has to "
                     "leave that to the launcher")
-    from checker.calls import Calls  # after ranks.py: torch takes seconds
-    from checker.watch import Watch
+    from agreement.calls import Calls  # after ranks.py: torch takes seconds
+    from agreement.watch import Watch
     name = args.script if args.is_module else os.path.basename(script)
     limits = args.timeout, args.first_step
     session = Session(name, launcher, rank, world_size, store, limits)

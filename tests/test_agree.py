@@ -7,7 +7,7 @@ import forked
 import pytest
 from conftest import BIN, ROOT, copy_of, environment, execute, skip_without
 
-from submit.checker import verdicts
+from submit.agreement import verdicts
 
 AGREE = ROOT / "submit" / "agree.py"
 NOTHING = "nothing wrong was found"
@@ -128,6 +128,34 @@ def test_each_training_has_its_verdict(file, name, tmp_path):
         assert re.search(r"rank 0 +at your_script_ddp\.py:\d+", done.out)
 
 
+RIGHT = (
+    "forward_before_ddp", "lazy_layers", "look_at_a_batch", "clipped_by_value",
+    "weights_averaged", "loss_divided_and_summed", "divided_by_all_samples",
+    "weighted_by_samples", "two_optimizers", "closure", "sparse_and_complex",
+    "copies_of_the_model", "a_layer_rests", "micro_batches", "compiled")
+MISTAKES = {  # {a function of habits.py: the findings}
+    "imaginary_half_is_lost": "other gradients", "one_stream_for_all": "same data",
+    "rows_of_one_seed": "same data", "one_text_for_all": "same data",
+    "step_within_backward": "own gradients", "root_of_a_negative": "not finite",
+    "loss_without_effect": "nothing trains", "optimizer_before_sharding": "nothing trains",
+    "one_model_is_not_wrapped": "part", "rank_0_alone_reduces": "sequence",
+    "other_collectives": "sequence", "rank_1_ends_early": "own gradients, steps"}
+CURES = {"one_stream_for_all": "islice", "rows_of_one_seed": r"order\[rank::world_size\]",
+         "step_within_backward": "after backward"}
+HABITS = ROOT / "tests" / "programs" / "trainings" / "habits.py"
+
+
+@pytest.mark.parametrize("name", [*RIGHT, *MISTAKES])
+def test_habits_of_others(name):
+    done = forked.run([AGREE, "--timeout", 5, HABITS, name], 2, environment(), timeout=90)
+    if name in RIGHT:
+        assert done.code == 0 and f"verdict: {NOTHING}\n" in done.out, done.out + done.err
+        assert "not seen" not in done.out, done.out
+        return
+    assert f"verdict: wrong: {MISTAKES[name]}\n" in done.out, done.out + done.err
+    assert done.code == 1 and re.search(CURES.get(name, ""), done.out), done.out
+
+
 @pytest.mark.check
 def test_two_ranks_on_one_gpu():
     """Without a GPU here: by reports as ranks would give them."""
@@ -170,6 +198,36 @@ def test_two_epochs(changes, expected, tmp_path):
     script = copy_of("03_ddp", tmp_path, *changes, name="your_script_ddp.py")
     done = watched(script, "--steps", 30)
     assert f"verdict: {expected}\n" in done.out, done.out + done.err
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("name", "problem"), [
+    ("updates_by_hand", "the weights moved without one, and are apart"),
+    ("starts_its_ranks", r"starts its ranks itself, at habits\.py:\d+")])
+def test_what_it_says_of_other_trainings(name, problem):
+    done = forked.run([AGREE, HABITS, name], 2, environment(), timeout=90)
+    assert done.code == 2 and re.search(f"^agree.py: .*{problem}", done.err, re.M), done.err
+
+
+def test_it_says_what_it_waits_for_and_for_how_long(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text("import time\ntime.sleep(60)\n")
+    done = forked.run([AGREE, "--first-step", 16, script], 2, environment(), timeout=90)
+    assert done.code == 2 and "made no step of a PyTorch optimizer" in done.err, done.err
+    assert "waiting for the first step of a PyTorch optimizer, up to 16 s" in done.err
+
+
+def test_a_module(tmp_path):
+    """As python -m starts it; it imports from its package."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "sizes.py").write_text("INPUTS = 8\n")
+    text = HABITS.read_text().replace("import io\n", "import io\nfrom .sizes import INPUTS\n")
+    (package / "train.py").write_text(text.replace("nn.Linear(8,", "nn.Linear(INPUTS,"))
+    done = forked.run([AGREE, "-m", "package.train", "micro_batches"], 2, environment(),
+                      timeout=90, cwd=tmp_path)
+    assert done.code == 0 and "data  " in done.out, done.out + done.err
+    assert "96 samples" not in done.out and "60 samples given" in done.out, done.out
 
 
 @pytest.mark.fault

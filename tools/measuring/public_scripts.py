@@ -87,8 +87,7 @@ def row_of(case, mirror):
     """Return a row of the table: the verdict, the truth, whether they agree."""
     code, printed, seconds = run(case, [str(ROOT / "submit" / "agree.py")], mirror)
     verdict = re.search("^verdict: (.*)", printed, re.M)
-    refusal = re.search("^agree.py: (.*)", printed, re.M)
-    verdict = verdict or refusal
+    verdict = verdict or re.search("^agree.py: (?!waiting)(.*)", printed, re.M)
     text = verdict[1].removeprefix("wrong: ") if verdict else f"no verdict, code {code}"
     return {"script": case["name"], "verdict": text, "truth": case["verdict"],
             "agree": text == case["verdict"], "seconds": round(seconds)}, printed

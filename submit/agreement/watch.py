@@ -108,6 +108,8 @@ class Watch:
         """Give a parameter a name that is the same on all ranks, and note its gradients."""
         self.hooked.add(id(parameter))
         for old in [old for old, other in self.names.items() if other == name]:
+            if hasattr(old, "to_local") and not hasattr(parameter, "to_local"):
+                return  # FSDP has gathered it for the moment
             del self.names[old]  # FSDP has put a shard in its place
         self.names[parameter] = name
         if hasattr(parameter, "to_local") or "FSDP1" in self.record["wrappers"]:
@@ -306,6 +308,7 @@ def divisors_of(node) -> list[float]:
         if other is None:  # of a product with a tensor that needs a gradient
             break
         number = float(other)
-        divisors.append(number if name.startswith("Div") else 1 / number)
+        if number:
+            divisors.append(number if name.startswith("Div") else 1 / number)
         node = node.next_functions[0][0]
     return divisors

@@ -40,8 +40,12 @@ def halves(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def fingerprint(tensor: torch.Tensor) -> int:
-    """Return a checksum of a dense tensor's bytes: equal tensors have equal ones."""
-    return zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    """Return a checksum of a dense tensor's bytes: equal tensors have equal ones.
+
+    It is one of a copy, because FSDP could not free a storage that NumPy has seen.
+    """
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    return zlib.crc32(whole.view(-1).view(torch.uint8).numpy())
 
 
 @functools.cache

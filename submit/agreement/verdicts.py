@@ -352,7 +352,11 @@ def judge_loader(loaders):
             add_note(findings, f"{len(several)} samples were drawn on several ranks: right if "
                      "the sampler draws with replacement")
     else:  # a stream; or data of each rank's own, whose numbers mean nothing
-        seen, findings = judge_samples([loader["batches"] for loader in loaders], "drawn")
+        batches = [loader["batches"] for loader in loaders]
+        seen, findings = judge_samples(batches, "drawn")
+        several = common_samples(batches) if dealt and not findings else 0
+        if several > max(2 * world_size, first["items"] // 1000):
+            findings["overlap"] = f"{several} of the samples that each rank has drawn"
     for loader in loaders:
         if loader.get("ranks", world_size) != world_size and (
                 findings or loader["ranks"] > world_size):
@@ -362,6 +366,14 @@ def judge_loader(loaders):
            for index, one in enumerate(shuffled) for other in shuffled[:index]):
         findings["order"] = "a DistributedSampler's"
     return seen, findings
+
+
+def common_samples(batches):
+    """Return how many samples all ranks have, if none has one twice: else the data repeat."""
+    ranks = [[sample for batch in rank for sample in batch] for rank in batches]
+    if any(len(set(rank)) < len(rank) for rank in ranks):
+        return 0
+    return len(set.intersection(*map(set, ranks)))
 
 
 def judge_samples(batches, verb):

@@ -1,0 +1,389 @@
+"""Small trainings after habits and mistakes of others' scripts: habits.py NAME."""
+import contextlib
+import copy
+import io
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+STEPS = 8
+mse = nn.functional.mse_loss
+
+
+def start():
+    """Ranks with one seed until the model is made, and with their own for the samples."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def network():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def train(model, optimizer, change=lambda: None, loss=mse, rows=6):
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss(model(torch.randn(rows, 8)), torch.randn(rows, 1)).backward()
+        change()
+        optimizer.step()
+
+
+def all_reduce(model, factor=1.0):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad *= factor
+
+
+# Right.
+
+def forward_before_ddp():
+    rank, _ = start()
+    model = network()
+    model(torch.zeros(1, 8))
+    model = DDP(model)
+    torch.manual_seed(rank)
+    train(model, sgd(model))
+
+
+def lazy_layers():
+    rank, _ = start()
+    model = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(1))
+    model(torch.zeros(1, 8))
+    model = DDP(model)
+    torch.manual_seed(rank)
+    train(model, sgd(model))
+
+
+def look_at_a_batch():
+    start()
+    data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=32, sampler=sampler)
+    next(iter(loader))
+    fixed, _ = next(iter(DataLoader(data, batch_size=4)))  # a figure's images
+    model = DDP(network())
+    optimizer = sgd(model)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            mse(model(inputs), labels).backward()
+            optimizer.step()
+        model(fixed)
+
+
+def clipped_by_value():
+    rank, _ = start()
+    model = DDP(network())
+    torch.manual_seed(rank)
+    train(model, sgd(model), lambda: nn.utils.clip_grad_value_(model.parameters(), 0.01))
+
+
+def weights_averaged():
+    rank, world_size = start()
+    model = network()
+    optimizer = sgd(model)
+    torch.manual_seed(rank)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.data)
+            parameter.data /= world_size
+
+
+def loss_divided_and_summed():
+    rank, world_size = start()
+    model = network()
+    torch.manual_seed(rank)
+    train(model, sgd(model), lambda: all_reduce(model),
+          lambda outputs, labels: mse(outputs, labels) / world_size)
+
+
+def divided_by_all_samples():
+    rank, world_size = start()
+    model = network()
+    torch.manual_seed(rank)
+    train(model, sgd(model), lambda: all_reduce(model),
+          lambda outputs, labels: (outputs - labels).pow(2).sum() / (6 * world_size))
+
+
+def weighted_by_samples():
+    rank, _ = start()
+    model = network()
+    torch.manual_seed(rank)
+    rows = 4 + 4 * rank
+
+    def average():
+        for parameter in model.parameters():
+            parameter.grad *= rows
+        all_reduce(model, 1 / 12)
+
+    train(model, sgd(model), average, rows=rows)
+
+
+def two_optimizers():
+    rank, _ = start()
+    generator, critic = DDP(network()), DDP(nn.Sequential(nn.Linear(1, 1)))
+    optimizers = sgd(generator), sgd(critic)
+    torch.manual_seed(rank)
+    for _ in range(STEPS):
+        for optimizer in reversed(optimizers):
+            for other in optimizers:
+                other.zero_grad()
+            sign = 1 if optimizer is optimizers[0] else -1
+            (sign * critic(generator(torch.randn(6, 8))).mean()).backward()
+            optimizer.step()
+
+
+def closure():
+    rank, _ = start()
+    model = DDP(network())
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    torch.manual_seed(rank)
+    inputs, labels = torch.randn(64, 8), torch.randn(64, 1)
+
+    def evaluate():
+        optimizer.zero_grad()
+        loss = mse(model(inputs), labels)
+        loss.backward()
+        return loss
+
+    for _ in range(STEPS):
+        optimizer.step(evaluate)
+
+
+def sparse_and_complex():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(50, 8, sparse=True)
+            self.factors = nn.Parameter(torch.randn(8, dtype=torch.cfloat))
+
+        def forward(self, words):
+            return (self.words(words).mean(1) * self.factors).abs().sum(1)
+
+    rank, _ = start()
+    model = DDP(Both())
+    optimizer = sgd(model)
+    torch.manual_seed(rank)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randint(50, (6, 4))).mean().backward()
+        optimizer.step()
+
+
+def copies_of_the_model():
+    rank, _ = start()
+    model = DDP(network())
+    optimizer = sgd(model)
+    torch.manual_seed(rank)
+    for _ in range(STEPS):
+        torch.save(copy.deepcopy(model.module), io.BytesIO())
+        optimizer.zero_grad()
+        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
+        optimizer.step()
+    sys.exit(0)
+
+
+def a_layer_rests():
+    rank, _ = start()
+    model = DDP(network())
+
+    def rest():
+        model.module[2].bias.grad = None
+
+    torch.manual_seed(rank)
+    train(model, sgd(model), rest)
+
+
+def micro_batches():
+    rank, _ = start()
+    model = DDP(network())
+    optimizer = sgd(model)
+    torch.manual_seed(rank)
+    for _ in range(STEPS):
+        for part in range(2):
+            with model.no_sync() if part == 0 else contextlib.nullcontext():
+                (mse(model(torch.randn(6, 8)), torch.randn(6, 1)) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def compiled():
+    rank, _ = start()
+    model = DDP(torch.compile(network(), backend="eager"))
+    torch.manual_seed(rank)
+    train(model, sgd(model))
+
+
+# Mistakes.
+
+def imaginary_half_is_lost():
+    class Spectral(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, dtype=torch.cfloat))
+
+        def forward(self, signals):
+            return torch.fft.irfft(torch.fft.rfft(signals) * self.weight)[:, 1:2]
+
+    rank, _ = start()
+    model = DDP(Spectral())
+    torch.manual_seed(rank)
+    train(model, sgd(model), lambda: model.module.weight.grad.imag.zero_())
+
+
+def one_stream_for_all():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            generator = torch.Generator().manual_seed(0)
+            for _ in range(200):
+                row = torch.randn(8, generator=generator)
+                yield {"row": row, "sum": row.sum()}
+
+    start()
+    model = DDP(network())
+    optimizer = sgd(model)
+    for batch in DataLoader(Stream(), batch_size=6):
+        optimizer.zero_grad()
+        mse(model(batch["row"])[:, 0], batch["sum"]).backward()
+        optimizer.step()
+
+
+def rows_of_one_seed():
+    start()
+    rows, model = torch.randn(256, 8), DDP(network())
+    optimizer = sgd(model)
+    for chosen in torch.randperm(256).split(16):
+        optimizer.zero_grad()
+        model(rows[chosen]).pow(2).mean().backward()
+        optimizer.step()
+
+
+def one_text_for_all():
+    start()
+    model = DDP(nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50)))
+    optimizer = sgd(model)
+    for _ in range(STEPS):
+        text = torch.randint(50, (33,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(text[:-1]), text[1:]).backward()
+        optimizer.step()
+
+
+def step_within_backward():
+    rank, _ = start()
+    model = DDP(network())
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.01)
+                  for parameter in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    torch.manual_seed(rank)
+    for _ in range(STEPS):
+        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
+
+
+def root_of_a_negative():
+    rank, _ = start()
+    model = DDP(network())
+    torch.manual_seed(rank)
+    train(model, sgd(model), loss=lambda outputs, labels: outputs.sqrt().mean())
+
+
+def loss_without_effect():
+    rank, _ = start()
+    model = DDP(network())
+    torch.manual_seed(rank)
+    train(model, sgd(model), loss=lambda outputs, labels: 0 * outputs.mean())
+
+
+def optimizer_before_sharding():
+    from torch.distributed.fsdp import fully_shard
+    rank, _ = start()
+    model = network()
+    optimizer = sgd(model)
+    fully_shard(model)
+    torch.manual_seed(rank)
+    train(model, optimizer)
+
+
+def one_model_is_not_wrapped():
+    rank, _ = start()
+    generator, critic = DDP(network()), nn.Sequential(nn.Linear(1, 1))
+    parameters = [*generator.parameters(), *critic.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
+    torch.manual_seed(rank)
+    train(lambda inputs: critic(generator(inputs)), optimizer)
+
+
+def rank_0_alone_reduces():
+    rank, _ = start()
+    model = DDP(network())
+    optimizer = sgd(model)
+    torch.manual_seed(rank)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = mse(model(torch.randn(6, 8)), torch.randn(6, 1))
+        loss.backward()
+        optimizer.step()
+        if rank == 0:
+            dist.all_reduce(loss.detach())
+
+
+def other_collectives():
+    rank, _ = start()
+    total = torch.zeros(1 + rank)
+    dist.all_reduce(total)
+
+
+def rank_1_ends_early():
+    rank, _ = start()
+    model = network()
+    optimizer = sgd(model)
+    torch.manual_seed(rank)
+    for _ in range(STEPS if rank == 0 else 3):
+        optimizer.zero_grad()
+        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
+        optimizer.step()
+
+
+# Nothing to compare.
+
+def updates_by_hand():
+    rank, _ = start()
+    model = network()
+    torch.manual_seed(rank)
+    for _ in range(STEPS):
+        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.01 * parameter.grad
+                parameter.grad = None
+
+
+def work(rank):
+    raise AssertionError("agree.py lets nobody start ranks")
+
+
+def starts_its_ranks():
+    torch.multiprocessing.spawn(work, nprocs=2)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
