@@ -76,9 +76,9 @@ class Data:
         if given:
             self.given.append(given)
 
-    def report(self, backwards: int) -> list[dict]:
-        """Return the facts of the loaders that fed at least half of so many backwards."""
-        fed = [facts for facts in self.loaders.values() if 2 * len(facts["batches"]) >= backwards]
+    def report(self, steps: int) -> list[dict]:
+        """Return the facts of the loaders that fed at least half of an optimizer's steps."""
+        fed = [facts for facts in self.loaders.values() if 2 * len(facts["batches"]) >= steps]
         return [facts | {"epochs": [epoch["numbers"] for epoch in facts["epochs"]
                                     if epoch["used"]]} for facts in fed if facts["batches"]]
 

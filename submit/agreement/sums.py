@@ -15,7 +15,10 @@ DEEPEST = 4  # levels of a batch's containers
 
 
 def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return this rank's part of a tensor, dense, and where it begins in the whole."""
+    """Return this rank's part of a tensor, dense, and where it begins in the whole.
+
+    Raises ValueError if its memory has been freed: to read it would crash.
+    """
     if hasattr(tensor, "ds_tensor"):  # stage 3 of DeepSpeed's ZeRO
         return tensor.ds_tensor.detach(), 0
     first = 0
@@ -26,6 +29,9 @@ def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         first = sum(index * step for index, step in zip(offset, tensor.stride()))
         tensor = tensor.to_local()
     tensor = tensor.detach()
+    freed = tensor.layout == torch.strided and not tensor.untyped_storage().nbytes()
+    if freed and tensor.numel():
+        raise ValueError("a tensor's memory has been freed")
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     return tensor if tensor.layout == torch.strided else tensor.to_dense(), first

@@ -321,12 +321,21 @@ def judge_gradients(reports):
     return [("gradients the optimizer takes", seen)], findings
 
 
-def same_own_gradients(reports):
-    """Return True if all ranks' own gradients were equal in each step: so were their samples."""
-    steps = [[step["local"] for step in ranks] for _, ranks in paired(reports)]
-    names = [set.intersection(*map(set, locals_)) for locals_ in steps]
-    return all(name_set and equal([vector(local, sorted(name_set)) for local in locals_], 1e-4)
-               for locals_, name_set in zip(steps, names))
+def equal_own_gradients(reports):
+    """Return the optimizers in each step of which all ranks' own gradients were equal.
+
+    So were their samples. Not where some parameters' gradients are not seen.
+    """
+    equal_in = {}  # {optimizer: in each step?}
+    for _, ranks in paired(reports):
+        locals_ = [step["local"] for step in ranks]
+        names = sorted(set.intersection(*map(set, locals_)))
+        missing = len({name.split(", ")[0] for name in names}) < len(ranks[0]["state"])
+        vectors = [vector(local, names) for local in locals_]
+        same = not missing and any(vectors[0]) and equal(vectors, 1e-5)
+        optimizer = ranks[0]["optimizer"]
+        equal_in[optimizer] = same and equal_in.get(optimizer, True)
+    return [optimizer for optimizer, same in equal_in.items() if same]
 
 
 # Data.
@@ -344,13 +353,14 @@ def judge_loader(loaders):
         drawn = [len(set(epoch)) for epoch in epochs]
         padding = max(2 * world_size, sum(drawn) - first["items"])  # so that all have as many
         seen = f"{listed(sorted(set(drawn)))} samples drawn on each rank, {len(several)} on several"
-        if min(drawn) == len(common) > 1:
+        same = judge_samples([loader["batches"] for loader in loaders], "drawn")[1]
+        if min(drawn) == len(common) > 1 and (dealt or same):
             findings["same data"] = f"samples {listed(sorted(common)[:4])}, ... on each rank"
         elif len(several) > padding and dealt:
             findings["overlap"] = f"{len(several)} of {sum(drawn)} drawn samples"
         elif len(several) > padding:
             add_note(findings, f"{len(several)} samples were drawn on several ranks: right if "
-                     "the sampler draws with replacement")
+                     "the sampler means it, such as one with replacement")
     else:  # a stream; or data of each rank's own, whose numbers mean nothing
         batches = [loader["batches"] for loader in loaders]
         seen, findings = judge_samples(batches, "drawn")
@@ -401,14 +411,21 @@ def judge_data(reports):
         text, more = judge_loader(loaders)
         seen = seen or text
         findings = more | findings
+    inputs = ""
     if not seen:
         given = [[batch for step in report["steps"] for batch in step["given"]]
                  for report in reports]
         seen, more = judge_samples(given, "given to the models")
-        if more and not same_own_gradients(reports):
-            more = {"note": f"{more['same data']} are the same on all ranks, and their gradients "
-                    "are not: labels differ, or dropout does"}
-        findings |= more
+        inputs = more.get("same data", "")
+    optimizers = equal_own_gradients(reports)
+    if optimizers:
+        equal_gradients = f"the ranks' own gradients of {listed(optimizers)} are equal"
+        findings.setdefault("same data", "; ".join(filter(None, [inputs, equal_gradients])))
+    elif inputs and any(step["local"] for step in reports[0]["steps"]):
+        add_note(findings, f"{inputs} are the same on all ranks, and their gradients are not: "
+                 "labels or dropout differ")
+    elif inputs:
+        findings["same data"] = inputs
     return [("data", seen or "no DataLoader, no batch: not seen")], findings
 
 

@@ -72,7 +72,7 @@ class Watch:
         self.module_depth += 1
         if self.module_depth > 1 or self.in_backward or not torch.is_grad_enabled():
             return
-        parameters = list(module.named_parameters())
+        parameters = self.parameters_of(module)
         if not any(parameter.requires_grad for _, parameter in parameters):
             return
         self.note_model(module, parameters)
@@ -83,6 +83,17 @@ class Watch:
     @harmless
     def after_forward(self, *_):
         self.module_depth -= 1
+
+    def parameters_of(self, module):
+        """Return [(name, parameter)]; in place of one that FSDP has gathered, its shard."""
+        shards = {}
+        for part in module.modules():
+            group = part._get_fsdp_state()._fsdp_param_group if is_fsdp2(part) else None
+            for managed in group.fsdp_params if group else []:
+                whole = getattr(managed, "_unsharded_param", None)
+                shards[id(whole)] = managed.sharded_param
+        return [(name, shards.get(id(parameter), parameter))
+                for name, parameter in module.named_parameters()]
 
     def note_model(self, module, parameters):
         if module not in self.models:
@@ -108,8 +119,6 @@ class Watch:
         """Give a parameter a name that is the same on all ranks, and note its gradients."""
         self.hooked.add(id(parameter))
         for old in [old for old, other in self.names.items() if other == name]:
-            if hasattr(old, "to_local") and not hasattr(parameter, "to_local"):
-                return  # FSDP has gathered it for the moment
             del self.names[old]  # FSDP has put a shard in its place
         self.names[parameter] = name
         if hasattr(parameter, "to_local") or "FSDP1" in self.record["wrappers"]:
@@ -123,7 +132,7 @@ class Watch:
         """Note a module that communicates, and hook it where it does so out of sight."""
         name = type(part).__name__
         wrapper = WRAPPERS.get(name)
-        if not wrapper and name.startswith("FSDP"):
+        if is_fsdp2(part):
             wrapper = "FSDP2"
         if not wrapper:
             return
@@ -278,7 +287,7 @@ class Watch:
         return self.record | {
             "first": self.first, "last": self.state(self.names), "shards": self.shards,
             "backwards": self.backwards, "models": len(self.models), "dropped": hooks.dropped,
-            "loaders": self.data.report(self.backwards), "given": self.data.given,
+            "loaders": self.data.report(max(self.counts.values(), default=0)),
             "horovod": bool(horovod and horovod.is_initialized())}
 
     def whereabouts(self) -> dict:
@@ -286,6 +295,10 @@ class Watch:
         frame = sys._current_frames().get(threading.main_thread().ident)
         return {"stack": frames.places(frame, self.script), "events": self.events,
                 "waits": frames.waits(frame, self.on_gpu)}
+
+
+def is_fsdp2(module) -> bool:
+    return type(module).__name__.startswith("FSDP") and hasattr(module, "_get_fsdp_state")
 
 
 def uses_mpi() -> bool:
