@@ -5,19 +5,21 @@ Prints for each the message with which it exits, or null.
 
 import contextlib
 import importlib
-import io
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 chapter = importlib.import_module(Path(sys.argv[1]).stem)
 rows = json.loads(sys.argv[2])
 for flags in rows:
     sys.argv = [sys.argv[1], *flags.split()]
-    message, errors = None, io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            chapter.main()
-    except SystemExit as end:
-        message = end.code if isinstance(end.code, str) else errors.getvalue().strip()
+    message = None
+    with tempfile.TemporaryFile("w+") as errors:
+        try:
+            with contextlib.redirect_stderr(errors):
+                chapter.main()
+        except SystemExit as end:
+            errors.seek(0)
+            message = end.code if isinstance(end.code, str) else errors.read().strip()
     print("end:", json.dumps(message), file=sys.stderr)
