@@ -39,12 +39,13 @@ class Watch:
         self.names = {}  # {parameter: its name}
         self.hooked = set()  # ids of parameters whose gradients are noted
         self.shards = {}  # {name of a parameter of which each rank has another part: is it a sum?}
+        self.parts = set()  # ids of modules that were called, and of the modules inside
         self.models = []  # the outermost modules that brought parameters
         self.keys = {}  # {id of an optimizer: its name, the same on all ranks}
         self.stepped = defaultdict(int)  # {id of an optimizer: backwards at its last step}
         self.counts = defaultdict(int)  # {id of an optimizer: its steps}
-        self.module_depth = self.step_depth = 0  # DeepSpeed calls a step within its own
-        self.in_backward = self.on_gpu = self.hooks_fsdp = False
+        self.module_depth = self.step_depth = self.backward_depth = 0  # they call each other
+        self.on_gpu = self.hooks_fsdp = False
         self.backwards = self.events = 0  # events grow while the training goes on
         self.local = {}  # {name: projections} of this rank's own gradients since the last step
         self.final = {}  # {name: projections} of what the optimizer takes
@@ -70,7 +71,7 @@ class Watch:
     def before_forward(self, module, args):
         self.events += 1
         self.module_depth += 1
-        if self.module_depth > 1 or self.in_backward or not torch.is_grad_enabled():
+        if self.module_depth > 1 or self.backward_depth or not torch.is_grad_enabled():
             return
         parameters = self.parameters_of(module)
         if not any(parameter.requires_grad for _, parameter in parameters):
@@ -96,8 +97,9 @@ class Watch:
                 for name, parameter in module.named_parameters()]
 
     def note_model(self, module, parameters):
-        if module not in self.models:
-            for part in module.modules():
+        for part in module.modules():
+            if id(part) not in self.parts:
+                self.parts.add(id(part))
                 self.note_wrapper(part)
         # Not yet: the shapes of lazy layers are unknown before their first forward.
         new = [(name, parameter) for name, parameter in parameters
@@ -105,21 +107,25 @@ class Watch:
                and not isinstance(parameter, UninitializedTensorMixin)]
         if new and module not in self.models:
             self.models.append(module)
-            self.on_gpu = parameters[0][1].device.type != "cpu"
-            self.record["device"] = str(parameters[0][1].device)
-            if self.on_gpu and torch.cuda.is_available():
-                device = torch.cuda.get_device_properties(parameters[0][1].device)
-                self.record["gpu"] = str(device.uuid)
+            self.note_device(parameters[0][1].device)
         for name, parameter in new:
             name = name.replace("_orig_mod.", "").removeprefix("module.")
             number = self.models.index(module) + 1
             self.name(parameter, name if number == 1 else f"model {number}: {name}")
+
+    def note_device(self, device):
+        if not self.on_gpu:
+            self.on_gpu = device.type != "cpu"
+            self.record["device"] = str(device)
+            if device.type == "cuda":
+                self.record["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
 
     def name(self, parameter, name):
         """Give a parameter a name that is the same on all ranks, and note its gradients."""
         self.hooked.add(id(parameter))
         for old in [old for old, other in self.names.items() if other == name]:
             del self.names[old]  # FSDP has put a shard in its place
+            self.hooked.discard(id(old))
         self.names[parameter] = name
         if hasattr(parameter, "to_local") or "FSDP1" in self.record["wrappers"]:
             self.shards[name] = True
@@ -149,7 +155,7 @@ class Watch:
 
     @harmless
     def before_backward(self, tensors, *_, **__):
-        self.in_backward = True
+        self.backward_depth += 1
         self.backwards += 1
         self.events += 1
         self.data.note_backward()
@@ -160,7 +166,7 @@ class Watch:
 
     @harmless
     def after_backward(self, *_, **__):
-        self.in_backward = False
+        self.backward_depth -= 1
 
     @harmless
     def note_local(self, parameter, name, gradient):
@@ -227,7 +233,7 @@ class Watch:
         if self.counts[key] == self.steps and self.backwards > self.stepped[key]:
             self.done()
         self.step = {
-            "optimizer": self.keys[key], "within backward": self.in_backward,
+            "optimizer": self.keys[key], "within backward": self.backward_depth > 0,
             "state": self.state(known or self.names),
             "rate": max(float(group.get("lr", 1)) for group in optimizer.param_groups)}
 

@@ -2,10 +2,11 @@
 
     python -m tools.measuring.public_scripts [--mirror FOLDER] [--publish] [NAME...]
 
-tools/measuring/public_scripts.json lists them: repository, commit, how a script is started, what
-is edited so that it runs here on small stand-ins for its data, and what is true of it, as found
-out without agree.py. Each repository is cloned into a temporary folder, from GitHub or from
-FOLDER/owner+name/repo. Some scripts import packages that are not installed here; the list has them.
+public_scripts.json lists them: repository, commit, how a script is started, what is true of it, as
+found out without agree.py, and how it is edited to run here on small stand-ins for its data:
+[first character, how many go, what comes]. A mistake that was planted names the script that it is
+"of". Each repository is cloned into a temporary folder, from GitHub or from FOLDER/owner+name. Some
+scripts import packages that are not installed here; the list has them.
 """
 
 import json
@@ -25,6 +26,7 @@ import pandas
 
 from submit.study import RECORDS, ROOT, Parser, append, machine
 
+AGREE = str(ROOT / "submit" / "agree.py")
 CASES = Path(__file__).with_suffix(".json")
 LAUNCHERS = {
     "mpiexec": [str(Path(sys.executable).parent / "mpiexec"), "-n", "2", sys.executable],
@@ -44,30 +46,28 @@ def make_folder(case, mirror, folder):
     for name, changes in case.get("edits", {}).items():
         path = Path(folder, name)
         text = path.read_text()
-        for old, new in changes:
-            if text.count(old) != 1:
-                raise ValueError(f"{case['name']}: {name} has {old!r} {text.count(old)} times")
-            text = text.replace(old, new)
+        for first, length, new in sorted(changes, reverse=True):
+            text = text[:first] + new + text[first + length:]
         path.write_text(text)
     code = "\n".join(case.get("stand_ins", []))
     subprocess.run([sys.executable, "-c", code], cwd=Path(folder, case.get("cwd", ".")), check=True)
 
 
-def words_of(case, before, folder):
-    """Return the words that start a case, with words before the script's own, and its variables."""
+def words_of(case, folder):
+    """Return the words that start a case under agree.py, and its environment."""
     script = ["-m", case["module"]] if "module" in case else [str(Path(folder, case["script"]))]
     arguments = shlex.split(case.get("arguments", "").format(folder=folder))
     variables = {name: text.format(folder=folder)
                  for name, text in case.get("variables", {}).items()}
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | variables
-    return [*LAUNCHERS[case["launcher"]], *before, *script, *arguments], environment
+    return [*LAUNCHERS[case["launcher"]], AGREE, *script, *arguments], environment
 
 
-def run(case, before, mirror, timeout=300):
-    """Return the exit code, what was printed, and the seconds of a case."""
+def run(case, mirror, timeout=300):
+    """Return the exit code, what was printed, and the seconds of a case under agree.py."""
     with tempfile.TemporaryDirectory() as folder:
         make_folder(case, mirror, folder)
-        words, environment = words_of(case, before, folder)
+        words, environment = words_of(case, folder)
         started = time.monotonic()
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             process = subprocess.Popen(
@@ -85,7 +85,7 @@ def run(case, before, mirror, timeout=300):
 
 def row_of(case, mirror):
     """Return a row of the table: the verdict, the truth, whether they agree."""
-    code, printed, seconds = run(case, [str(ROOT / "submit" / "agree.py")], mirror)
+    code, printed, seconds = run(case, mirror)
     verdict = re.search("^verdict: (.*)", printed, re.M)
     verdict = verdict or re.search("^agree.py: (?!waiting)(.*)", printed, re.M)
     text = verdict[1].removeprefix("wrong: ") if verdict else f"no verdict, code {code}"
@@ -97,22 +97,16 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--mirror", type=Path, help="folder with clones, owner+name")
-    parser.add_argument("--cases", type=Path, default=CASES)
     parser.add_argument("--publish", action="store_true", help="write assets/records")
-    parser.add_argument("--before", help="run this program instead of agree.py, and print all")
-    parser.add_argument("--plain", action="store_true", help="run the scripts alone, and print all")
     args = parser.parse_args()
-    cases = [case for case in json.loads(args.cases.read_text())
-             if not args.names or case["name"] in args.names]
+    by_name = {case["name"]: case for case in json.loads(CASES.read_text())}
+    cases = [by_name.get(case.get("of"), {}) | case for name, case in by_name.items()
+             if not args.names or name in args.names]
     rows = []
     for case in cases:
         absent = [name for name in case.get("packages", []) if not find_spec(name)]
         if absent:
             print(f"{case['name']}: needs {', '.join(absent)}", flush=True)
-            continue
-        if args.before or args.plain:
-            code, printed, seconds = run(case, [args.before] if args.before else [], args.mirror)
-            print(printed, f"{case['name']}: code {code}, {seconds:.0f} s", flush=True)
             continue
         row, printed = row_of(case, args.mirror)
         rows.append(row)
