@@ -89,7 +89,7 @@ class Session:
     def report(self, end, problem=""):
         """Publish what was seen, and how it ended: "steps", "ended", "died", or it "waits"."""
         record = self.watch.report() | {
-            "end": end, "problem": problem, "launcher": self.launcher, "group": self.calls.group}
+            "end": end, "problem": problem, "launcher": self.launcher}
         self.publish(f"report {self.rank}", record)
 
     def publish(self, name, value):

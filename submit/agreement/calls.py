@@ -29,7 +29,6 @@ class Calls:
         self.script, self.world_size, self.join, self.spawns = script, world_size, join, spawns
         self.depth = self.number = 0
         self.now = ""  # the collective that is under way
-        self.group = False  # was there a process group?
         self.started = ""  # where the script started a process
 
     def install(self):
@@ -37,8 +36,6 @@ class Calls:
             before = self.note(name)
             for module in dist, distributed_c10d:
                 around(module, name, before, self.ends)
-        for module in dist, distributed_c10d:
-            around(module, "init_process_group", after=self.note_group)
         around(sys.modules["torch.multiprocessing.spawn"], "start_processes", self.note_spawn)
         mp.start_processes = sys.modules["torch.multiprocessing.spawn"].start_processes
         around(multiprocessing.process.BaseProcess, "start", self.note_process)
@@ -67,10 +64,6 @@ class Calls:
         self.depth -= 1
         if not self.depth:
             self.now = ""
-
-    @harmless
-    def note_group(self, *_, **__):
-        self.group = True
 
     @harmless
     def note_spawn(self, *_, **__):

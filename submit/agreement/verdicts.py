@@ -296,6 +296,8 @@ def judge_gradients(reports):
         finals = whole([step["final"] for step in ranks], parts & set(names))
         given = [sum(map(len, step["given"])) for step in ranks]
         kind, where = kind_of([step["local"] for step in ranks], finals, names, tolerance, given)
+        if kind == "twice" and ranks[0]["backwards"] == len(ranks):
+            kind = "scaled"  # the mean over as many micro-batches
         divided = divided or divided_by_all(ranks)
         kinds_of.setdefault(tuple(names), []).append((number, kind, where))
 
@@ -421,11 +423,12 @@ def judge_data(reports):
     if optimizers:
         equal_gradients = f"the ranks' own gradients of {listed(optimizers)} are equal"
         findings.setdefault("same data", "; ".join(filter(None, [inputs, equal_gradients])))
-    elif inputs and any(step["local"] for step in reports[0]["steps"]):
-        add_note(findings, f"{inputs} are the same on all ranks, and their gradients are not: "
-                 "labels or dropout differ")
     elif inputs:
-        findings["same data"] = inputs
+        add_note(findings, f"{inputs} are the same on all ranks, and no equal gradients were seen: "
+                 "labels or dropout may differ")
+    if reports[0]["shards"] and not reports[0]["wrappers"]:  # tensor parallelism needs it
+        for name in {"same data", "overlap"} & findings.keys():
+            add_note(findings, f"{name}, of ranks that share the tensors: {findings.pop(name)}")
     return [("data", seen or "no DataLoader, no batch: not seen")], findings
 
 

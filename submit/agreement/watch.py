@@ -54,7 +54,8 @@ class Watch:
         self.first = {}  # {name: state} before the first backward's gradients are used
         self.record = {
             "host": socket.gethostname(), "gpu": None, "device": "cpu", "half": False,
-            "hook": "", "mpi": False, "wrappers": [], "steps": []}
+            "hook": "", "mpi": False, "group": False,
+            "wrappers": [], "steps": []}
 
     def install(self):
         modules = torch.nn.modules.module
@@ -225,6 +226,7 @@ class Watch:
         known = {parameter: self.names[parameter] for parameter in parameters
                  if parameter in self.names}
         self.record["mpi"] = self.record["mpi"] or uses_mpi()
+        self.record["group"] = self.record["group"] or torch.distributed.is_initialized()
         if key not in self.keys:
             self.note_optimizer(optimizer, parameters, known)
         scaler = getattr(optimizer, "found_inf", None)  # GradScaler's, of a fused optimizer

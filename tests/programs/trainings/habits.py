@@ -220,6 +220,20 @@ def micro_batches():
         optimizer.zero_grad()
 
 
+def sum_of_micro_batches_divided():
+    rank, _ = start()
+    model = DDP(network())
+    optimizer = sgd(model)
+    torch.manual_seed(rank)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for _ in range(2):
+            mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
+        for parameter in model.parameters():
+            parameter.grad /= 2
+        optimizer.step()
+
+
 def compiled():
     rank, _ = start()
     model = DDP(torch.compile(network(), backend="eager"))
