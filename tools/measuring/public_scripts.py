@@ -24,10 +24,12 @@ from pathlib import Path
 
 import pandas
 
-from submit.study import RECORDS, ROOT, Parser, append, machine
+from submit.study import RECORDS, ROOT, Parser, append, machine, read
 
 AGREE = str(ROOT / "submit" / "agree.py")
 CASES = Path(__file__).with_suffix(".json")
+PUBLISHED = RECORDS / "public_scripts.jsonl"
+COLUMNS = ["script", "verdict", "truth", "agree", "seconds"]
 LAUNCHERS = {
     "mpiexec": [str(Path(sys.executable).parent / "mpiexec"), "-n", "2", sys.executable],
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr",
@@ -97,23 +99,26 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--mirror", type=Path, help="folder with clones, owner+name")
-    parser.add_argument("--publish", action="store_true", help="write assets/records")
+    parser.add_argument("--publish", action="store_true", help="append to assets/records what is not there yet")
     args = parser.parse_args()
     by_name = {case["name"]: case for case in json.loads(CASES.read_text())}
     cases = [by_name.get(case.get("of"), {}) | case for name, case in by_name.items()
              if not args.names or name in args.names]
-    rows = []
+    published = {row["script"]: row for row in read(PUBLISHED)} if args.publish else {}
+    rows = list(published.values())
     for case in cases:
+        if case["name"] in published:
+            continue
         absent = [name for name in case.get("packages", []) if not find_spec(name)]
         if absent:
             print(f"{case['name']}: needs {', '.join(absent)}", flush=True)
             continue
         row, printed = row_of(case, args.mirror)
         rows.append(row)
+        if args.publish:
+            append(PUBLISHED, row | machine())
         print(row if row["agree"] else f"{printed}\n{row}", flush=True)
-    print(pandas.DataFrame(rows).to_string(index=False))
-    if args.publish:
-        append(RECORDS / "public_scripts.jsonl", *[row | machine() for row in rows])
+    print(pandas.DataFrame(rows, columns=COLUMNS).to_string(index=False))
 
 
 if __name__ == "__main__":
