@@ -99,7 +99,7 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--mirror", type=Path, help="folder with clones, owner+name")
-    parser.add_argument("--publish", action="store_true", help="append to assets/records what is not there yet")
+    parser.add_argument("--publish", action="store_true", help="add to assets/records")
     args = parser.parse_args()
     by_name = {case["name"]: case for case in json.loads(CASES.read_text())}
     cases = [by_name.get(case.get("of"), {}) | case for name, case in by_name.items()
