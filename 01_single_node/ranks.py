@@ -159,6 +159,9 @@ def refuse_lone_ranks(world_size: int, one_process: bool = False) -> None:
     run alone, also in a batch script that has several tasks.
     """
     launcher, _, _ = launched()
+    if not launcher and "RANK" in os.environ and "WORLD_SIZE" not in os.environ:
+        raise SameOnAllRanks("RANK is set without WORLD_SIZE, MASTER_ADDR and MASTER_PORT: set "
+                             "these, too, or unset RANK if it is left from another job")
     names = ["WORLD_SIZE"]
     if launcher in LAUNCHERS:
         names += filter(None, LAUNCHERS[launcher][1:2])
@@ -171,8 +174,8 @@ def refuse_other_sizes(names, count):
     for name in names:
         if int(os.environ.get(name, count)) != count:
             raise SameOnAllRanks(
-                f"{name}={os.environ[name]}, but this program sees {count} of these ranks: "
-                f"start it as its README says, or unset {name}")
+                f"{name}={os.environ[name]}, but this program sees {count} of these ranks: start "
+                f"it as its README says, or unset {name} if it is left from another job")
 
 
 def gather(value: object) -> list:
