@@ -14,37 +14,67 @@ import socket
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # deepspeed's, too
-LAUNCHERS = {  # the variables in which the others give a process its rank and the world size
-    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
-    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    "MVAPICH": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    "MPICH": ("PMI_RANK", "PMI_SIZE"),  # also Cray's, Intel's, and srun --mpi=pmi2
-    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+LAUNCHERS = {  # the others' variables of rank, world size and local rank; None: MPI knows it
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", None),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", None),
+    "MVAPICH": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", None),
+    "MPICH": ("PMI_RANK", "PMI_SIZE", None),  # also Cray's, Intel's, and srun --mpi=pmi2
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    "Flux": ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
+    "jsrun": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
+    "PALS": ("PALS_RANKID", None, None),  # with --pmi=pmix: nothing has the number of ranks
+    "PMIx": ("PMIX_RANK", None, None),
 }
-MPIEXECS = ("Open MPI", "MVAPICH", "MPICH")
+MPIEXECS, NO_MPI = ("Open MPI", "MVAPICH", "MPICH"), ("srun", "Flux", "jsrun")
+JOBS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "FLUX_JOB_ID", "LSB_JOBID")
+stores = []  # that counted local ranks; torch's process group opens the same one
+
+
+def number_of(name: str) -> int:
+    """Return the number in a variable of the environment; exit where it is none."""
+    text = os.environ[name]
+    if not text.isdecimal():
+        raise SameOnAllRanks(f"{name}={text} is no number: unset it, or start this program with "
+                             "mpiexec, srun or torchrun")
+    return int(text)
+
+
+def own_number() -> int:
+    """Return this rank's number, as far as the environment has one: rank 0 speaks for all."""
+    names = [*(rank for rank, _, _ in LAUNCHERS.values()), "RANK"]
+    numbers = [os.environ[name] for name in names if os.environ.get(name, "").isdecimal()]
+    return int(numbers[0]) if numbers else 0
 
 
 def launched() -> "tuple[str | None, int, int]":
-    """Return launcher, rank and world size, as the environment has them; None, 0, 1 without one."""
+    """Return launcher, rank and world size, as the environment has them; None, 0, 1 without one.
+
+    The world size is 0 where no variable has it.
+    """
     env = os.environ
-    launcher = next((name for name, (_, size) in LAUNCHERS.items() if size in env), None)
-    rank, world_size = (int(env[name]) for name in LAUNCHERS[launcher]) if launcher else (0, 1)
-    all_five = set(TORCHRUN) <= env.keys()  # a RANK alone is left from another job
+    there = [name for name, (rank, size, _) in LAUNCHERS.items() if (size or rank) in env]
+    launcher, rank, world_size = None, 0, 1
+    if there:
+        launcher, (rank_name, size_name, _) = there[0], LAUNCHERS[there[0]]
+        rank, world_size = number_of(rank_name), number_of(size_name) if size_name else 0
+    world = set(TORCHRUN) - {"LOCAL_RANK"} <= env.keys()  # a RANK alone is left from another job
     by_torchrun = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "srun")
     # A world of torchrun's smaller than its launcher's is left from another job.
-    if all_five and by_torchrun and int(env["WORLD_SIZE"]) >= world_size:
-        return "torchrun", int(env["RANK"]), int(env["WORLD_SIZE"])
+    if world and by_torchrun and number_of("WORLD_SIZE") >= world_size:
+        return "torchrun", number_of("RANK"), number_of("WORLD_SIZE")
     return launcher, rank, world_size
 
 
 def find_ranks() -> tuple[int, int, int]:
     """Return rank, world size and local rank; set the variables that torch.distributed reads.
 
-    Exits with one line where the environment contradicts itself.
+    MASTER_ADDR and MASTER_PORT stay as they are, if they are set. Exits with one line where the
+    environment contradicts itself.
     """
     if "torch" in sys.modules:  # optimizers import it, and it keeps the process group that it finds
         import torch.distributed.nn  # noqa: F401
@@ -52,21 +82,42 @@ def find_ranks() -> tuple[int, int, int]:
     launcher, rank, world_size = launched()
     if launcher == "torchrun":
         if "GROUP_WORLD_SIZE" in env:  # mpiexec -n 2 torchrun without --nnodes would train twice
-            sizes = [size for _, size in LAUNCHERS.values() if env.get(size, "1") != "1"]
+            sizes = [size for _, size, _ in LAUNCHERS.values() if env.get(size or "", "1") != "1"]
             refuse_other_sizes(sizes, int(env["GROUP_WORLD_SIZE"]))
-        return rank, world_size, int(env["LOCAL_RANK"])
+        if "LOCAL_RANK" not in env:  # Kubernetes' PyTorchJob
+            env["LOCAL_RANK"] = str(count_local_ranks(rank, world_size))
+        return rank, world_size, number_of("LOCAL_RANK")
+    if not world_size:
+        raise SameOnAllRanks(
+            f"{LAUNCHERS[launcher][0]} is set, but no variable has the number of ranks: start this "
+            "program with mpiexec --pmi=cray, srun --mpi=pmi2, your mpi4py's mpiexec, or torchrun")
     refuse_lone_ranks(1 if launcher == "horovodrun" else world_size)  # its ranks meet by hvd.init()
     if launcher in MPIEXECS:
         local_rank, host, port = meet_by_mpi(launcher, world_size)
-    elif launcher == "srun":  # without MPI: all ranks read one address from Slurm's variables
-        local_rank, nodes = env["SLURM_LOCALID"], env["SLURM_STEP_NODELIST"]
+    elif launcher in NO_MPI:  # all ranks read one address and port from the job's variables
+        local_rank = number_of(LAUNCHERS[launcher][2])
+        nodes = env.get("SLURM_STEP_NODELIST", "")
         host = re.sub(r"\[(\d+).*|,.*", r"\1", nodes)  # nid003, the first of nid[003-4,7]
-        step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # one port per job step
-        port = env.get("MASTER_PORT", 20000 + step % 10000)
+        if not host and "MASTER_ADDR" not in env:
+            raise SameOnAllRanks(f"{launcher} does not name the node of rank 0: set MASTER_ADDR")
+        step = " ".join(env.get(name, "") for name in JOBS)
+        port = 20000 + zlib.crc32(step.encode()) % 10000  # one per job step
     else:
         local_rank, host, port = 0, "127.0.0.1", free_port()
+    host, port = env.get("MASTER_ADDR", host), env.get("MASTER_PORT", port)
     env.update(zip(TORCHRUN, map(str, (rank, world_size, local_rank, host, port))))
-    return rank, world_size, int(local_rank)
+    return rank, world_size, local_rank
+
+
+def count_local_ranks(rank, world_size):
+    """Return how many ranks of a lower number are on this node, as all tell rank 0's store."""
+    from torch.distributed import TCPStore
+    address, port = os.environ["MASTER_ADDR"], number_of("MASTER_PORT")
+    store = TCPStore(address, port, world_size, rank == 0, multi_tenant=True)
+    stores.append(store)
+    store.set(f"host of {rank}", socket.gethostname())
+    hosts = [store.get(f"host of {other}").decode() for other in range(rank)]
+    return hosts.count(socket.gethostname())
 
 
 def meet_by_mpi(launcher, world_size):
@@ -108,9 +159,12 @@ def refuse_lone_ranks(world_size: int, one_process: bool = False) -> None:
     run alone, also in a batch script that has several tasks.
     """
     launcher, _, _ = launched()
+    if not launcher and "RANK" in os.environ and "WORLD_SIZE" not in os.environ:
+        raise SameOnAllRanks("RANK is set without WORLD_SIZE, MASTER_ADDR and MASTER_PORT: set "
+                             "these, too, or unset RANK if it is left from another job")
     names = ["WORLD_SIZE"]
     if launcher in LAUNCHERS:
-        names.append(LAUNCHERS[launcher][1])
+        names += filter(None, LAUNCHERS[launcher][1:2])
     elif not launcher and not one_process:
         names.append("SLURM_NTASKS")
     refuse_other_sizes(names, world_size)
@@ -120,8 +174,8 @@ def refuse_other_sizes(names, count):
     for name in names:
         if int(os.environ.get(name, count)) != count:
             raise SameOnAllRanks(
-                f"{name}={os.environ[name]}, but this program sees {count} of these ranks: "
-                f"start it as its README says, or unset {name}")
+                f"{name}={os.environ[name]}, but this program sees {count} of these ranks: start "
+                f"it as its README says, or unset {name} if it is left from another job")
 
 
 def gather(value: object) -> list:
@@ -199,10 +253,11 @@ def run(main: Callable[[], None]) -> None:
     sys.exit("a line") prints that line, with exit code 2; an exception its traceback. Where several
     ranks fail, the first one speaks.
     """
-    _, rank, world_size = launched()
+    rank, world_size = own_number(), 1
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from each rank
     code, message = 0, None
     try:
+        _, rank, world_size = launched()
         main()
     except SystemExit as end:
         code, same = end.code or 0, isinstance(end, SameOnAllRanks)
@@ -214,7 +269,7 @@ def run(main: Callable[[], None]) -> None:
         code, message, same = 1, traceback.format_exc(), False
 
     if message:
-        if rank == 0 if same else fails_first(rank, world_size):
+        if own_number() == 0 if same else fails_first(rank, world_size):
             number = f"rank {rank}: " if rank > 0 else ""
             program = os.path.basename(sys.argv[0])
             print(f"{program}: {number}{message}", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from conftest import (
     run,
     side_by_side,
 )
+from forked import free_port
 from tolerances import FP64, close
 
 DDP = ROOT / "03_ddp" / "main.py"
@@ -97,6 +98,38 @@ def test_contradictions_are_refused(chapter, words, env, message):
         refused(done, message)
 
 
+KUBERNETES = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}  # no LOCAL_RANK
+WORLDS = {  # the variables of two ranks, {} being the rank: None, or the one line
+    "Kubernetes": (KUBERNETES | {"RANK": "{}", "MASTER_PORT": "{port}"}, None),
+    "Flux": ({"FLUX_TASK_RANK": "{}", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "{}",
+              "MASTER_ADDR": "localhost", "MASTER_PORT": "{port}"}, None),
+    "jsrun": ({"JSM_NAMESPACE_RANK": "{}", "JSM_NAMESPACE_SIZE": "2",
+               "JSM_NAMESPACE_LOCAL_RANK": "{}"}, "jsrun does not name .*: set MASTER_ADDR"),
+    "PALS with PMIx": ({"PALS_RANKID": "{}", "PALS_LOCAL_RANKID": "{}", "PMIX_RANK": "{}"},
+                       "PALS_RANKID is set, but no variable has the number .*--pmi"),
+    "PMIx": ({"PMIX_RANK": "{}"}, "PMIX_RANK is set, but no variable has the number"),
+    "a part of torchrun's": ({"RANK": "{}", "WORLD_SIZE": "2"}, "WORLD_SIZE=2, but this program"),
+    "Kubernetes, its advice followed": ({"RANK": "{}", "MASTER_ADDR": "localhost"}, "RANK is set"),
+    "no number": ({"RANK": "{}", "WORLD_SIZE": "two", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+                  "WORLD_SIZE=two is no number")}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_variables_of_two_ranks_are_a_world_or_one_line(name):
+    variables, line = WORLDS[name]
+    port = str(free_port())
+    starts = [([sys.executable, DDP, *FLAGS],
+               {key: value.replace("{port}", port).format(rank) for key, value in
+                variables.items()}) for rank in range(2)]
+    done = side_by_side(*starts)
+    printed = "".join(text for _, text in done)
+    if line:
+        assert all(code for code, _ in done) and "images/s" not in printed, done
+        assert len(re.findall(f"^main.py: .*{line}", printed, re.M)) == 1, done
+    else:
+        assert not any(code for code, _ in done) and printed.count("ranks: 2, nodes: 1") == 1, done
+
+
 @pytest.mark.check
 def test_slurm_s_first_node_is_the_address_and_each_job_step_has_a_port(monkeypatch):
     find_ranks, ports = load_module(DDP.with_name("ranks.py")).find_ranks, set()
@@ -108,6 +141,9 @@ def test_slurm_s_first_node_is_the_address_and_each_job_step_has_a_port(monkeypa
         monkeypatch.setattr(os, "environ", env)
         assert find_ranks() == (5, 8, 1) and env["MASTER_ADDR"] == first
         ports.add(int(env["MASTER_PORT"]))
+        ours = step(5, 8, node=1, local_rank=1) | {"MASTER_ADDR": "nid9-hsn0"}
+        monkeypatch.setattr(os, "environ", ours)
+        assert find_ranks() == (5, 8, 1) and ours["MASTER_ADDR"] == "nid9-hsn0"
     assert len(ports) == 3 and all(20000 <= port < 30000 for port in ports)
 
 
