@@ -26,7 +26,7 @@ from datetime import timedelta
 
 from agreement import verdicts
 
-from ranks import find_ranks, launched
+from ranks import MPIEXECS, find_ranks, launched, own_number
 
 RIGHT, WRONG, UNSEEN = 0, 1, 2
 FIRST_WORD = 15  # seconds until rank 0 says what it waits for
@@ -39,7 +39,7 @@ def meet(seconds):
     The script's environment stays as it was.
     """
     launcher, rank, world_size = launched()
-    if world_size < 2:
+    if world_size == 1:
         return launcher, rank, world_size, None
     import torch.distributed as dist
     before = dict(os.environ)
@@ -47,7 +47,7 @@ def meet(seconds):
         host = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
         port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     else:
-        if launcher not in ("torchrun", "srun"):
+        if launcher in MPIEXECS:
             with suppress(ImportError, RuntimeError):  # find_ranks() says so
                 from mpi4py import MPI  # noqa: F401  the script may use MPI: it stays on
         rank, world_size, _ = find_ranks()
@@ -249,7 +249,7 @@ def run(session, script, module, arguments):
 
 def fail(line):
     """Print a line, from one rank, and return the exit code."""
-    if launched()[1] == 0:
+    if own_number() == 0:
         print(f"agree.py: {line}", file=sys.stderr)
     else:
         time.sleep(2)  # or the launcher ends rank 0 before it has spoken
@@ -294,7 +294,10 @@ def main():
     if script.endswith(".ipynb"):
         return fail(f"{args.script} is a notebook: convert it with jupyter nbconvert --to script")
 
-    launcher, rank, world_size, store = meet(args.timeout)
+    try:
+        launcher, rank, world_size, store = meet(args.timeout)
+    except SystemExit as end:  # of find_ranks()
+        return fail(end.code)
     if world_size < 2:
         return fail("one process has nobody to agree with: start two or more, with mpiexec -n 2, "
                     "srun or torchrun. A script that starts its ranks itself (mp.spawn) has to "
