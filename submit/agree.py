@@ -23,12 +23,14 @@ import time
 import traceback
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 from agreement import verdicts
 
 from ranks import MPIEXECS, find_ranks, launched, own_number
 
 RIGHT, WRONG, UNSEEN = 0, 1, 2
+say = partial(print, file=sys.__stderr__, flush=True)  # whatever the script makes of print
 FIRST_WORD = 15  # seconds until rank 0 says what it waits for
 PATIENCE = 10  # times the time-out, where a rank does what may take long: a download, a compiler
 
@@ -153,9 +155,9 @@ class Session:
             self.told = True
             started = f"; it has started a process at {self.calls.started}" * bool(
                 self.calls.started)
-            print(f"agree.py: waiting for the first step of a PyTorch optimizer, up to "
-                  f"{self.patience:.0f} s (--first-step); {self.watch.backwards} backwards so far"
-                  f"{started}", file=sys.stderr, flush=True)
+            say(f"agree.py: waiting for the first step of a PyTorch optimizer, up to "
+                f"{self.patience:.0f} s (--first-step); {self.watch.backwards} backwards so far"
+                f"{started}")
         if seconds > self.patience:
             self.publish("stop", True)
 
@@ -191,7 +193,7 @@ class Session:
             self.show(reports, *verdicts.judge(reports))
 
     def refuse(self, problem):
-        print(f"agree.py: {problem}", file=sys.stderr)
+        say(f"agree.py: {problem}")
         self.publish("code", UNSEEN)
 
     def show(self, reports, lines, findings):
@@ -239,7 +241,7 @@ def run(session, script, module, arguments):
             end = "died"
             problem = f"exit code {exit.code}" if isinstance(exit.code, int) else str(exit.code)
     except KeyboardInterrupt:
-        print("agree.py: interrupted; so far:", file=sys.stderr)
+        say("agree.py: interrupted; so far:")
     except Exception as fault:
         traceback.print_exc()
         end = "died"
@@ -250,7 +252,7 @@ def run(session, script, module, arguments):
 def fail(line):
     """Print a line, from one rank, and return the exit code."""
     if own_number() == 0:
-        print(f"agree.py: {line}", file=sys.stderr)
+        say(f"agree.py: {line}")
     else:
         time.sleep(2)  # or the launcher ends rank 0 before it has spoken
     return UNSEEN

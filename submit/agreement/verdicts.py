@@ -1,7 +1,9 @@
 """What agree.py concludes from what it saw of each rank: the lines of its table, and findings."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from statistics import median
 
 from .cures import CURES, SYMPTOMS
@@ -11,6 +13,8 @@ SAME_HALF = 3e-2  # where gradients have 8 or 11 bits
 FACTOR = 0.02  # how near a factor has to be to 1, to the number of ranks, or to one over that
 ROUNDING_OF_ALL = 1e-6  # a tensor's gradient, compared with the largest: 0 but for rounding
 ROUNDING = 1e-3  # a difference of weights, compared with how far they moved
+
+say = partial(print, file=sys.__stdout__)  # whatever the script makes of print and stdout
 
 FOLLOWS = {  # {a finding: others that bring it about; then it is not repeated}
     "weights": {"alone"},
@@ -521,14 +525,14 @@ def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> 
         steps = plural(len({number for number, _ in paired(reports)}), "step")
         wrappers = listed(reports[0]["wrappers"]) or "no known wrapper"
         tensors = {name for step in reports[0]["steps"] for name in step["state"]}
-        print(f"{script}: {plural(len(reports), 'rank')} on {nodes}, {steps}; {wrappers}; "
+        say(f"{script}: {plural(len(reports), 'rank')} on {nodes}, {steps}; {wrappers}; "
               f"{plural(len(tensors), 'tensor')}")
     for what, seen in lines:
-        print(f"  {what:30} {seen}")
+        say(f"  {what:30} {seen}")
     if note:
-        print(f"note: {note}")
+        say(f"note: {note}")
     for key, where in findings.items():
         cure = next(text for applies, text in CURES[key] if applies(reports))
-        print(f"WRONG: {key}: {SYMPTOMS[key]} ({where}). To do: {cure}")
+        say(f"WRONG: {key}: {SYMPTOMS[key]} ({where}). To do: {cure}")
     verdict = f"wrong: {listed(sorted(findings))}" if findings else "nothing wrong was found"
-    print(f"verdict: {verdict}", flush=True)
+    say(f"verdict: {verdict}", flush=True)

@@ -1,4 +1,5 @@
 """Small trainings after habits and mistakes of others' scripts: habits.py NAME."""
+import builtins
 import contextlib
 import copy
 import io
@@ -236,6 +237,7 @@ def sum_of_micro_batches_divided():
 
 def compiled():
     rank, _ = start()
+    builtins.print = lambda *_: None  # of loggers
     model = DDP(torch.compile(network(), backend="eager"))
     torch.manual_seed(rank)
     train(model, sgd(model))
