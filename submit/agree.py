@@ -91,7 +91,8 @@ class Session:
     def report(self, end, problem=""):
         """Publish what was seen, and how it ended: "steps", "ended", "died", or it "waits"."""
         record = self.watch.report() | {
-            "end": end, "problem": problem, "launcher": self.launcher}
+            "end": end, "problem": problem, "launcher": self.launcher,
+            "calls": sorted(self.calls.names)}
         self.publish(f"report {self.rank}", record)
 
     def publish(self, name, value):

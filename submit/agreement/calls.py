@@ -28,6 +28,7 @@ class Calls:
                  spawns: Callable[[str], None]):
         self.script, self.world_size, self.join, self.spawns = script, world_size, join, spawns
         self.depth = self.number = 0
+        self.names = set()  # of the collectives that were called
         self.now = ""  # the collective that is under way
         self.started = ""  # where the script started a process
 
@@ -44,6 +45,7 @@ class Calls:
         @harmless
         def begin(*args, **kwargs):
             self.depth += 1
+            self.names.add(name)
             arguments = [*args, *kwargs.values()]
             groups = [value for value in arguments if isinstance(value, dist.ProcessGroup)]
             of_all = all(group is dist.group.WORLD for group in groups)

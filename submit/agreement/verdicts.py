@@ -430,9 +430,6 @@ def judge_data(reports):
     elif inputs:
         add_note(findings, f"{inputs} are the same on all ranks, and no equal gradients were seen: "
                  "labels or dropout may differ")
-    if reports[0]["shards"] and not reports[0]["wrappers"]:  # tensor parallelism needs it
-        for name in {"same data", "overlap"} & findings.keys():
-            add_note(findings, f"{name}, of ranks that share the tensors: {findings.pop(name)}")
     return [("data", seen or "no DataLoader, no batch: not seen")], findings
 
 
@@ -464,6 +461,8 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
         notes.append("each optimizer takes its rank's own gradients, and the weights are equal "
                      "before each step: they are averaged instead, or the samples are the same")
         del findings["own gradients"]
+    for name in sorted(parallel_models(reports) & findings.keys()):
+        notes.append(f"{name} ({findings.pop(name)}), which may be meant: the ranks share a model")
     communicates = any(report["group"] or report["horovod"] or report["wrappers"] or report["mpi"]
                        for report in reports)
     if not communicates and findings.keys() & {"own gradients", "same data"}:
@@ -474,6 +473,15 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
     causes = {key: where for key, where in findings.items()
               if not FOLLOWS.get(key, set()) & findings.keys()}
     return lines, causes | ({"note": "; ".join(notes)} if notes else {})
+
+
+def parallel_models(reports):
+    """Return the findings that are no mistakes where the ranks have parts of one model."""
+    first, data = reports[0], {"same data", "overlap"}
+    if any(name.startswith("all_to_all") for name in first["calls"]):
+        return data | {"weights", "apart", "part"}  # experts, or tables of embeddings
+    tensor_parallel = first["shards"] and not first["wrappers"]
+    return data if tensor_parallel else set()
 
 
 def judge_hang(states: list[tuple[dict, dict]], seconds: float) -> tuple[Lines, Findings]:
