@@ -66,7 +66,7 @@ def main():
         batch = config["train_micro_batch_size_per_gpu"] = global_batch // parts  # per backward
         workshop.check(args, device.type, global_batch, parts)
         train, test = workshop.load_data(args, global_batch)
-    deepspeed = import_deepspeed(device)
+    deepspeed = import_deepspeed(device, config)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()
     layout = torch.contiguous_format
@@ -91,7 +91,8 @@ def main():
     # Resume: continue after the epoch that was saved. Every rank reads the file.
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
-                "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
+                "global_batch_size": global_batch, "precision": precision, "seed": args.seed,
+                "gradient_clipping": engine.gradient_clipping()}
     if workshop.resumes(args):
         with workshop.resuming(args):
             engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))

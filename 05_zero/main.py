@@ -28,10 +28,8 @@ from report import Report
 
 def zero_options(args):
     """What ZeRO shares out, and where it puts it: a part of ds_config.json."""
-    options = {"stage": args.stage, "reduce_bucket_size": args.width * (args.width + 1)}  # a layer
-    if args.offload == "cpu":
-        options["offload_optimizer"] = {"device": "cpu"}
-    return options
+    return {"stage": args.stage, "reduce_bucket_size": args.width * (args.width + 1),  # a layer
+            "offload_optimizer": {"device": "cpu"} if args.offload == "cpu" else None}
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
@@ -71,7 +69,7 @@ def main():
         if args.offload == "cpu" and (args.stage == 0 or device.type == "cpu"):
             sys.exit("--offload cpu: only with --stage 1, 2 or 3, on GPUs, whose memory it saves")
         train, test = workshop.load_data(args, global_batch)
-    deepspeed = import_deepspeed(device)
+    deepspeed = import_deepspeed(device, config)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()
 
@@ -93,7 +91,8 @@ def main():
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
                 "stage": args.stage, "width": args.width, "layers": args.layers,
-                "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
+                "global_batch_size": global_batch, "precision": precision, "seed": args.seed,
+                "gradient_clipping": engine.gradient_clipping()}
     if workshop.resumes(args):
         with workshop.resuming(args):
             engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))
