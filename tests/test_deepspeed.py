@@ -42,8 +42,8 @@ def test_a_key_that_would_not_do_what_it_says_is_refused(text, message, tmp_path
 
 @pytest.mark.check
 def test_the_precision_is_that_of_file_and_flag(tmp_path, monkeypatch):
-    on, off = ('{"bf16": {"enabled": %s, "check_grad_overflow": false}}' % value
-               for value in ("true", "false"))
+    on, off = (json.dumps({"bf16": {"enabled": value, "check_grad_overflow": False}})
+               for value in (True, False))
     assert read(on, tmp_path, monkeypatch)[1] == read("{}", tmp_path, monkeypatch, "bf16")[1]
     assert read(off, tmp_path, monkeypatch)[1] == "fp32"
     config, precision = read(on, tmp_path, monkeypatch, "bf16")
