@@ -18,7 +18,7 @@ KEYS = {"gradient_accumulation_steps": (int,), "gradient_clipping": (int, float)
         "bf16": (dict,), "fp16": (dict,), "zero_optimization": (dict,),
         "zero_allow_untested_optimizer": (bool,), "zero_force_ds_cpu_optimizer": (bool,)}
 LEAST = {"gradient_accumulation_steps": 1, "gradient_clipping": 0}
-REASONS = {  # why a key is refused, at the top or in a section; the others have no effect here
+REASONS = {  # why a key is refused, at the top or in a section; other keys need no reason
     "train_batch_size": "--batch-size sets it", "optimizer": "main.py makes it",
     "train_micro_batch_size_per_gpu": "--batch-size sets it",
     "scheduler": "main.py sets the learning rate", "bfloat16": "its name is bf16",
