@@ -14,8 +14,18 @@ import torch
 from torch import nn
 
 CONFIG = Path(__file__).with_name("ds_config.json")
-KINDS = {"gradient_accumulation_steps": (int,), "gradient_clipping": (int, float),
-         "bf16": (dict,), "fp16": (dict,), "zero_optimization": (dict,)}
+KEYS = {"gradient_accumulation_steps": (int,), "gradient_clipping": (int, float),
+        "bf16": (dict,), "fp16": (dict,), "zero_optimization": (dict,),
+        "zero_allow_untested_optimizer": (bool,), "zero_force_ds_cpu_optimizer": (bool,)}
+LEAST = {"gradient_accumulation_steps": 1, "gradient_clipping": 0}
+REASONS = {  # why a key is refused, at the top or in a section; other keys need no reason
+    "train_batch_size": "--batch-size sets it", "optimizer": "main.py makes it",
+    "train_micro_batch_size_per_gpu": "--batch-size sets it",
+    "scheduler": "main.py sets the learning rate", "bfloat16": "its name is bf16",
+    "torch_autocast": "--precision bf16 casts", "offload_param": "main.py does not count it",
+    "cpu_offload": "its name is offload_optimizer", "cpu_offload_param": "see offload_param",
+    "bf16_master_weights_and_grads": "they are fp32", "bf16_optimizer_states": "they are fp32",
+    "fp16_master_weights_and_grads": "they are fp32"}
 
 
 def read_config(precision: str, device: str, zero: dict | None = None) -> tuple[dict, str]:
@@ -24,42 +34,65 @@ def read_config(precision: str, device: str, zero: dict | None = None) -> tuple[
     Exits with a line where file and flags contradict each other.
     """
     config = read_file()
-    if {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys():
-        sys.exit("ds_config.json: take the batch out of it, --batch-size sets it")
+    section = config.get("zero_optimization", {})
     if zero:
-        if config.get("zero_optimization", {}).keys() & zero.keys():
+        if section.keys() & zero.keys():
             sys.exit(f"ds_config.json: take {', '.join(zero)} out of it, flags set them")
-        config["zero_optimization"] = config.get("zero_optimization", {}) | zero
+        config["zero_optimization"] = section | zero
+    elif section.get("stage", 0) not in (0, 1, 2):
+        sys.exit("ds_config.json: stage has to be 0, 1 or 2; chapter 5 has 3")
     if precision == "fp64":
         sys.exit("--precision fp64: DeepSpeed has none; take fp32")
     if precision == "bf16":
-        config["bf16"] = {"enabled": True}
-    for name in ("bf16", "fp16"):
-        if config.get(name, {}).get("enabled"):
-            precision = name
-    if precision == "fp16" and device == "cpu":
+        config["bf16"] = {"enabled": True} | config.get("bf16", {})
+    enabled = [name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled")]
+    if len(enabled) > 1 or (precision == "bf16" and enabled != ["bf16"]):
+        sys.exit("ds_config.json: take bf16 and fp16 out of it, --precision sets bf16")
+    if enabled == ["fp16"] and device == "cpu":
         sys.exit("ds_config.json: fp16 needs a GPU: take it out")
-    return config, precision
+    return config, enabled[0] if enabled else precision
 
 
 def read_file():
+    """Return what the file says; exit with a line where a key would not do what it says."""
     try:
-        config = json.loads(CONFIG.read_text())
-    except ValueError as problem:
+        config = json.loads(CONFIG.read_text(), object_pairs_hook=unique)
+    except (OSError, ValueError) as problem:
         sys.exit(f"ds_config.json: {problem}")
     if not isinstance(config, dict):
         sys.exit('ds_config.json: it has to be {"key": value, ...}')
     config.setdefault("gradient_accumulation_steps", 1)
-    for key in KINDS.keys() & config.keys():
-        if type(config[key]) not in KINDS[key]:
-            sys.exit(f"ds_config.json: {key} cannot be {json.dumps(config[key])}")
-    if config["gradient_accumulation_steps"] < 1:
-        sys.exit("ds_config.json: gradient_accumulation_steps is less than 1")
+    refused = [key for key in config if key not in KEYS]
+    for section in config.values():
+        refused += [key for key in section if key in REASONS] if isinstance(section, dict) else []
+    if refused:
+        names = [f"{key} ({REASONS[key]})" if key in REASONS else key for key in refused]
+        sys.exit(f"ds_config.json: take {', '.join(names)} out of it; main.py knows only "
+                 f"{', '.join(KEYS)}")
+    for key, value in config.items():
+        text = json.dumps(value)
+        if '"auto"' in text:
+            sys.exit(f'ds_config.json: {key}: "auto" is Hugging Face\'s: write the value itself')
+        if type(value) not in KEYS[key]:
+            sys.exit(f"ds_config.json: {key} cannot be {text}")
+        if key in LEAST and not value >= LEAST[key]:
+            sys.exit(f"ds_config.json: {key} has to be {LEAST[key]} or more")
+        if isinstance(value, dict) and type(value.get("enabled", True)) is not bool:
+            sys.exit(f"ds_config.json: {key}: enabled has to be true or false")
     return config
 
 
-def import_deepspeed(device: torch.device) -> ModuleType:
-    """Return DeepSpeed, without what it prints and compiles at its start.
+def unique(pairs):
+    """Return the keys and values of one {...} in the file as a dictionary."""
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"{key} is there twice")
+    return dict(pairs)
+
+
+def import_deepspeed(device: torch.device, config: dict | None = None) -> ModuleType:
+    """Return DeepSpeed, without what it prints and compiles at its start; it checks `config`.
 
     It takes LOCAL_RANK for the number of this rank's GPU. A rank that sees its own GPU only has
     number 0 (deepspeed/runtime/engine.py, _set_distributed_vars; zero/partition_parameters.py).
@@ -72,6 +105,12 @@ def import_deepspeed(device: torch.device) -> ModuleType:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo is used; else it compiles
     deepspeed.utils.logger.setLevel("ERROR")
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # ZeRO's older names
+    try:
+        if config:
+            deepspeed.DeepSpeedConfig(config)
+    except Exception as problem:
+        reason = " ".join(str(problem).partition(" [type=")[0].split())[:200]
+        sys.exit(f"ds_config.json: {reason}")
     return deepspeed
 
 

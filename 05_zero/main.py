@@ -28,10 +28,8 @@ from report import Report
 
 def zero_options(args):
     """What ZeRO shares out, and where it puts it: a part of ds_config.json."""
-    options = {"stage": args.stage, "reduce_bucket_size": args.width * (args.width + 1)}  # a layer
-    if args.offload == "cpu":
-        options["offload_optimizer"] = {"device": "cpu"}
-    return options
+    return {"stage": args.stage, "reduce_bucket_size": args.width * (args.width + 1),  # a layer
+            "offload_optimizer": {"device": "cpu"} if args.offload == "cpu" else None}
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
@@ -63,7 +61,7 @@ def main():
 
     # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
     with rank_0_first(rank):  # rank 0, which may download, then all others
-        config, precision = read_config(args.precision, device.type, zero_options(args))
+        config, args.precision = read_config(args.precision, device.type, zero_options(args))
         parts = world_size * config["gradient_accumulation_steps"]  # backward passes in a step
         global_batch = args.global_batch_size or parts * args.batch_size
         batch = config["train_micro_batch_size_per_gpu"] = global_batch // parts  # per backward
@@ -71,8 +69,8 @@ def main():
         if args.offload == "cpu" and (args.stage == 0 or device.type == "cpu"):
             sys.exit("--offload cpu: only with --stage 1, 2 or 3, on GPUs, whose memory it saves")
         train, test = workshop.load_data(args, global_batch)
-    deepspeed = import_deepspeed(device)
-    compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
+    deepspeed = import_deepspeed(device, config)
+    compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()
 
     def standardised(images):
@@ -93,7 +91,7 @@ def main():
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
                 "stage": args.stage, "width": args.width, "layers": args.layers,
-                "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
+                "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.resumes(args):
         with workshop.resuming(args):
             engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))
@@ -106,7 +104,7 @@ def main():
     nodes = gather(local_rank).count(0)  # each node has one local rank 0
     report = Report(args, rank, chapter="05_zero", ranks=world_size, nodes=nodes,
                     device=device.type, **training, batch_size=batch, parameters=sum(sizes),
-                    offload=args.offload)
+                    offload=args.offload, gradient_clipping=engine.gradient_clipping())
     account = Accounting(model, partial(held_by_deepspeed, model, optimizer, adam),
                          4 * train.images.nbytes, device)
     watched = step + 1  # the second step from here: Adam has its state

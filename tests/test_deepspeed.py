@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import BIN, ROOT, copy_of, load_module, record, refused, run
+from conftest import BIN, ROOT, load_module, record
 
 FOUR = "04_deepspeed"
 
@@ -17,17 +17,49 @@ def test_no_gradient_is_clipped(chapter):
     assert config["gradient_clipping"] == 0
 
 
-@pytest.mark.parametrize(("config", "flags", "message"), [
-    ({"train_batch_size": 64}, "", "ds_config.json.*--batch-size"),
-    ({"fp16": {"enabled": True}}, "", "fp16 needs a GPU"),
-    ([], "", "has to be {"), ({"bf16": True}, "", "bf16 cannot be true"),
-    ({"gradient_accumulation_steps": 0}, "", "steps is less than 1"),
-    ({"gradient_accumulation_steps": "2"}, "", "steps cannot be .2."),
-    ({}, "--precision fp64", "fp64.*fp32")], ids=str)
-def test_a_configuration_that_cannot_be(config, flags, message, tmp_path):
-    main = copy_of(FOUR, tmp_path)
-    main.with_name("ds_config.json").write_text(json.dumps(config))
-    refused(run(main, 1, *flags.split()), message)
+@pytest.mark.check
+@pytest.mark.parametrize(("text", "message"), [
+    ("[]", "has to be {"), ("{'a': 1}", "line 1"),
+    ('{"gradient_clipping": 0, "gradient_clipping": 1}', "gradient_clipping is there twice"),
+    ('{"optimizer": {}, "scheduler": {}}', "optimizer .main.py makes it., scheduler .main.py"),
+    ('{"train_batch_size": 64}', "--batch-size"), ('{"gradient_cliping": 0}', "gradient_cliping"),
+    ('{"amp": {}, "data_types": {}, "steps_per_print": 1}', "amp, data_types, steps_per_print"),
+    ('{"torch_autocast": {"enabled": true}}', "torch_autocast .*--precision bf16"),
+    ('{"bf16": true}', "bf16 cannot be true"), ('{"zero_optimization": true}', "cannot be true"),
+    ('{"bf16": {"enabled": "auto"}}', 'bf16: "auto"'), ('{"gradient_clipping": "auto"}', '"auto"'),
+    ('{"bf16": {"enabled": "false"}}', "bf16: enabled has to be true or false"),
+    ('{"bf16": {"bf16_master_weights_and_grads": true}}', "bf16_master_weights_and_grads"),
+    ('{"fp16": {"enabled": true}}', "fp16 needs a GPU"),
+    ('{"fp16": {"enabled": true}, "bf16": {"enabled": true}}', "take bf16 and fp16 out"),
+    ('{"gradient_accumulation_steps": 0}', "steps has to be 1 or more"),
+    ('{"gradient_accumulation_steps": "2"}', "steps cannot be .2."),
+    ('{"gradient_clipping": NaN}', "gradient_clipping has to be 0 or more"),
+    ('{"zero_optimization": {"stage": 3}}', "chapter 5")])
+def test_a_key_that_would_not_do_what_it_says_is_refused(text, message, tmp_path, monkeypatch):
+    with pytest.raises(SystemExit, match=f"^ds_config.json: .*{message}"):
+        read(text, tmp_path, monkeypatch)
+
+
+@pytest.mark.check
+def test_the_precision_is_that_of_file_and_flag(tmp_path, monkeypatch):
+    on, off = (json.dumps({"bf16": {"enabled": value, "check_grad_overflow": False}})
+               for value in (True, False))
+    assert read(on, tmp_path, monkeypatch)[1] == read("{}", tmp_path, monkeypatch, "bf16")[1]
+    assert read(off, tmp_path, monkeypatch)[1] == "fp32"
+    config, precision = read(on, tmp_path, monkeypatch, "bf16")
+    assert precision == "bf16" and config["bf16"] == json.loads(on)["bf16"]
+    with pytest.raises(SystemExit, match="--precision sets bf16"):
+        read(off, tmp_path, monkeypatch, "bf16")
+    with pytest.raises(SystemExit, match=r"fp64.*fp32"):
+        read("{}", tmp_path, monkeypatch, "fp64")
+
+
+def read(text, folder, monkeypatch, precision="fp32"):
+    """Return what read_config() makes of this file and --precision, on a CPU."""
+    ds_config = load_module(ROOT / FOUR / "ds_config.py")
+    monkeypatch.setattr(ds_config, "CONFIG", folder / "ds_config.json")
+    ds_config.CONFIG.write_text(text)
+    return ds_config.read_config(precision, "cpu")
 
 
 @pytest.mark.slow
