@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pandas
+import psutil
 
 from submit.study import RECORDS, ROOT, Parser, append, machine, read
 
@@ -72,15 +72,17 @@ def run(case, mirror, timeout=300):
         words, environment = words_of(case, folder)
         started = time.monotonic()
         with tempfile.TemporaryFile("w+", errors="replace") as output:
-            process = subprocess.Popen(
+            process = psutil.Popen(
                 words, cwd=Path(folder, case.get("cwd", ".")), env=environment, stdout=output,
-                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
+                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
             try:
                 code = process.wait(timeout)
-            except subprocess.TimeoutExpired:
+            except psutil.TimeoutExpired:
                 code = "time-out"
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                for child in process.children(recursive=True):
+                    with suppress(psutil.NoSuchProcess):  # torchrun's are in other sessions
+                        child.kill()
+                process.kill()
             output.seek(0)
             return code, output.read(), time.monotonic() - started
 
