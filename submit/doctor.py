@@ -37,12 +37,17 @@ try:
 except (ImportError, OSError) as problem:
     sys.exit(f"doctor.py: {problem}, in {sys.executable}: "
              "load the site's modules, activate the environment")
+if not hasattr(torch, "accelerator"):  # what chapters 2 to 5 choose their GPU with
+    sys.exit(f"doctor.py: torch {torch.__version__} in {sys.executable} is older than 2.6, which "
+             "the chapters need: load a newer module of the site's, or make setup without SITE=")
 
+DRIVERS = {"11": 450, "12": 525, "13": 580}  # at least: docs.nvidia.com/deploy/cuda-compatibility
 SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the last on GPUs only
 MPI = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
 MEETING = ("unset MASTER_PORT; set MASTER_ADDR to rank 0's address in the cluster's network; "
            "is there a firewall? Do ranks start late (--timeout)?")
 GPUS = "compare nvidia-smi with torch.version.cuda; try another node"
+OTHER_BUILD = "take another build of PyTorch (docs/SETUP.md, Versions)"
 NETWORK = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the site's file, to an "
            "interface of the cluster's network; NCCL_DEBUG=INFO tells more")
 
@@ -118,6 +123,25 @@ def gloo_takes():
     return os.environ.get("GLOO_SOCKET_IFNAME") or address
 
 
+def driver_version():
+    """Return the version of NVIDIA's driver, as 580.65.06; nothing where there is none to read."""
+    try:
+        with open("/proc/driver/nvidia/version") as file:
+            return re.search(r" (\d+\.[\d.]+) ", file.read())[1]
+    except (OSError, TypeError):
+        return ""
+
+
+def try_gpu(index):
+    """Take a GPU as the chapters do, and compute with it; return why that fails, or nothing."""
+    try:
+        torch.accelerator.set_device_index(index)
+        torch.ones(1, device="cuda").add(1).item()
+    except RuntimeError as problem:  # no kernel for this GPU, memory of another job, a broken one
+        return str(problem).splitlines()[0]
+    return ""
+
+
 def examine():
     """Return what this rank sees of itself."""
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -129,7 +153,9 @@ def examine():
     return {"node": socket.gethostname(), "local_rank": local_rank, "uuids": uuids,
             "takes": uuids[local_rank % gpus] if gpus else None,
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES", "not set"),
-            "driver": os.path.exists("/dev/nvidia0"), "cores": sorted(cores),
+            "driver": os.path.exists("/dev/nvidia0"), "driver_version": driver_version(),
+            "cuda": torch.version.cuda, "fails": try_gpu(local_rank % gpus) if gpus else "",
+            "cores": sorted(cores),
             "all_cores": os.cpu_count(), "versions": installed(), "gloo": gloo_takes(),
             "nccl": os.environ.get("NCCL_SOCKET_IFNAME", "not set"),
             "interfaces": ", ".join(psutil.net_if_addrs())}
@@ -194,15 +220,27 @@ def diagnose_gpus(here, any_gpu):
     gpus = {uuid for facts in here for uuid in facts["uuids"]}
     taken = [facts["takes"] for facts in here]
     if None in taken and (here[0]["driver"] or any_gpu):
-        return ["a rank sees no GPU: ask for one GPU per rank; is CUDA_VISIBLE_DEVICES empty, or "
-                "torch.version.cuda newer than the driver (nvidia-smi)?"]
+        return [without_gpu(here[taken.index(None)])]
     if gpus and len(here) > len(gpus):
         return [f"{len(here)} ranks see {len(gpus)} GPUs: start one rank per GPU (mpiexec --ppn, "
                 "srun --ntasks-per-node, torchrun --nproc-per-node)"]
     if gpus and len(set(taken)) < len(taken):
         return ["several ranks have the same GPU: unset CUDA_VISIBLE_DEVICES, or give each rank "
                 "its own; use one launcher per node"]
-    return []
+    return [f"GPU {facts['takes']} does not compute: {facts['fails']}: if it is free, {OTHER_BUILD}"
+            for facts in here if facts["fails"]]
+
+
+def without_gpu(facts):
+    """Return why a rank sees no GPU where there should be one, and what to do."""
+    cuda, driver = facts["cuda"], facts["driver_version"]
+    if facts["driver"] and not cuda:
+        return f"NVIDIA's GPUs, and a PyTorch that is not built for CUDA: {OTHER_BUILD}"
+    least = DRIVERS.get((cuda or "").split(".")[0], 0)
+    if driver and int(driver.split(".")[0]) < least:
+        return (f"a rank sees no GPU: PyTorch is built for CUDA {cuda}, which needs driver {least} "
+                f"or newer, and this is {driver}: {OTHER_BUILD}")
+    return "a rank sees no GPU: ask for one GPU per rank; is CUDA_VISIBLE_DEVICES empty?"
 
 
 def judge(store, launcher, rank, world_size):
@@ -244,7 +282,8 @@ def all_reduce(store, rank, world_size, seconds):
     """Time and check all-reduces over the chapters' backends."""
     libraries, backends = {"cpu": "gloo"}, "gloo"
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.accelerator.set_device_index(
+            int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         libraries["cuda"], backends = "NCCL", "cpu:gloo,cuda:nccl"
     dist.init_process_group(backends, timeout=timedelta(seconds=seconds / 2), store=store,
                             rank=rank, world_size=world_size)

@@ -62,6 +62,16 @@ def test_ranks_do_not_meet():
 
 
 @pytest.mark.fault
+def test_a_pytorch_that_is_too_old(tmp_path):
+    """2.5 has no torch.accelerator, with which the chapters choose their GPUs."""
+    for name in "torch/__init__.py", "torch/distributed.py":
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("__version__ = '2.5.1'\n")
+    assert_named("torch 2.5.1 .* older than 2.6, .*: load a newer", side_by_side(
+        ([*ALONE, *PYTHON], {"PYTHONPATH": str(tmp_path)})))
+
+
+@pytest.mark.fault
 def test_what_hangs_is_ended_by_its_guard():
     """A program waits for ever, also for MPI or a GPU's driver, which no thread could end."""
     program = ("import sys, signal; sys.path.insert(0, sys.argv.pop()); import doctor\n"
@@ -75,7 +85,12 @@ def test_what_hangs_is_ended_by_its_guard():
     ({"uuids": ["a", "b"], "takes": "a"}, {"uuids": ["a", "b"], "takes": "b"}, None),
     ({"uuids": ["a", "b"], "takes": "a"}, {"uuids": ["a", "b"], "takes": "a"}, "the same GPU"),
     ({"uuids": ["a"], "takes": "a"}, {"uuids": ["a"], "takes": "a"}, "2 ranks see 1 GPUs"),
-    ({"driver": True}, {"driver": True}, "sees no GPU"),
+    ({"driver": True}, {"driver": True}, "sees no GPU: ask for one GPU per rank"),
+    ({"driver": True, "driver_version": "575.57.08"}, {"driver": True}, "driver 580 or newer"),
+    ({"driver": True, "driver_version": "535.1", "cuda": "12.6"}, {}, "ask for one GPU per rank"),
+    ({"driver": True, "cuda": None}, {}, "not built for CUDA: take another build"),
+    ({"uuids": ["a"], "takes": "a", "fails": "no kernel image"}, {"uuids": ["b"], "takes": "b"},
+     "GPU a does not compute: no kernel image"),
     ({"cores": [0]}, {"cores": [0]}, "bound to core 0"),
     ({"node": "nid1", "gloo": "127.0.1.1"}, {"node": "nid2"}, "nid1: its name means 127.0.1.1"),
     ({"node": "nid1"}, {"node": "nid2", "versions": "torch 1"}, "nid2: other versions")])
@@ -83,7 +98,7 @@ def test_facts_of_ranks_are_judged(first, second, text, monkeypatch):
     """None of it needs a GPU or a second node: rank 0 judges what it is handed."""
     doctor = load_module(DOCTOR)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    usual = doctor.examine() | {"driver": False, "cores": [0, 1], "all_cores": 4,
-                                "gloo": "10.0.0.1"}
+    usual = doctor.examine() | {"driver": False, "cuda": "13.0", "cores": [0, 1],
+                                "driver_version": "", "all_cores": 4, "gloo": "10.0.0.1"}
     findings = doctor.diagnose([usual | first, usual | second | {"local_rank": 1}])
     assert len(findings) == bool(text) and (text or "") in "".join(findings), findings

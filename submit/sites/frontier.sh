@@ -1,14 +1,16 @@
 # shellcheck shell=bash
 # Frontier (OLCF): Slurm, 4 MI250X a node, each two GPUs to a program, Slingshot 11. PyTorch calls AMD's GPUs cuda, too.
 # Written from its documentation; not tried by us. Sources: docs.olcf.ornl.gov/systems/frontier_user_guide.html (cores,
-# GPUs, srun) and /software/analytics/pytorch_frontier.html (modules, interface, cache). Submit with 8 tasks a node:
+# GPUs, srun) and /software/analytics/pytorch_frontier.html (modules, interface, cache; July 2026). With 8 tasks a node:
 #     SITE=frontier PYTORCH=/path/of/the/environment sbatch -A PROJECT --ntasks-per-node=8 --gpus-per-node=8 \
 #         --cpus-per-task=7 --network=disable_rdzv_get submit.slurm
 # OLCF advises against torchrun here: on its page all ranks of a node share one core.
 
-module load PrgEnv-gnu rocm craype-accel-amd-gfx90a miniforge3 || return 1
+module load PrgEnv-gnu/8.7.0 cpe/26.03 miniforge3/23.11.0-0 rocm/7.1.1 || return 1
 module load rccl-net-plugin || return 1  # else RCCL sends through TCP sockets, "which does not scale"
-: "${PYTORCH:?the folder of a conda environment with a ROCm build of PyTorch, made as the second page says}"
+module load craype-accel-amd-gfx90a || return 1
+export LD_LIBRARY_PATH=${CRAY_LD_LIBRARY_PATH:-}:${LD_LIBRARY_PATH:-}  # cpe/26.03 is not the default
+: "${PYTORCH:?the folder of a conda environment with PyTorch for ROCm 7.1 (2.10), made as the second page says}"
 conda activate "$PYTORCH" || return 1
 
 # Slingshot's interfaces; hsn0 alone where it hangs. NCCL is RCCL here, and takes NCCL's variables.

@@ -1,8 +1,10 @@
 # shellcheck shell=bash
 # Polaris (ALCF): PBS, 4 A100 a node, Cray PALS, Slingshot 11. Written from its documentation; not tried by us.
 # Sources, at docs.alcf.anl.gov/polaris: [1] data-science/frameworks/pytorch  [2] running-jobs/using-gpus
-# [3] applications-and-libraries/libraries/nccl  [4] running-jobs; and [5] github.com/argonne-lcf/alcf-nccl-tests
-# Queues, with their nodes and hours [4]: debug 1-2, 1 h; debug-scaling 1-10, 1 h, one job a user; prod 10-496, 24 h
+# [3] applications-and-libraries/libraries/nccl  [4] running-jobs  [6] system-updates, as of 19 August 2026;
+# and [5] github.com/argonne-lcf/alcf-nccl-tests, as of June 2025
+# Queues, with their nodes and hours [4]: debug 1-2, 1 h; debug-scaling 1-10, 1 h, one job a user; capacity 1-4, 168 h, one
+# job a user runs; preemptable 1-10, 72 h, a job may be killed at any time (qsub -r y: it starts again); prod 10-496, 24 h
 
 module use /soft/modulefiles || return 1  # [1] the site's PyTorch, DeepSpeed and mpi4py
 module load conda || return 1
@@ -11,9 +13,12 @@ conda activate || return 1
 export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.anl.gov:3128  # [4] from compute nodes
 
 # NCCL sends through TCP sockets: slower, and it ends. With NCCL_PLUGIN=1 (qsub -v NCCL_PLUGIN=1) it sends through
-# libfabric by the AWS plugin: 36 GB/s of bus bandwidth between 2 nodes and 3 to 9.5 without [5, NCCL 2.18 and 2.21]; but 4
-# of 9 ResNet-50 runs on 2 nodes, one of them on Sirius, hung with it [5; NCCL 2.20.5 where the log says]. The last seven variables are [5]'s against hangs. Take
-# the plugin for long runs, once a short one has ended with it.
+# libfabric by the AWS plugin. For it: ALCF recommends it, but for some applications that hang [3]; 36 GB/s of bus bandwidth
+# between 2 nodes, 3 to 9.5 without [5]. Against it: 4 of 9 ResNet-50 runs on 2 nodes, one of them on Sirius, hung with it
+# [5]. Not known: these figures are of NCCL 2.18 to 2.21; since then came NCCL 2.28.3 (conda/2025-09-25, October 2025),
+# driver 580 and Slingshot's host software 14.0.1 (August 2026) [6], and [3] still names a plugin of 2024. So a first run
+# takes TCP; take the plugin for long runs, once the doctor and a short run have ended with it. The last seven variables are
+# [5]'s against hangs.
 if [ "${NCCL_PLUGIN:-0}" = 1 ]; then
     export NCCL_NET="AWS Libfabric" NCCL_NET_GDR_LEVEL=PHB NCCL_CROSS_NIC=1 NCCL_COLLNET_ENABLE=1
     export LD_LIBRARY_PATH=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
