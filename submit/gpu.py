@@ -4,7 +4,7 @@
     python submit/gpu.py ladder scaling     # some of them
     python submit/gpu.py --device cpu       # a try of this program itself, with small sizes
 
-It takes the Python that runs it, with torch >= 2.7, torchvision, scikit-learn, psutil and tqdm. No
+It takes the Python that runs it, with torch >= 2.6, torchvision, scikit-learn, psutil and tqdm. No
 network is needed. What a part measures is printed, and appended to results/gpu.jsonl as lines of
 JSON. If a part fails, it says why, and the next one begins.
 """
