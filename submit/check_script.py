@@ -1,9 +1,10 @@
-"""Check the headers of PBS and Slurm submit scripts for what a scheduler ignores in silence.
+"""Check PBS and Slurm submit scripts for what a scheduler passes over in silence.
 
     python submit/check_script.py 03_ddp/submit.pbs my_own.slurm
 
-`# PBS`, or a directive after the first command: the job runs, with other settings than the script
-says. A misspelt option is named by the scheduler itself: `sbatch --test-only`.
+`#Sbatch`, `# PBS`, a directive after the first command: the job runs, with other settings than
+the script says. `--output` in a folder that does not exist: the output is lost. Check where you
+submit. A misspelt option is named by the scheduler itself: `sbatch --test-only`.
 """
 
 import os
@@ -13,22 +14,66 @@ from pathlib import Path
 
 from study import Parser
 
+DIRECTIVE = re.compile(r"(\s*#\s*)(SBATCH|PBS)\b\s*(.*?)(?:\s#.*)?$", re.I)
+OUTPUT = re.compile(r"""(?:^|\s)(?:--(?:output|error)[ =]\s*|-[oe]\s*)["']?([^"'\s]+)""")
+# words after `#sbatch` that make it a command: a script's name, a variable, two words in a row
+COMMAND = re.compile(r"\.(sh|slurm|sbatch|pbs|job|sub|py)\b|[<`$|;]|(=\S+|\s[^-\s]\S*)\s+[^-\s]")
+LOST = {"SBATCH": "Slurm before 23.02 ends the job without output",
+        "PBS": "PBS cannot deliver the output"}
+
 
 def check(path):
     """Return the problems of a submit script, each as the text "line N: ..."."""
-    text = path.read_bytes().decode(errors="replace")
-    problems, first_command = [], None
-    for number, line in enumerate(text.splitlines(), 1):
-        match = re.match(r"(#| +#(?=SBATCH)|# +(?=\w+ *-))(SBATCH|PBS)\b", line)
-        if match and match[1] != "#":
-            problems.append(f"line {number}: not read by the scheduler: it wants `#{match[2]} ` "
-                            "at the start of the line")
-        elif match and first_command:
-            problems.append(f"line {number}: not read by the scheduler: it comes after the "
-                            f"first command (line {first_command})")
+    lines = path.read_bytes().decode(errors="replace").splitlines()
+    moves = any(re.match(r"#SBATCH .*(--chdir|-D)\b", line) for line in lines)
+    bases = [] if moves else [Path(), *path.parents]
+    problems, first_command, document = [], None, None
+    for number, line in enumerate(lines, 1):
+        if document:  # as in `sbatch <<EOT`: the text of another script
+            document = document if line.strip() != document else None
+        elif (first_command and "#!/" in line) or re.match("[^#]+#!/", line):
+            break  # as in `echo "#!/bin/bash`
+        elif match := DIRECTIVE.match(line):
+            problem = unread(*match.groups(), first_command) or (
+                not first_command and missing_folder(match[2], match[3], bases))
+            problems += [f"line {number}: {problem}"] if problem else []
         elif line.strip() and not line.lstrip().startswith("#"):
             first_command = first_command or number
+            opening = re.search(r"(?<!<)<<-?\s*[\\'\"]?(\w+)", line)
+            if opening and opening[1] in map(str.strip, lines[number:]):
+                document = opening[1]
     return problems
+
+
+def unread(start, name, options, first_command):
+    """Return why the scheduler does not read a directive, or None."""
+    exact = (start.lstrip() if name == "PBS" else start) == "#" and name.isupper()
+    if exact and first_command:
+        return ("not read by the scheduler: it comes after the first command "
+                f"(line {first_command})")
+    if exact or first_command or not options.startswith("-") or COMMAND.search(options):
+        return None  # or prose, or a command that is commented out
+    return f"not read by the scheduler: it wants `#{name.upper()} ` at the start of the line"
+
+
+def missing_folder(scheduler, options, bases):
+    """Return which folder of the job's output does not exist, or None."""
+    slurm = scheduler == "SBATCH"
+    for path in OUTPUT.findall(options):
+        folder = os.path.dirname(path)
+        if slurm and (path.endswith("/") or os.path.isdir(path)):
+            return f"{path} is a folder, and Slurm wants a file: the job ends without output"
+        if slurm and re.search(r"\$|^~|%\d*[jJA]", folder):
+            return f"no folder {folder} (Slurm expands no $ and ~): {LOST[scheduler]}"
+        known = Path(re.split(r"[^/]*[%$^~<{]", folder)[0])
+        if known.is_absolute():  # nothing is known of another machine's, or of a node's own /tmp
+            top = Path(*known.parts[:2])
+            places = [known] if top.exists() and top != Path("/tmp") else []
+        else:
+            places = [base / known for base in bases if ":" not in path]
+        if places and not any(place.is_dir() for place in places):
+            return f"no folder {known}: {LOST[scheduler]}; `mkdir -p {known}` where you submit"
+    return None
 
 
 def main():

@@ -199,6 +199,7 @@ def test_the_chapters_scripts_are_those_that_are_tried():
 
 @pytest.mark.check
 def test_the_header_check_passes_ours_and_names_what_is_wrong(tmp_path):
+    """Lines of others: what Slurm's and PBS' own readers pass over, and what they do not."""
     def check(*paths):
         return execute([sys.executable, ROOT / "submit" / "check_script.py", *paths])
 
@@ -207,8 +208,20 @@ def test_the_header_check_passes_ours_and_names_what_is_wrong(tmp_path):
     done = check(*scripts)
     assert len(scripts) > 10 and (done.code, done.out) == (0, ""), done.out
     path = tmp_path / "submit"
-    for line, message in {"# SBATCH --nodes=2": "not read by the scheduler",
-                          "ls\n#SBATCH --nodes=2": "first command"}.items():
+    (tmp_path / "here").mkdir()
+    for line, message in {
+            "# SBATCH --nodes=2": "not read by the scheduler", "#Sbatch -N 2": "wants `#SBATCH `",
+            "#sbatch -N 2 # nodes": "wants `#SBATCH `", "ls\n#SBATCH --nodes=2": "first command",
+            " #SBATCH -N 2": "wants `#SBATCH `", "#SBATCH --output=logs/%j.out": "no folder logs:",
+            "#SBATCH -N 1 -e logs/%x # mine": "no folder logs:", "#PBS -o logs/": "no folder logs:",
+            "#SBATCH --error 'here/%j/err'": "no folder here/%j", "#SBATCH -o here/": "is a folder",
+            "#SBATCH -o $HOME/out": "no folder $HOME", "#SBATCH -o /usr/logs/%j": "/usr/logs:",
+            "#!/bin/bash\n#SBATCH -o logs/%j": "no folder logs:", "  #PBS -l ncpus=3": "",
+            "#sbatch -N 2 run": "", "# sbatch --array=1-5 a.slurm": "", "#SBATCH hetjob": "",
+            "ls <<A\n#SBATCH -N 2\nA": "", "echo '#!/bin/sh\n#SBATCH -N 2'": "",
+            "#SBATCH -D x\n#SBATCH -o logs/%j": "", "#SBATCH -o here/%x.%j -e /dev/null": "",
+            "#SBATCH -o /nowhere/x -e ../x": "", "#PBS -o host:logs/x -e here/$x/": ""}.items():
         path.write_text(f"#!/bin/bash\n#PBS -l place=scatter:group=tier0,ncpus=3\n{line}\n")
         done = check(path)
-        assert done.code == 1 and message in done.out and done.out.count("\n") == 1, done.out
+        assert done.code == bool(message) and message in done.out, (line, done.out)
+        assert done.out.count("\n") == bool(message), (line, done.out)
