@@ -8,6 +8,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     Subset,
+    SubsetRandomSampler,
     dataloader,
 )
 
@@ -95,7 +96,7 @@ def describe(loader):
     if isinstance(sampler, DistributedSampler):
         facts |= {"dealt": True, "shuffle": sampler.shuffle, "ranks": sampler.num_replicas}
     elif type(loader.batch_sampler) is BatchSampler and type(sampler) in (
-            RandomSampler, SequentialSampler):
+            RandomSampler, SequentialSampler, SubsetRandomSampler):
         facts["dealt"] = not getattr(sampler, "replacement", False)
     return facts
 
