@@ -39,6 +39,7 @@ INCLUDE = "__import__('sysconfig').get_path('include')"
 NOT_YET = "Horovod is not built yet: make setup"
 NO_COMPILER = ("chapter 2 needs a C++ compiler, make and Python's headers: on Debian and Ubuntu "
                "apt install ")
+OF_CUDA = re.compile("nvidia-|cuda-|triton")  # packages that come with PyTorch
 ADVICE = ("mend that, and make setup goes on. Without a network, or behind a proxy: export "
           "https_proxy=http://HOST:PORT. A full disk: VENV=/roomy/place "
           "XDG_CACHE_HOME=/roomy/cache")
@@ -201,11 +202,16 @@ def install_packages(venv, mpicc):
     step("2/4 the pinned packages: 3.3 GB to download, unless uv has them in its cache")
     wanted = ["-r", REQUIREMENTS]
     if (venv / "bin/uv").exists():
-        wanted = ["-r", "pyproject.toml", "-c", REQUIREMENTS]
+        pins = REQUIREMENTS
+        if "UV_TORCH_BACKEND" in os.environ:  # another CUDA has libraries of other versions
+            pins = venv / "pins.txt"
+            lines = read(REQUIREMENTS).splitlines()
+            pins.write_text("\n".join(line for line in lines if not OF_CUDA.match(line)))
+        wanted = ["-r", "pyproject.toml", "-c", pins]
     if mpicc:
         names = {re.sub("[-_.]+", "-", name).lower() for name in ask(venv, OF_THE_SITE).split()}
         names -= {"pip", "setuptools"}  # which Horovod is built with
-        not_wanted = re.compile("#|mpich|mpi4py" + "|nvidia-|cuda-|triton" * ("torch" in names)
+        not_wanted = re.compile("#|mpich|mpi4py" + f"|{OF_CUDA.pattern}" * ("torch" in names)
                                 + "|tensorflow" * ("tensorflow" in names))
         lines = [line for line in read(REQUIREMENTS).splitlines()
                  if line.split("==")[0] not in names and not not_wanted.match(line)]
