@@ -46,6 +46,7 @@ class Watch:
         self.counts = defaultdict(int)  # {id of an optimizer: its steps}
         self.module_depth = self.step_depth = self.backward_depth = 0  # they call each other
         self.on_gpu = self.hooks_fsdp = False
+        self.micro_batches = 0  # whose gradients were added up since the last step
         self.backwards = self.events = 0  # events grow while the training goes on
         self.local = {}  # {name: projections} of this rank's own gradients since the last step
         self.final = {}  # {name: projections} of what the optimizer takes
@@ -62,6 +63,7 @@ class Watch:
         modules.register_module_forward_pre_hook(self.before_forward)
         modules.register_module_forward_hook(self.after_forward, always_call=True)
         around(torch.autograd, "backward", self.before_backward, self.after_backward)
+        around(torch.autograd, "grad", self.before_grad, self.after_backward)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
         self.data.install()
@@ -155,13 +157,18 @@ class Watch:
     # Gradients.
 
     @harmless
-    def before_backward(self, tensors, *_, **__):
+    def before_grad(self, *_, **__):
         self.backward_depth += 1
         self.backwards += 1
         self.events += 1
         self.data.note_backward()
         if not self.first:
             self.first = self.state(self.names)
+
+    @harmless
+    def before_backward(self, tensors, *_, **__):
+        self.before_grad()
+        self.micro_batches += 1
         root = tensors if torch.is_tensor(tensors) else tensors[0]
         self.divisors += divisors_of(root.grad_fn)
 
@@ -273,17 +280,16 @@ class Watch:
         if self.step_depth:
             return
         step, self.step, final, self.final = self.step, None, self.final, {}
-        backwards = self.backwards - self.stepped[id(optimizer)]
-        if step is None or not backwards:  # Horovod broadcasts a state by a step without any
-            return
+        if step is None or self.backwards == self.stepped[id(optimizer)]:
+            return  # Horovod broadcasts a state by a step without a backward
         local = {name: self.local.pop(name) for name in list(final or self.local)
                  if name in self.local}
         self.record["steps"].append(step | {
             "local": local, "final": final, "divisors": self.divisors, "given": self.data.given,
-            "backwards": backwards, "without gradient": sum(
+            "backwards": self.micro_batches, "without gradient": sum(
                 parameter.grad is None for group in optimizer.param_groups
                 for parameter in group["params"])})
-        self.divisors, self.data.given = [], []
+        self.divisors, self.data.given, self.micro_batches = [], [], 0
         self.stepped[id(optimizer)] = self.backwards
         self.counts[id(optimizer)] += 1
 

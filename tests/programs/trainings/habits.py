@@ -235,6 +235,25 @@ def sum_of_micro_batches_divided():
         optimizer.step()
 
 
+def gradients_by_hand():
+    """autograd.grad() in place of backward(), also of the inputs; an all-reduce; a step."""
+    rank, _ = start()
+    model = network()
+    optimizer = sgd(model)
+    torch.manual_seed(rank)
+    for _ in range(STEPS):
+        inputs = torch.randn(6, 8, requires_grad=True)
+        outputs = model(inputs)
+        slopes, = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+        loss = mse(outputs, torch.randn(6, 1)) + slopes.pow(2).mean()
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
+        all_reduce(model, 1 / 2)
+        optimizer.step()
+
+
 def compiled():
     rank, _ = start()
     builtins.print = lambda *_: None  # of loggers
