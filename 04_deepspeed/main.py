@@ -60,17 +60,17 @@ def main():
 
     # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
     with rank_0_first(rank):  # rank 0, which may download, then all others
-        config, args.precision = read_config(args.precision, device.type)
+        config, precision = read_config(args.precision, device.type)
         parts = world_size * config["gradient_accumulation_steps"]  # backward passes in a step
         global_batch = args.global_batch_size or parts * args.batch_size
         batch = config["train_micro_batch_size_per_gpu"] = global_batch // parts  # per backward
-        workshop.check(args, device.type, global_batch, parts)
+        workshop.check(args, device.type, global_batch, parts, precision)
         train, test = workshop.load_data(args, global_batch)
     deepspeed = import_deepspeed(device, config)
-    compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision, dtype)
+    compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()
     layout = torch.contiguous_format
-    if device.type != "cpu" or args.precision == "bf16":
+    if device.type != "cpu" or precision == "bf16":
         layout = torch.channels_last  # a pixel's channels are neighbours: fast convolutions
 
     def standardised(images):
@@ -91,7 +91,7 @@ def main():
     # Resume: continue after the epoch that was saved. Every rank reads the file.
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
-                "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
+                "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
     if workshop.resumes(args):
         with workshop.resuming(args):
             engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))

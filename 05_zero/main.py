@@ -61,16 +61,16 @@ def main():
 
     # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
     with rank_0_first(rank):  # rank 0, which may download, then all others
-        config, args.precision = read_config(args.precision, device.type, zero_options(args))
+        config, precision = read_config(args.precision, device.type, zero_options(args))
         parts = world_size * config["gradient_accumulation_steps"]  # backward passes in a step
         global_batch = args.global_batch_size or parts * args.batch_size
         batch = config["train_micro_batch_size_per_gpu"] = global_batch // parts  # per backward
-        workshop.check(args, device.type, global_batch, parts)
+        workshop.check(args, device.type, global_batch, parts, precision)
         if args.offload == "cpu" and (args.stage == 0 or device.type == "cpu"):
             sys.exit("--offload cpu: only with --stage 1, 2 or 3, on GPUs, whose memory it saves")
         train, test = workshop.load_data(args, global_batch)
     deepspeed = import_deepspeed(device, config)
-    compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.precision, dtype)
+    compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()
 
     def standardised(images):
@@ -91,7 +91,7 @@ def main():
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
                 "stage": args.stage, "width": args.width, "layers": args.layers,
-                "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
+                "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
     if workshop.resumes(args):
         with workshop.resuming(args):
             engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))

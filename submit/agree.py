@@ -79,7 +79,7 @@ class Session:
         self.watch = self.calls = None
         self.code = None
         self.started = time.monotonic()
-        self.told = False  # that it waits for the first step
+        self.waiting_shown = False
         self.judged = threading.Event()
 
     def hand_in(self, end="steps", problem=""):
@@ -152,8 +152,8 @@ class Session:
         seconds = time.monotonic() - self.started
         if self.watch.record["steps"] or seconds < FIRST_WORD:
             return
-        if not self.told:
-            self.told = True
+        if not self.waiting_shown:
+            self.waiting_shown = True
             started = f"; it has started a process at {self.calls.started}" * bool(
                 self.calls.started)
             say(f"agree.py: waiting for the first step of a PyTorch optimizer, up to "

@@ -55,10 +55,12 @@ def make_parser(doc: str, lr: float) -> Parser:
     return parser
 
 
-def check(args: argparse.Namespace, device: str, global_batch: int, parts: int = 1) -> None:
+def check(args: argparse.Namespace, device: str, global_batch: int, parts: int = 1,
+          precision: str | None = None) -> None:
     """Exit with one line where the flags would train something else, or lose work.
 
-    parts: the number of equal batches that make a global batch.
+    parts: the number of equal batches that make a global batch. precision: what trains, if that is
+    not --precision.
     """
     least = {"batch_size": 1, "epochs": 1, "max_steps": 1, "timeout": 1, "seed": 0, "layers": 1,
              "width": 1, "image_size": 6, "warmup_epochs": 0}
@@ -72,7 +74,7 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
                  "accumulation steps")
     side = {"digits": 8, "mnist": 28, "svhn": 32}.get(args.dataset, args.image_size)
     resnet = "resnet" in getattr(args, "model", "")
-    if args.precision == "bf16" and device == "cpu" and resnet and side <= 16:
+    if (precision or args.precision) == "bf16" and device == "cpu" and resnet and side <= 16:
         sys.exit("--precision bf16: on CPUs PyTorch gives a ResNet random gradients for images of "
                  "16 pixels or fewer; take fp32, or larger images")
     refuse_unwritable(args.results)
