@@ -133,7 +133,8 @@ RIGHT = (
     "weights_averaged", "loss_divided_and_summed", "divided_by_all_samples",
     "weighted_by_samples", "two_optimizers", "closure", "sparse_and_complex",
     "copies_of_the_model", "a_layer_rests", "micro_batches",
-    "sum_of_micro_batches_divided", "gradients_by_hand", "compiled")
+    "sum_of_micro_batches_divided", "gradients_by_hand",
+    "gathered_before_the_forward", "compiled")
 MISTAKES = {  # {a function of habits.py: the findings}
     "imaginary_half_is_lost": "other gradients", "one_stream_for_all": "same data",
     "rows_of_one_seed": "same data", "one_text_for_all": "same data",

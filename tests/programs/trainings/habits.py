@@ -254,6 +254,22 @@ def gradients_by_hand():
         optimizer.step()
 
 
+def gathered_before_the_forward():
+    from torch.distributed.fsdp import fully_shard
+    rank, _ = start()
+    model = network()
+    for layer in model[0], model[2], model:
+        fully_shard(layer)
+    optimizer = sgd(model)
+    torch.manual_seed(rank)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model[0].unshard()  # FSDP's explicit prefetching
+        model[2].unshard()
+        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
+        optimizer.step()
+
+
 def compiled():
     rank, _ = start()
     builtins.print = lambda *_: None  # of loggers
