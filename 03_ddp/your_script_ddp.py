@@ -32,6 +32,8 @@ def main():
     device = torch.device("cpu" if gpu is None else "cuda")  # DDP
     if gpu is not None:  # DDP
         torch.cuda.set_device(gpu)  # DDP: from here on, "cuda" is this GPU
+    if rank == 0:  # DDP: one rank prints, and at once (flush), although a launcher reads it
+        print(f"{world_size} ranks on {device}", flush=True)  # DDP
 
     train, test = load()
     sampler = DistributedSampler(train, drop_last=True)  # DDP: shuffles, and deals out the images
@@ -61,8 +63,8 @@ def main():
             optimizer.step()
             loss_sum += loss.item()
         loss_sum = sum(gather(loss_sum)) / world_size  # DDP: the mean over the ranks
-        if rank == 0:  # DDP: one rank prints
-            print(f"epoch {epoch + 1}: loss {loss_sum / len(train_loader):.4f}")
+        if rank == 0:  # DDP
+            print(f"epoch {epoch + 1}: loss {loss_sum / len(train_loader):.4f}", flush=True)
 
     model.eval()
     right = 0

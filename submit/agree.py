@@ -30,6 +30,7 @@ from agreement import verdicts
 from ranks import MPIEXECS, find_ranks, launched, own_number
 
 RIGHT, WRONG, UNSEEN = 0, 1, 2
+exit_now = os._exit  # the script gets another one
 say = partial(print, file=sys.__stderr__, flush=True)  # whatever the script makes of print
 FIRST_WORD = 15  # seconds until rank 0 says what it waits for
 PATIENCE = 10  # times the time-out, where a rank does what may take long: a download, a compiler
@@ -204,7 +205,7 @@ class Session:
 
 
 def leave(store, rank, world_size, code, finalize=False):
-    """Exit with os._exit, because a pending collective would block a normal exit.
+    """Exit at once, because a pending collective would block a normal exit.
 
     Rank 0 hosts the store, so it leaves last.
     """
@@ -222,7 +223,7 @@ def leave(store, rank, world_size, code, finalize=False):
             from mpi4py import MPI
             if MPI.Is_initialized() and not MPI.Is_finalized():
                 MPI.Finalize()  # or the launcher calls this a crash
-    os._exit(code)
+    exit_now(code)
 
 
 # The script, as `python script arguments`, or `python -m module arguments`, would run it.
@@ -232,6 +233,7 @@ def run(session, script, module, arguments):
     sys.argv = [script, *arguments]
     sys.path[0] = os.getcwd() if module else os.path.dirname(script)
     end, problem = "ended", ""
+    os._exit = partial(end_by_os_exit, session, os.getpid())
     try:
         if module:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -248,6 +250,14 @@ def run(session, script, module, arguments):
         end = "died"
         problem = f"{type(fault).__name__}: {''.join(str(fault).splitlines()[:1])}"
     session.hand_in(end, f"rank {session.rank} ended with {problem}" * bool(problem))
+
+
+def end_by_os_exit(session, script_pid, code):
+    """os._exit for the script, as run() of ranks.py calls it: the verdict comes first."""
+    if os.getpid() != script_pid or threading.current_thread() is not threading.main_thread():
+        exit_now(code)  # a worker that it has forked
+    problem = f"rank {session.rank} ended with exit code {code}"
+    session.hand_in("died" if code else "ended", problem * bool(code))
 
 
 def fail(line):

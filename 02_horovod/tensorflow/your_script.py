@@ -1,0 +1,74 @@
+"""Train a Keras model on many ranks: a loop to copy, in place of model.fit.
+
+    python your_script.py                    # one rank
+    mpiexec -n 2 python your_script.py       # the same training on two
+
+ranks.py has to be in the same folder.
+"""
+
+import os
+
+os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+from ranks import refuse_lone_ranks
+from sklearn.datasets import load_digits
+
+hvd.init()
+refuse_lone_ranks(hvd.size())
+rank, world_size = hvd.rank(), hvd.size()
+gpus = tf.config.list_physical_devices("GPU")
+gpus = gpus[hvd.local_rank() % max(1, len(gpus)):][:1]  # this rank's; it may see no other
+tf.config.set_visible_devices(gpus, "GPU")
+keras.utils.set_random_seed(0)  # one split, one shuffle and one start on all ranks
+
+# The data, as arrays. fit(validation_split=0.2) takes the last fifth, too.
+images, labels = load_digits(return_X_y=True)
+images = images.reshape(-1, 8, 8, 1).astype(keras.config.floatx()) / 16
+cut = len(images) - len(images) // 5
+x_train, y_train, x_test, y_test = images[:cut], labels[:cut], images[cut:], labels[cut:]
+
+model = keras.Sequential([
+    keras.Input([8, 8, 1]), keras.layers.Conv2D(16, 3, activation="relu"),
+    keras.layers.Flatten(), keras.layers.Dense(10)])
+optimizer = keras.optimizers.Adam(0.001)
+loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+batch_size = 64  # of all ranks together
+
+optimizer.build(model.trainable_variables)
+hvd.broadcast_variables([variable.value for variable in model.variables + optimizer.variables], 0)
+
+
+@tf.function
+def train_step(x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_fn(y, model(x, training=True))  # training: dropout, BatchNorm
+    tape = hvd.DistributedGradientTape(tape)  # its gradient() averages over the ranks
+    gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+    optimizer.apply(gradients, model.trainable_variables)
+    return loss
+
+
+@tf.function(reduce_retracing=True)
+def count_right(x, y):
+    return tf.math.count_nonzero(tf.argmax(model(x, training=False), 1) == y)
+
+
+for epoch in range(5):
+    order = np.random.permutation(len(x_train))
+    losses = []
+    for first in range(0, len(order) - batch_size + 1, batch_size):
+        own = order[first:first + batch_size][rank::world_size]
+        losses.append(train_step(x_train[own], y_train[own]))
+    loss = hvd.allreduce(tf.reduce_mean(losses))  # the mean of all ranks
+    for variable in model.non_trainable_variables:  # BatchNorm's statistics: rank 0's
+        variable.assign(hvd.broadcast(variable.value, 0))
+    right = count_right(x_test[rank::world_size], y_test[rank::world_size])
+    right = int(hvd.allreduce(right, op=hvd.Sum))
+    if rank == 0:
+        print(f"epoch {epoch + 1}: loss {loss:.4f}, test accuracy {right / len(x_test):.4f}",
+              flush=True)
+if rank == 0:
+    model.save("digits.keras")
