@@ -11,6 +11,7 @@ during communication.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -102,6 +103,25 @@ def all_reduce_seconds(size: float, cluster: Cluster, constants: Constants = CEN
     return latency + max(2 * between * size / node_rate, 2 * within * size / gpu_rate)
 
 
+def measured_link(records: list[dict]) -> tuple[float, float]:
+    """Return bytes/s of a node and seconds of a level, from records of submit/doctor.py --results.
+
+    The formulas of a tree in all_reduce_seconds, solved for both. Exits where the records are not
+    of two nodes or more.
+    """
+    records = [record for record in records if record.get("nodes", 1) > 1]
+    library = "NCCL" if any(record["all_reduce"] == "NCCL" for record in records) else "gloo"
+    times = {record["bytes"]: record["seconds"] for record in records
+             if record["all_reduce"] == library}
+    if len(times) < 3:
+        raise SystemExit("no all-reduces of two nodes or more: start doctor.py --results FILE on "
+                         "two nodes")
+    nodes = records[-1]["nodes"]
+    smaller, largest = sorted(times)[-2:]
+    seconds_per_byte = (times[largest] - times[smaller]) / (largest - smaller)
+    return 2 * (nodes - 1) / nodes / seconds_per_byte, times[min(times)] / (1 + math.log2(nodes))
+
+
 def bucket_sizes(gradient_bytes: float, library: str = "DDP") -> list[float]:
     """Return the buckets in the order in which backward fills them; in all gradient_bytes."""
     first, other = BUCKETS[library]
@@ -136,22 +156,22 @@ def step_seconds(*step: object, **options: object) -> float:
     return max(end for _, _, end in timeline(*step, **options))
 
 
-def plan(images: float, images_per_second: float, start: float, batch: int, largest_batch: int,
+def plan(images: float, compute: Callable[[int], float], batch: int, largest_batch: float,
          gradient_bytes: float, cluster: Cluster, node_counts: list[int],
          **options: object) -> list[dict]:
     """Return throughput and time to train for each number of nodes, as dicts.
 
-    One GPU computes a batch of b in start + b / images_per_second. Each GPU takes `batch` images a
+    compute(b): the seconds in which one GPU computes a batch of b. Each GPU takes `batch` images a
     step as long as the global batch stays within `largest_batch`; beyond, each takes a smaller part
     (and at least one).
     """
     rows = []
     for nodes in node_counts:
         here = replace(cluster, nodes=nodes)
-        part = min(batch, largest_batch // here.ranks)
+        part = int(min(batch, largest_batch / here.ranks))
         if part == 0:
             break
-        seconds = step_seconds(start + part / images_per_second, gradient_bytes, here, **options)
+        seconds = step_seconds(compute(part), gradient_bytes, here, **options)
         rows.append({"nodes": nodes, "batch": part,
                      "images_per_second": part * here.ranks / seconds,
                      "hours": images * seconds / (part * here.ranks) / 3600})

@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 your_script_ddp.py       # or
     srun -n 2 --kill-on-bad-exit=1 python your_script_ddp.py
 
-ranks.py has to lie beside it.
+ranks.py has to be in the same folder.
 """
 
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split  # DDP
 
-from ranks import find_ranks, gather, own_gpu, run  # DDP: the file beside this one
+from ranks import gather, meet, run  # DDP: ranks.py is next to this file
 
 
 def load():
@@ -24,14 +24,8 @@ def load():
 
 
 def main():
-    rank, world_size, local_rank = find_ranks()  # DDP: under any launcher
+    rank, world_size, device = meet()  # DDP: under any launcher; each rank takes a GPU
     torch.manual_seed(0)
-    torch.distributed.init_process_group(  # DDP: meet; gloo carries what is on CPUs, NCCL the rest
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")  # DDP
-    gpu = own_gpu(local_rank)  # DDP: its index, or None where two ranks would share one
-    device = torch.device("cpu" if gpu is None else "cuda")  # DDP
-    if gpu is not None:  # DDP
-        torch.cuda.set_device(gpu)  # DDP: from here on, "cuda" is this GPU
     if rank == 0:  # DDP: one rank prints, and at once (flush), although a launcher reads it
         print(f"{world_size} ranks on {device}", flush=True)  # DDP
 
@@ -40,7 +34,7 @@ def main():
     train_loader = DataLoader(train, batch_size=64 // world_size,  # DDP: a rank's; 64 in all
                               sampler=sampler,  # DDP: instead of shuffle=True
                               drop_last=True, num_workers=1,  # DDP: for each rank
-                              multiprocessing_context="spawn",  # DDP: a fork beside gloo may hang
+                              multiprocessing_context="spawn",  # DDP: with gloo a fork may hang
                               persistent_workers=True)  # DDP: spawned workers start slowly
     test_loader = DataLoader(test, batch_size=64, sampler=range(rank, len(test), world_size))  # DDP
 
@@ -48,7 +42,7 @@ def main():
         nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(),
         nn.Linear(16 * 6 * 6, 64), nn.ReLU(),
         nn.Linear(64, 10)).to(device)
-    ddp = nn.parallel.DistributedDataParallel(model)  # DDP: without device_ids, see set_device
+    ddp = nn.parallel.DistributedDataParallel(model)  # DDP: averages gradients
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     for epoch in range(5):
@@ -79,4 +73,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)  # DDP: leaves the meeting in order; if one rank fails, all end
+    run(main)  # DDP: shuts down cleanly; if one rank fails, all end

@@ -205,6 +205,22 @@ def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
     return index if None not in uuids and len(set(uuids)) == len(uuids) else None
 
 
+def meet() -> tuple:
+    """Let all ranks meet under any launcher; return rank, world size and this rank's device.
+
+    gloo carries tensors of CPUs, NCCL those of GPUs. The device is the rank's own GPU, which is set
+    as the current one, or the CPU on all ranks where two of them would share a GPU.
+    """
+    import torch
+    rank, world_size, local_rank = find_ranks()
+    torch.distributed.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    gpu = own_gpu(local_rank)
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+    return rank, world_size, torch.device("cpu" if gpu is None else "cuda")
+
+
 class SameOnAllRanks(SystemExit):
     """An exit of all ranks with the same line, which rank 0 prints."""
 

@@ -34,6 +34,7 @@ class Report:
     def begin(self, images, step, last_step, epoch_steps, lr):
         """Before the first step."""
         record = self.record
+        record["images"] = images
         self.print(f"{record['dataset']}: {images:,} images, {record['model']}: "
                    f"{record['parameters']:,} parameters, {record['precision']}, "
                    f"{record['device']}")

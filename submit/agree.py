@@ -204,6 +204,30 @@ class Session:
         self.publish("code", WRONG if wrong else RIGHT)
 
 
+class Stopwatch:
+    """What takes a Session's place with --results: one rank, whose steps are timed."""
+
+    rank = 0
+
+    def __init__(self, name, steps, results):
+        from agreement.measure import Measure
+        self.name, self.results = name, results
+        self.measure = Measure(steps, self.hand_in)
+
+    def hand_in(self, end="steps", problem=""):
+        """Print and append what a step takes, and leave."""
+        record = self.measure.record()
+        if not record:
+            say(f"agree.py: {problem or 'too few steps of a PyTorch optimizer to time any'}")
+            leave(None, 0, 1, UNSEEN)
+        say(f"{self.name}: {record['steps']} steps on one rank, {record['device']}: "
+            f"{record['step_seconds']:.4f} s a step (median), {record['batch_size']:,} samples, "
+            f"{record['gradient_bytes']:,} bytes of gradients")
+        with open(self.results, "a") as file:
+            file.write(json.dumps({"chapter": self.name} | record) + "\n")
+        leave(None, 0, 1, RIGHT, finalize=True)
+
+
 def leave(store, rank, world_size, code, finalize=False):
     """Exit at once, because a pending collective would block a normal exit.
 
@@ -214,7 +238,7 @@ def leave(store, rank, world_size, code, finalize=False):
     multiprocessing.util._exit_function()  # part of Python's exit, which os._exit leaves out
     sys.stdout.flush()
     sys.stderr.flush()
-    with suppress(Exception):
+    with suppress(Exception):  # rank 0 has left; or one rank has no store
         store.set(f"left {rank}", "")
         if rank == 0:
             store.wait([f"left {rank}" for rank in range(world_size)], timedelta(seconds=5))
@@ -272,12 +296,14 @@ def fail(line):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.error = lambda message: sys.exit(fail(message))
-    parser.add_argument("--steps", type=int, default=5,
-                        help="until an optimizer has made so many steps (5)")
+    parser.add_argument("--steps", type=int,
+                        help="until an optimizer has made so many steps (5; with --results 30)")
     parser.add_argument("--timeout", type=float, default=30,
                         help="seconds of waiting that are called a hang (30)")
     parser.add_argument("--first-step", type=float, default=600, metavar="SECONDS",
                         help="until the first step has to be made (600)")
+    parser.add_argument("--results", metavar="FILE",
+                        help="on one rank: append what a step takes to FILE, for predict.py")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher passes it
     parser.add_argument("-m", dest="is_module", action="store_true",
                         help="the script is the name of a module, as python -m has it")
@@ -297,6 +323,7 @@ def find_script(args):
 
 def main():
     args = parse_args()
+    args.steps = 5 if args.steps is None and not args.results else args.steps or 30
     for name in "steps", "timeout", "first_step":
         value = getattr(args, name)
         if not value > 0 or math.isinf(value):
@@ -311,13 +338,20 @@ def main():
         launcher, rank, world_size, store = meet(args.timeout)
     except SystemExit as end:  # of find_ranks()
         return fail(end.code)
+    name = args.script if args.is_module else os.path.basename(script)
+    if args.results:
+        if world_size > 1:
+            return fail("--results: what a step takes without communication is measured on one "
+                        "rank: python submit/agree.py --results FILE my_train.py")
+        stopwatch = Stopwatch(name, args.steps, args.results)
+        stopwatch.measure.install()
+        run(stopwatch, script, args.script if args.is_module else None, args.arguments)
     if world_size < 2:
         return fail("one process has nobody to agree with: start two or more, with mpiexec -n 2, "
                     "srun or torchrun. A script that starts its ranks itself (mp.spawn) has to "
                     "leave that to the launcher")
     from agreement.calls import Calls  # after ranks.py: torch takes seconds
     from agreement.watch import Watch
-    name = args.script if args.is_module else os.path.basename(script)
     limits = args.timeout, args.first_step
     session = Session(name, launcher, rank, world_size, store, limits)
     session.watch = Watch(script, args.steps, session.hand_in)

@@ -25,7 +25,7 @@ from datetime import timedelta
 from importlib.metadata import distributions
 from itertools import groupby
 
-from ranks import find_ranks, launched, run
+from ranks import find_ranks, gather, launched, run
 
 if __name__ == "__main__":  # before torch is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # its exceptions say it, too
@@ -279,7 +279,8 @@ def measure(size, device):
 
 
 def all_reduce(store, rank, world_size, seconds):
-    """Time and check all-reduces over the chapters' backends."""
+    """Time and check all-reduces over the chapters' backends; return records of them."""
+    records = []
     libraries, backends = {"cpu": "gloo"}, "gloo"
     if torch.cuda.is_available():
         torch.accelerator.set_device_index(
@@ -291,10 +292,12 @@ def all_reduce(store, rank, world_size, seconds):
         for name, size in list(SIZES.items())[:3 if device == "cpu" else 4]:
             median = measure(size, device)
             bandwidth = 2 * (world_size - 1) / world_size * size / median / 1e9
+            records.append({"all_reduce": library, "bytes": size, "seconds": median})
             if rank == 0:
                 print(f"all-reduce over {library}, {name}: {median:.6f} s, "
                       f"bus bandwidth {bandwidth:.3f} GB/s")
-    dist.barrier()  # nobody leaves while others still talk
+    nodes = len(set(gather(socket.gethostname())))  # all wait: nobody leaves while others talk
+    return [record | {"ranks": world_size, "nodes": nodes} for record in records]
 
 
 def main():
@@ -302,8 +305,11 @@ def main():
     parser.error = sys.exit  # one line from rank 0
     parser.add_argument("--timeout", type=float, default=60,
                         help="seconds that ranks wait for each other (60)")
+    parser.add_argument("--results", metavar="FILE",
+                        help="append the all-reduces as lines of JSON, for predict.py")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher passes it
-    seconds = parser.parse_args().timeout
+    args = parser.parse_args()
+    seconds = args.timeout
     if not 0 < seconds < math.inf:
         parser.error(f"--timeout {seconds}: wait for some seconds")
     sys.stdout.reconfigure(line_buffering=True)
@@ -320,9 +326,12 @@ def main():
     with guard.stage("a rank does not tell what it sees of its GPUs", GPUS):
         judge(store, launcher, rank, world_size)
     with guard.stage("the all-reduce fails", NETWORK):
-        all_reduce(store, rank, world_size, seconds)
+        records = all_reduce(store, rank, world_size, seconds)
     if rank == 0:
         print("nothing wrong was found")
+        if args.results:
+            with open(args.results, "a") as file:
+                file.writelines(f"{json.dumps(record)}\n" for record in records)
 
 
 if __name__ == "__main__":

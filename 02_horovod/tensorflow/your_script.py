@@ -13,8 +13,9 @@ import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import tensorflow as tf
-from ranks import refuse_lone_ranks
 from sklearn.datasets import load_digits
+
+from ranks import refuse_lone_ranks
 
 hvd.init()
 refuse_lone_ranks(hvd.size())
@@ -38,7 +39,7 @@ loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 batch_size = 64  # of all ranks together
 
 optimizer.build(model.trainable_variables)
-hvd.broadcast_variables([variable.value for variable in model.variables + optimizer.variables], 0)
+hvd.broadcast_variables([variable.value for variable in model.weights + optimizer.variables], 0)
 
 
 @tf.function
@@ -63,7 +64,7 @@ for epoch in range(5):
         own = order[first:first + batch_size][rank::world_size]
         losses.append(train_step(x_train[own], y_train[own]))
     loss = hvd.allreduce(tf.reduce_mean(losses))  # the mean of all ranks
-    for variable in model.non_trainable_variables:  # BatchNorm's statistics: rank 0's
+    for variable in model.non_trainable_weights:  # BatchNorm's statistics: rank 0's
         variable.assign(hvd.broadcast(variable.value, 0))
     right = count_right(x_test[rank::world_size], y_test[rank::world_size])
     right = int(hvd.allreduce(right, op=hvd.Sum))

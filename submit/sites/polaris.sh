@@ -12,6 +12,9 @@ conda activate || return 1
 
 export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.anl.gov:3128  # [4] from compute nodes
 
+# What a node's bus bandwidth was over sockets, 32 MiB on 2 nodes [5]; with the plugin it was 36e9. NVLink of an A100: 300 GB/s
+# predict.py: --gpus 4 --node-link 3.06e9 --gpu-link 300e9
+
 # NCCL sends through TCP sockets: slower, and it ends. With NCCL_PLUGIN=1 (qsub -v NCCL_PLUGIN=1) it sends through
 # libfabric by the AWS plugin. For it: ALCF recommends it, but for some applications that hang [3]; 36 GB/s of bus bandwidth
 # between 2 nodes, 3 to 9.5 without [5]. Against it: 4 of 9 ResNet-50 runs on 2 nodes, one of them on Sirius, hung with it

@@ -1,0 +1,104 @@
+"""What a step of a training takes on one rank: seconds, samples, and bytes of gradients."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import dataloader
+
+from .hooks import around, harmless
+
+WARM_UP = 5  # steps that are not timed: the first ones compile, choose algorithms, fill caches
+
+
+class Measure:
+    """Hooks that time a script's steps, and call done() after WARM_UP + `steps` of them.
+
+    A step is one of the first optimizer that makes one; the gradients of all optimizers count.
+    """
+
+    def __init__(self, steps: int, done: Callable[[], None]):
+        self.steps, self.done = steps, done
+        self.first = None  # the optimizer whose steps are counted
+        self.marks = []  # when its steps were over: seconds, or events on a GPU
+        self.device = torch.device("cpu")
+        self.gradients = {}  # {parameter: bytes of its gradient}
+        self.samples = 0  # of the batch before the last step
+        self.data_size = None  # samples in the data set
+
+    def install(self) -> None:
+        register_optimizer_step_post_hook(self.after_step)
+        around(dataloader._BaseDataLoaderIter, "__init__", before=self.note_loader)
+        around(dataloader._BaseDataLoaderIter, "__next__", after=self.note_batch)
+        self.forwards = torch.nn.modules.module.register_module_forward_pre_hook(self.note_input)
+
+    @harmless
+    def note_loader(self, iterator, loader, *_):
+        iterator.measured = loader
+
+    @harmless
+    def note_batch(self, batch, iterator):
+        if batch is None or not torch.is_grad_enabled() or len(self.marks) >= WARM_UP:
+            return
+        self.samples += iterator.measured.batch_size or first_length(batch)
+        if hasattr(iterator.measured.dataset, "__len__"):
+            self.data_size = len(iterator.measured.dataset)
+
+    @harmless
+    def note_input(self, module, arguments):
+        """Without a loader, the samples are the first dimension of what the first module gets."""
+        if torch.is_grad_enabled() and not self.samples:
+            self.samples = first_length(arguments)
+
+    @harmless
+    def after_step(self, optimizer, *_):
+        self.first = self.first or optimizer
+        if len(self.marks) < WARM_UP:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self.device = parameter.device
+                        self.gradients[parameter] = parameter.grad.nbytes
+        if optimizer is not self.first:
+            return
+        self.marks.append(self.now())
+        if len(self.marks) < WARM_UP:
+            self.samples = 0
+        elif len(self.marks) == WARM_UP:
+            self.forwards.remove()
+        elif len(self.marks) == WARM_UP + self.steps:
+            self.done()
+
+    def now(self):
+        if self.device.type == "cpu":
+            return time.perf_counter()
+        gpus = torch.get_device_module(self.device.type)
+        return gpus.current_stream().record_event(gpus.Event(enable_timing=True))
+
+    def record(self) -> dict | None:
+        """Return the record of the steps, as a chapter's --results has it; None if too few."""
+        marks = self.marks[WARM_UP - 1:]
+        if len(marks) < 2:
+            return None
+        if self.device.type != "cpu":
+            marks[-1].synchronize()
+        seconds = statistics.median(
+            end - start if self.device.type == "cpu" else start.elapsed_time(end) / 1000
+            for start, end in zip(marks, marks[1:]))
+        return {"ranks": 1, "nodes": 1, "device": self.device.type,
+                "batch_size": self.samples, "global_batch_size": self.samples,
+                "images": self.data_size, "steps": len(marks) - 1, "step_seconds": seconds,
+                "gradient_bytes": sum(self.gradients.values()),
+                "parameters": sum(parameter.numel() for parameter in self.gradients)}
+
+
+def first_length(batch: object) -> int:
+    """Return the first dimension of the first tensor in a batch; 0 if there is none."""
+    if torch.is_tensor(batch) and batch.dim():
+        return len(batch)
+    parts = batch.values() if isinstance(batch, dict) else batch
+    if not isinstance(batch, (dict, list, tuple)):
+        return 0
+    return next(filter(None, map(first_length, parts)), 0)

@@ -1,0 +1,179 @@
+"""Predict how a training scales over a cluster's nodes, from a run on one GPU.
+
+    python submit/predict.py run.jsonl --site polaris --nodes 1 2 4 8 16 32
+    python submit/predict.py run.jsonl --measured doctor.jsonl --epochs 90 --samples 1281167
+
+run.jsonl has a record of a chapter's --results, or of `agree.py --results run.jsonl my_train.py`;
+records of smaller batches tell how fast these are. doctor.jsonl is what `doctor.py --results`
+wrote on two nodes or more. 03_ddp/cost_model.py models a step.
+"""
+
+import math
+import re
+import shlex
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas
+from study import RECORDS, ROOT, Parser, read
+
+sys.path.append(str(ROOT / "03_ddp"))
+import cost_model as model
+
+SAME = ("chapter", "model", "dataset", "image_size", "precision", "device", "ranks")
+
+
+def step_times(records):
+    """Return {batch per rank: seconds of a step} of the last record's training, it the last.
+
+    Of several ranks on a node the jitter is taken out, their communication is not.
+    """
+    times = {}
+    for record in records:
+        if all(record.get(name) == records[-1].get(name) for name in SAME):
+            jitter = model.CENTRAL.jitter * model.slowest(record["ranks"])
+            batch = record["global_batch_size"] // record["ranks"]
+            times.pop(batch, None)
+            times[batch] = record["step_seconds"] / (1 + jitter)
+    return times
+
+
+def compute_seconds(times, batch):
+    """Return the seconds of a batch on one GPU: between measured ones on the line that joins them.
+
+    Below the smallest measured batch the time is proportional to the batch, which is optimistic.
+    """
+    batches = sorted(times)
+    seconds = np.interp(batch, batches, [times[measured] for measured in batches])
+    return seconds * min(1, batch / batches[0])
+
+
+def predict(record, times, args, nodes, constants=model.CENTRAL):
+    """Return cost_model.plan's rows for so many nodes each, as a DataFrame."""
+    batch = list(times)[-1]
+    chapter = record.get("chapter", "")
+    if args.level:  # was measured
+        constants = replace(constants, level=args.level * constants.level / model.CENTRAL.level)
+    return pandas.DataFrame(model.plan(
+        args.epochs * args.samples, partial(compute_seconds, times), batch,
+        batch * args.gpus * args.nodes[0] if args.strong else args.largest_batch,
+        record["gradient_bytes"],
+        model.Cluster(1, args.gpus, args.node_link, args.gpu_link, measured=bool(args.measured)),
+        nodes, constants=constants, library="Horovod" if "horovod" in chapter else "DDP",
+        overlap="deepspeed" not in chapter))
+
+
+def scaling_table(record, times, args):
+    """Return what a proposal asks for, a row for each number of nodes."""
+    rows = predict(record, times, args, args.nodes)
+    batch, seconds = list(times.items())[-1]
+    gpus, rate = rows.nodes * args.gpus, rows.images_per_second
+    pessimist, optimist = (
+        predict(record, times, args, args.nodes, constants).images_per_second
+        for constants in (model.PESSIMIST, model.OPTIMIST))
+    speed_up = rate / (batch / seconds)
+    return pandas.DataFrame({
+        "nodes": rows.nodes, "GPUs": gpus, "global batch": rows.batch * gpus, "samples/s": rate,
+        "speed-up": speed_up, "efficiency": speed_up / gpus,
+        "pessimist": pessimist / rate * speed_up / gpus,
+        "optimist": optimist / rate * speed_up / gpus,
+        "hours": rows.hours, "node hours": rows.hours * rows.nodes})
+
+
+def errors():
+    """Return {tests: this model's relative errors of samples/s}, for recorded runs."""
+    published = pandas.read_csv(RECORDS / "published.csv")
+    published["error"] = [model.predict(row) / row["images_per_second"] - 1
+                          for row in published.to_dict("records")]
+    lab = pandas.DataFrame(read("lab_predictions.jsonl"))
+    return {"published runs over a network": published.error[published.group == "A"],
+            "published runs within a node": published.error[published.group == "B"],
+            "runs of the lab on 2 and 4 nodes": lab.predicted / lab.images_per_second - 1}
+
+
+def draw(table, path):
+    """Draw samples/s by nodes into a file."""
+    ideal = table["samples/s"] / table.efficiency
+    axis = table.assign(predicted=table["samples/s"], ideal=ideal).plot(
+        "nodes", ["predicted", "ideal"], style=["o-", "--"], color=["#D55E00", "gray"],
+        loglog=True, ylabel="samples/s")
+    axis.fill_between(table.nodes, ideal * table.pessimist, ideal * table.optimist,
+                      color="#F5C5A3", zorder=0)
+    axis.set_xticks(table.nodes, table.nodes)
+    axis.minorticks_off()
+    axis.figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def parse_args():
+    parser = Parser(__doc__)
+    add = parser.add_argument
+    add("run", type=Path, help="records of one training on one GPU, or on those of one node")
+    add("--site", metavar="NAME", help="a file of submit/sites that describes its nodes")
+    add("--measured", type=Path, metavar="FILE", help="of doctor.py --results, on two nodes")
+    add("--nodes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], metavar="N")
+    add("--gpus", type=int, default=4, help="of a node (4)")
+    add("--node-link", type=float, metavar="BYTES/S",
+        help="of a node, if neither --site nor --measured has it: 100e9 is 4 x 200 Gbit/s")
+    add("--gpu-link", type=float, metavar="BYTES/S", default=300e9, help="of a GPU (300e9)")
+    add("--epochs", type=int, default=1)
+    add("--samples", type=int, help="of an epoch, if the record does not have their number")
+    add("--largest-batch", type=float, default=math.inf, help="that learns as well")
+    add("--strong", action="store_true", help="keep the global batch of the fewest nodes")
+    add("--csv", type=Path, metavar="FILE")
+    add("--figure", type=Path, metavar="FILE", help="such as scaling.png")
+    args = parser.parse_args()
+    if args.site:
+        path = ROOT / "submit" / "sites" / f"{args.site}.sh"
+        flags = re.search("^# predict.py: (.*)", path.read_text() if path.exists() else "", re.M)
+        if not flags:
+            parser.error(f"--site {args.site}: {path} has no line '# predict.py: --gpus ...'")
+        words = shlex.split(flags[1], comments=True)
+        args = parser.parse_args([*words, *sys.argv[1:]])
+    args.nodes = sorted(set(args.nodes))
+    records = [record for record in read(args.run.absolute()) if "step_seconds" in record]
+    if not records or records[-1]["nodes"] > 1:
+        parser.error(f"{args.run}: no record of a run on one node: a chapter's --results, or "
+                     "agree.py --results")
+    args.samples = args.samples or records[-1].get("images")
+    args.level = None
+    if args.measured:
+        args.node_link, args.level = model.measured_link(read(args.measured.absolute()))
+    for name in "samples", "node_link", "gpu_link", "gpus", "epochs", "largest_batch":
+        if not (getattr(args, name) or 0) > 0:
+            parser.error(f"--{name.replace('_', '-')}: give a number above 0")
+    if args.nodes[0] < 1 or args.largest_batch < args.nodes[0] * args.gpus:
+        parser.error("--nodes, --largest-batch: give each GPU of the fewest nodes one sample")
+    return args, records
+
+
+def main():
+    args, records = parse_args()
+    times = step_times(records)
+    table = scaling_table(records[-1], times, args)
+    doublings = [2**power for power in range(1 + int(math.log2(args.nodes[-1])))]
+    enough = model.worth_asking_for(
+        predict(records[-1], times, args, doublings).to_dict("records"))
+    print(f"{args.gpus} GPUs and {args.node_link / 1e9:.3g} GB/s a node; "
+          f"{records[-1]['gradient_bytes'] / 1e6:,.1f} MB of gradients; "
+          f"{args.epochs} epochs of {args.samples:,} samples")
+    shares = dict.fromkeys(("pessimist", "efficiency", "optimist"), "{:.0%}".format)
+    print(table.to_string(index=False, formatters=shares, float_format="{:,.3g}".format))
+    print(f"worth asking for: {enough} nodes; up to there each doubling is 1.5 times as fast")
+    if table["global batch"].iloc[-1] < min(times) * table.GPUs.iloc[-1]:
+        print(f"batches below {min(times)} on a GPU: assumed to be as fast; measure a smaller one")
+    print("not known here: whether these global batches learn as well (--largest-batch), reading "
+          "data, other jobs' traffic, failures")
+    for name, error in errors().items():
+        print(f"this model's samples/s for {len(error)} {name}: median error "
+              f"{error.abs().median():.1%}, worst {error.abs().max():.1%}")
+    if args.csv:
+        table.to_csv(args.csv, index=False)
+    if args.figure:
+        draw(table, args.figure)
+
+
+if __name__ == "__main__":
+    main()
