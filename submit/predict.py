@@ -88,7 +88,8 @@ def errors():
     published = pandas.read_csv(RECORDS / "published.csv")
     published["error"] = [model.predict(row) / row["images_per_second"] - 1
                           for row in published.to_dict("records")]
-    lab = pandas.DataFrame(read("lab_predictions.jsonl"))
+    lab = pandas.DataFrame(read("lab_predictions.jsonl"),
+                           columns=["predicted", "images_per_second"])
     return {"published runs over a network": published.error[published.group == "A"],
             "published runs within a node": published.error[published.group == "B"],
             "runs of the lab on 2 and 4 nodes": lab.predicted / lab.images_per_second - 1}

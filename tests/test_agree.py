@@ -237,7 +237,10 @@ def test_a_module(tmp_path):
     ("mine.py", "print('no training here')\n", "ended before a step of a PyTorch optimizer"),
     ("mine.py", "import os, torch\nif os.environ['RANK'] == '1':\n"
                 "    raise ValueError('a bad\\nimage')\n", "rank 1 ended with ValueError: a bad$"),
-    ("mine.ipynb", "{}", "is a notebook: convert it")], ids=["no step", "dies", "a notebook"])
+    ("mine.py", "import os, torch\nif os.environ['RANK'] == '1':\n    os._exit(1)\n",
+     "rank 1 ended with exit code 1$"),
+    ("mine.ipynb", "{}", "is a notebook: convert it")],
+    ids=["no step", "dies", "os._exit", "a notebook"])
 def test_what_cannot_be_looked_at(name, text, problem, tmp_path):
     (tmp_path / name).write_text(text)
     done = forked.run([AGREE, tmp_path / name], 2, environment(), timeout=90)

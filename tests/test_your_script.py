@@ -5,7 +5,7 @@ import re
 import forked
 import pytest
 import torch
-from conftest import ROOT, copy_of, environment
+from conftest import ROOT, copy_of, environment, skip_without
 from tolerances import FP64, close
 
 BEFORE, AFTER = "your_script.py", "your_script_ddp.py"
@@ -56,3 +56,18 @@ def test_the_conversion_trains_as_the_ordinary_script(ordinary, tmp_path):
     for name, tensor in expected_weights.items():
         close("parameters, fp64", (weights[name] - tensor).abs().max().item(), FP64)
     assert lines == ["2 ranks on cpu", *expected_lines]  # once, and not once per rank
+
+
+@skip_without("02_horovod")
+def test_the_tensorflow_script_prints_the_same_on_one_rank_and_two(tmp_path):
+    script = copy_of(
+        "02_horovod/tensorflow", tmp_path, ("hvd.init()", "hvd.init()\nkeras.config.set_floatx"
+        "('float64')"), ("range(5)", "range(2)"), (":.4f}, test", ":.12f}, test"),
+        name="your_script.py")
+    printed = [forked.run([script], ranks, environment(), timeout=120, cwd=tmp_path)
+               for ranks in (1, 2)]
+    losses = [re.findall(r"loss (\S+), test accuracy (\S+)", done.out) for done in printed]
+    assert len(losses[0]) == 2, printed[0].err
+    for (one, accuracy), (two, other_accuracy) in zip(*losses):
+        close("loss, fp64, TensorFlow", abs(float(one) - float(two)), FP64)
+        assert accuracy == other_accuracy
