@@ -92,7 +92,7 @@ def errors():
                            columns=["predicted", "images_per_second"])
     return {"published runs over a network": published.error[published.group == "A"],
             "published runs within a node": published.error[published.group == "B"],
-            "runs of the lab on 2 and 4 nodes": lab.predicted / lab.images_per_second - 1}
+            "the lab's runs on 2 and 4 nodes": lab.predicted / lab.images_per_second - 1}
 
 
 def draw(table, path):
@@ -168,8 +168,8 @@ def main():
     print("not known here: whether these global batches learn as well (--largest-batch), reading "
           "data, other jobs' traffic, failures")
     for name, error in errors().items():
-        print(f"this model's samples/s for {len(error)} {name}: median error "
-              f"{error.abs().median():.1%}, worst {error.abs().max():.1%}")
+        print(f"{len(error)} predictions for {name}: median error {error.abs().median():.1%}, "
+              f"worst {error.abs().max():.1%}")
     if args.csv:
         table.to_csv(args.csv, index=False)
     if args.figure:

@@ -25,7 +25,7 @@ def table(tmp_path):
         path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
         done = execute([*PREDICT, path, "--csv", tmp_path / "table.csv", *flags])
         assert done.code == 0, done.err
-        assert "published runs over a network: median error" in done.out
+        assert "7 predictions for published runs over a network: median error" in done.out
         return pandas.read_csv(tmp_path / "table.csv").set_index("nodes")
     return predicted
 
