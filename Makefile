@@ -12,11 +12,12 @@ RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.12, SITE=polaris on a cluster)
+setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.12, SITE=polaris or SITE=/shared/mine.sh on a cluster)
 	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON): on Debian and Ubuntu apt install python3-venv python3-dev g++" >&2; exit 2; }
 	@if [ -n "$(SITE)" ]; then \
-	    [ -f "submit/sites/$(SITE).sh" ] || { echo "SITE=$(SITE): there is no submit/sites/$(SITE).sh" >&2; exit 2; }; \
-	    . "./submit/sites/$(SITE).sh" || { echo "SITE=$(SITE): its modules do not load here" >&2; exit 2; }; \
+	    case "$(SITE)" in */*) site="$(SITE)";; *) site="submit/sites/$(SITE).sh";; esac; \
+	    [ -f "$$site" ] || { echo "SITE=$(SITE): there is no $$site" >&2; exit 2; }; \
+	    . "$$site" || { echo "SITE=$(SITE): its modules do not load here" >&2; exit 2; }; \
 	fi; $(PYTHON) tools/environment/setup.py --venv "$(VENV)" $(PART)
 
 tested: PART = --tests

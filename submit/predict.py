@@ -112,7 +112,7 @@ def parse_args():
     parser = Parser(__doc__)
     add = parser.add_argument
     add("run", type=Path, help="records of one training on one GPU, or on those of one node")
-    add("--site", metavar="NAME", help="a file of submit/sites that describes its nodes")
+    add("--site", metavar="NAME", help="of submit/sites, or a path: what its nodes are")
     add("--measured", type=Path, metavar="FILE", help="of doctor.py --results, on two nodes")
     add("--nodes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], metavar="N")
     add("--gpus", type=int, default=4, help="of a node (4)")
@@ -121,13 +121,16 @@ def parse_args():
     add("--gpu-link", type=float, metavar="BYTES/S", default=300e9, help="of a GPU (300e9)")
     add("--epochs", type=int, default=1)
     add("--samples", type=int, help="of an epoch, if the record does not have their number")
-    add("--largest-batch", type=float, default=math.inf, help="that learns as well")
+    add("--batch", type=int, help="of the last record, if it counted something else than samples")
+    add("--largest-batch", type=float, default=math.inf, help="that learns as well (the data set)")
     add("--strong", action="store_true", help="keep the global batch of the fewest nodes")
     add("--csv", type=Path, metavar="FILE")
     add("--figure", type=Path, metavar="FILE", help="such as scaling.png")
     args = parser.parse_args()
     if args.site:
-        path = ROOT / "submit" / "sites" / f"{args.site}.sh"
+        path = Path(args.site)
+        if "/" not in args.site:
+            path = ROOT / "submit" / "sites" / f"{args.site}.sh"
         flags = re.search("^# predict.py: (.*)", path.read_text() if path.exists() else "", re.M)
         if not flags:
             parser.error(f"--site {args.site}: {path} has no line '# predict.py: --gpus ...'")
@@ -139,10 +142,14 @@ def parse_args():
         parser.error(f"{args.run}: no record of a run on one node: a chapter's --results, or "
                      "agree.py --results")
     args.samples = args.samples or records[-1].get("images")
+    if not args.samples:
+        parser.error("--samples N: the record does not say how many samples an epoch has")
+    args.largest_batch = min(args.largest_batch, args.samples)
+    records[-1]["global_batch_size"] = args.batch or records[-1]["global_batch_size"]
     args.level = None
     if args.measured:
         args.node_link, args.level = model.measured_link(read(args.measured.absolute()))
-    for name in "samples", "node_link", "gpu_link", "gpus", "epochs", "largest_batch":
+    for name in "node_link", "gpu_link", "gpus", "epochs", "largest_batch":
         if not (getattr(args, name) or 0) > 0:
             parser.error(f"--{name.replace('_', '-')}: give a number above 0")
     if args.nodes[0] < 1 or args.largest_batch < args.nodes[0] * args.gpus:
@@ -157,11 +164,13 @@ def main():
     doublings = [2**power for power in range(1 + int(math.log2(args.nodes[-1])))]
     enough = model.worth_asking_for(
         predict(records[-1], times, args, doublings).to_dict("records"))
-    print(f"{args.gpus} GPUs and {args.node_link / 1e9:.3g} GB/s a node; "
-          f"{records[-1]['gradient_bytes'] / 1e6:,.1f} MB of gradients; "
-          f"{args.epochs} epochs of {args.samples:,} samples")
-    shares = dict.fromkeys(("pessimist", "efficiency", "optimist"), "{:.0%}".format)
-    print(table.to_string(index=False, formatters=shares, float_format="{:,.3g}".format))
+    print(f"a step of {list(times.values())[-1]:.3g} s on one device ({records[-1]['device']}), "
+          f"{records[-1]['gradient_bytes'] / 1e6:,.1f} MB of gradients")
+    print(f"nodes of {args.gpus} such devices, {args.node_link / 1e9:.3g} GB/s a node; "
+          f"--epochs {args.epochs} of {args.samples:,} samples")
+    formats = dict.fromkeys(("pessimist", "efficiency", "optimist"), "{:.0%}".format)
+    formats |= {"samples/s": "{:,.0f}".format, "speed-up": "{:,.1f}".format}
+    print(table.to_string(index=False, formatters=formats, float_format="{:,.3g}".format))
     print(f"worth asking for: {enough} nodes; up to there each doubling is 1.5 times as fast")
     if table["global batch"].iloc[-1] < min(times) * table.GPUs.iloc[-1]:
         print(f"batches below {min(times)} on a GPU: assumed to be as fast; measure a smaller one")

@@ -8,7 +8,11 @@ case "${PBS_O_WORKDIR:+${FLAGS:-}}" in  # a PBS script leaves FLAGS to the shell
 esac
 workshop=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${VENV:-$workshop/.venv}
-[ -f "$workshop/submit/sites/$SITE.sh" ] || { echo "SITE=$SITE: there is no submit/sites/$SITE.sh" >&2; exit 2; }
+case $SITE in  # a name, or the path of a file of one's own
+    */*) site_file=$SITE ;;
+    *) site_file=$workshop/submit/sites/$SITE.sh ;;
+esac
+[ -f "$site_file" ] || { echo "SITE=$SITE: there is no ${site_file#"$workshop/"}" >&2; exit 2; }
 [ -f "$venv/bin/activate" ] || { echo "no environment in $venv: make setup SITE=$SITE, or say where with VENV=" >&2; exit 2; }
-. "$workshop/submit/sites/$SITE.sh" || { echo "sites/$SITE.sh failed: see above" >&2; exit 2; }
+. "$site_file" || { echo "$site_file failed: see above" >&2; exit 2; }
 . "$venv/bin/activate"

@@ -13,8 +13,8 @@ from test_cost_model import model
 from tolerances import ARITHMETIC, close
 
 PREDICT = [sys.executable, ROOT / "submit" / "predict.py"]
-RUN = {"chapter": "mine.py", "ranks": 1, "nodes": 1, "global_batch_size": 64, "images": 6400,
-       "step_seconds": 0.2, "gradient_bytes": 100e6}
+RUN = {"chapter": "mine.py", "ranks": 1, "nodes": 1, "device": "cuda",
+       "global_batch_size": 64, "images": 6400, "step_seconds": 0.2, "gradient_bytes": 100e6}
 
 
 @pytest.fixture
@@ -33,12 +33,13 @@ def table(tmp_path):
 @pytest.mark.check
 def test_one_gpu_and_a_slow_link(table, tmp_path):
     """One GPU is as fast as it was; two nodes cannot be faster than bytes and link allow."""
-    rows = table([RUN], "--gpus", 1, "--node-link", 10e6, "--nodes", 1, 2, "--epochs", 9,
+    rows = table([RUN], "--gpus", 1, "--node-link", 10e6, "--nodes", 1, 2, 512, "--epochs", 9,
                  "--figure", tmp_path / "scaling.png")
     close("one GPU's samples/s", abs(rows["samples/s"][1] / 320 - 1), ARITHMETIC)
     close("one GPU's hours", abs(rows.hours[1] * 3600 / (9 * 6400 / 320) - 1), ARITHMETIC)
     assert rows["samples/s"][2] < 128 / (100e6 / 10e6)
     assert rows.pessimist[2] < rows.efficiency[2] < rows.optimist[2]
+    assert list(rows["global batch"]) == [64, 128, 12 * 512]  # never more than the data set
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
 
 
@@ -78,4 +79,4 @@ def test_the_run_of_a_script_that_nobody_has_converted(tmp_path):
 def test_several_ranks_are_not_timed(tmp_path):
     script = copy_of("03_ddp", tmp_path, QUICK, name="your_script_ddp.py")
     done = forked.run([AGREE, "--results", os.devnull, script], 2, environment())
-    assert done.code == 2 and "is measured on one rank" in done.err, done.err
+    assert done.code and "is measured on one rank" in done.err, done.err

@@ -42,12 +42,25 @@ class Cluster:
         self.lab = Lab(f"slurm-{os.getpid()}")
         self.lab("up", 2, "--slurm")
         self.env = self.lab.env | {"VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": ""}
+        self.centre(folder)
         (folder / "bin").mkdir()  # an environment like Polaris': PALS's mpiexec comes first
         (folder / "bin" / "activate").write_text(
             f'. "{sys.prefix}/bin/activate"\nPATH="{ROOT}/tests/pals:$PATH"\n')
         (folder / ".bash_profile").write_text("module() { :; }; conda() { :; }\n")  # for bash -l
         self.polaris = {"SITE": "polaris", "VENV": str(folder), "PALS_PPN": "1",
                         "HOME": str(folder)}
+
+    def centre(self, folder):
+        """Write a site's file and course.sh outside of the clone; nothing is reserved."""
+        self.course, site = folder / "course.sh", folder / "mine.sh"
+        shutil.copy(ROOT / "submit" / "sites" / "slurm_cpu.sh", site)
+        text = (ROOT / "submit" / "course.sh").read_text()
+        for old, new in (("/shared/mine.sh", site), ("/shared/workshop-env", sys.prefix),
+                         ("PARTITION=gpu", "PARTITION=debug"),
+                         (" SBATCH_RESERVATION=course", "")):
+            assert text.count(old) == 1, old
+            text = text.replace(old, str(new))
+        self.course.write_text(text)
 
     def run(self, *words, chapter="03_ddp", env=None, codes=(0,)):
         """Return a command's output, in a chapter's folder on the login node."""
@@ -59,10 +72,11 @@ class Cluster:
         return done.stdout
 
     def sbatch(self, *flags, chapter="03_ddp", script="submit.slurm"):
-        """Submit on two nodes as an attendee does. Return the job's number."""
+        """Submit on two nodes as an attendee does, who sources course.sh. Return the number."""
         return re.search(r"\d+", self.run(
-            "sbatch", "--output=job-%j.txt", "--cpus-per-task=1", "-N", 2, "--ntasks-per-node=1",
-            script, *flags, chapter=chapter, env={"SITE": "slurm_cpu"}))[0]
+            "bash", "-c", '. "$0" && sbatch "$@"', self.course, "--output=job-%j.txt",
+            "--cpus-per-task=1", "-N", 2, "--ntasks-per-node=1", script, *flags,
+            chapter=chapter))[0]
 
     def qsub(self, *flags, chapter="03_ddp", script="submit.pbs"):
         return self.run("qsub", "-V", "-o", "job-%j.txt", "-l", "select=2:system=polaris", script,
@@ -130,6 +144,25 @@ def test_the_doctor_as_a_job(cluster):
         assert state == "COMPLETED 0:0", printed
         assert re.search("node nid2: local ranks 0, .*gloo takes 10.77.0.2,", printed), printed
         assert "ranks: 2, nodes: 2\n" in printed and "nothing wrong was found" in printed
+
+
+@real_slurm
+@pytest.mark.parametrize("reservation", [
+    pytest.param("course", marks=pytest.mark.slow), "of another day"])
+def test_the_evening_before(cluster, reservation):
+    """Jobs of eight ranks on two nodes, through a reservation; and what no job can start with."""
+    words = f'. "$0" && SBATCH_RESERVATION="{reservation}" bash submit/ready.sh'
+    is_ready = reservation == "course"
+    if is_ready:
+        cluster.run("sh", "-c", "scontrol create reservation ReservationName=course StartTime=now "
+                    "Duration=9 Nodes=ALL Users=$(id -un)")
+    printed = cluster.run("bash", "-c", words, cluster.course, chapter=".",
+                          codes=(0,) if is_ready else (3,))
+    if is_ready:
+        cluster.run("scontrol", "delete", "ReservationName=course")
+    ready = re.findall("ready; .* s from submitting to its end; ranks: ", printed)
+    assert len(ready) == 3 * is_ready, printed
+    assert printed.endswith("\nready\n") or "Requested reservation is invalid" in printed
 
 
 @real_slurm

@@ -25,7 +25,7 @@ class Measure:
         self.marks = []  # when its steps were over: seconds, or events on a GPU
         self.device = torch.device("cpu")
         self.gradients = {}  # {parameter: bytes of its gradient}
-        self.samples = 0  # of the batch before the last step
+        self.drawn = self.given = 0  # samples since the last step: of loaders, of a model
         self.data_size = None  # samples in the data set
 
     def install(self) -> None:
@@ -42,15 +42,16 @@ class Measure:
     def note_batch(self, batch, iterator):
         if batch is None or not torch.is_grad_enabled() or len(self.marks) >= WARM_UP:
             return
-        self.samples += iterator.measured.batch_size or first_length(batch)
+        self.drawn += iterator.measured.batch_size or first_length(batch)
         if hasattr(iterator.measured.dataset, "__len__"):
             self.data_size = len(iterator.measured.dataset)
 
     @harmless
     def note_input(self, module, arguments):
-        """Without a loader, the samples are the first dimension of what the first module gets."""
-        if torch.is_grad_enabled() and not self.samples:
-            self.samples = first_length(arguments)
+        """Without a loader, the samples are the first dimension of what a model is given."""
+        if torch.is_grad_enabled() and not self.given and not self.drawn and any(
+                parameter.requires_grad for parameter in module.parameters()):
+            self.given = first_length(arguments)
 
     @harmless
     def after_step(self, optimizer, *_):
@@ -65,7 +66,7 @@ class Measure:
             return
         self.marks.append(self.now())
         if len(self.marks) < WARM_UP:
-            self.samples = 0
+            self.drawn = self.given = 0
         elif len(self.marks) == WARM_UP:
             self.forwards.remove()
         elif len(self.marks) == WARM_UP + self.steps:
@@ -87,8 +88,9 @@ class Measure:
         seconds = statistics.median(
             end - start if self.device.type == "cpu" else start.elapsed_time(end) / 1000
             for start, end in zip(marks, marks[1:]))
+        samples = self.drawn or self.given
         return {"ranks": 1, "nodes": 1, "device": self.device.type,
-                "batch_size": self.samples, "global_batch_size": self.samples,
+                "batch_size": samples, "global_batch_size": samples,
                 "images": self.data_size, "steps": len(marks) - 1, "step_seconds": seconds,
                 "gradient_bytes": sum(self.gradients.values()),
                 "parameters": sum(parameter.numel() for parameter in self.gradients)}
