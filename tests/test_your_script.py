@@ -58,6 +58,7 @@ def test_the_conversion_trains_as_the_ordinary_script(ordinary, tmp_path):
     assert lines == ["2 ranks on cpu", *expected_lines]  # once, and not once per rank
 
 
+@pytest.mark.slow
 @skip_without("02_horovod")
 def test_the_tensorflow_script_prints_the_same_on_one_rank_and_two(tmp_path):
     script = copy_of(

@@ -302,6 +302,10 @@ def make_packages(venv):
     install_packages(venv, mpicc)
     step("3/4 torchvision, and two MPI ranks")
     mend_torchvision(venv)
+    no_news = venv / "etc/jupyter/labconfig/page_config.json"  # JupyterLab asks at its first start
+    no_news.parent.mkdir(parents=True, exist_ok=True)
+    no_news.write_text('{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": '
+                       'true}}\n')
     if not mpicc:  # login nodes start no ranks
         run([venv / "bin/mpiexec", "-n", "2", venv / "bin/python", "-c", RANKS],
             f"MPI does not start two ranks: does {venv}/bin/mpiexec -n 2 hostname?",

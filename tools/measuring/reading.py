@@ -20,28 +20,25 @@ CACHES = {"warm": "the file is in memory", "cold": "it comes from the disk"}
 
 
 def draw(records: pandas.DataFrame) -> Figure:
-    """Draw images/s: a panel for each number of ranks, two points for each way."""
-    figure, axes = style.picture(4.6, 1, len(RANKS), sharex=True, sharey=True)
-    entries, fastest, slowest = {}, [], []
-    for axis, (ranks, rows) in zip(axes, records.groupby("ranks")):
-        for cache, shift in ("warm", -0.16), ("cold", 0.16):
-            speeds = rows.groupby("way", sort=False)[f"{cache}_images_per_second"]
-            middle = speeds.median() / 1e6
-            bars = [middle - speeds.min() / 1e6, speeds.max() / 1e6 - middle]
-            entries[f"{cache}: {CACHES[cache]}"] = axis.errorbar(
-                middle, np.arange(len(middle)) + shift, xerr=bars, fmt="o", capsize=4,
-                color=style.CACHE[cache])
-            fastest.append(middle.idxmax())
-            slowest.append(middle.idxmin())
-        axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xscale="log",
-                 yticks=range(len(middle)), yticklabels=middle.index)
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.xaxis.set_minor_formatter("")
-        axis.grid(axis="x", color=style.ABSENT)
+    """Draw images/s of two ranks, one per core: two points for each way."""
+    figure, axis = style.picture(4.6)
+    speeds = records[records.ranks == 2].groupby("way", sort=False)
+    entries = {}
+    for cache, shift in ("warm", -0.16), ("cold", 0.16):
+        rates = speeds[f"{cache}_images_per_second"]
+        middle = rates.median() / 1e6
+        bars = [middle - rates.min() / 1e6, rates.max() / 1e6 - middle]
+        entries[f"{cache}: {CACHES[cache]}"] = axis.errorbar(
+            middle, np.arange(len(middle)) + shift, xerr=bars, fmt="o", capsize=4,
+            color=style.CACHE[cache])
+    axis.set(xscale="log", yticks=range(len(middle)), yticklabels=middle.index,
+             xlabel="million images/s of two ranks together")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("")
+    axis.grid(axis="x", color=style.ABSENT)
     axis.invert_yaxis()
-    axes[len(axes) // 2].set_xlabel("million images/s of all ranks together")
-    style.head(figure, f"Reading images: {' or '.join(dict.fromkeys(fastest))} is fastest, "
-               f"{' or '.join(dict.fromkeys(slowest))} slowest", entries)
+    style.head(figure, f"Reading images: {middle.idxmax()} is fastest, {middle.idxmin()} slowest",
+               entries)
     first = records.iloc[0]
     style.foot(figure, f"{first['host']}: {first['processor']}, {first['cpus']} cores, and its "
                f"disk; median, least and most of {REPEATS} runs; preloaded once it has read")

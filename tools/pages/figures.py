@@ -37,7 +37,8 @@ def zero():
     entries["formula"] = Line2D([], [], color=style.PREDICTED, lw=2)
     style.head(figure, "What a rank holds between backward and optimizer step", entries)
     style.foot(figure, "Counted on a CPU, on the rank that holds most: bf16, "
-                       f"{records[0]['parameters']:,} parameters")
+                       f"{records[0]['parameters']:,} parameters. At stage 1 DeepSpeed drops "
+                       "other ranks' gradients, too; ZeRO's paper keeps them.")
     return figure
 
 
