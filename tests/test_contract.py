@@ -9,7 +9,8 @@ RECORD = {"chapter": str, "ranks": int, "nodes": int, "device": str, "dataset": 
           "images": int, "image_size": int, "model": str, "parameters": int, "precision": str,
           "batch_size": int, "global_batch_size": int, "seed": int, "steps": int,
           "step_seconds": float, "images_per_second": float, "gradient_bytes": int,
-          "peak_memory_bytes": int, "loss": float, "accuracy": float, "test_accuracy": float, "total_seconds": float}
+          "peak_memory_bytes": int, "loss": float, "accuracy": float, "test_accuracy": float,
+          "total_seconds": float}
 FLAGS = ("--device", "cpu", "--dataset", "synthetic", "--image-size", 17, "--model", "resnet18",
          "--precision", "bf16", "--batch-size", 8, "--seed", 3, "--max-steps", 2)
 RECORDED = {"device": "cpu", "dataset": "synthetic", "image_size": 17, "model": "resnet18",
