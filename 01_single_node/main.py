@@ -2,8 +2,8 @@
 
     python main.py                      # five epochs of handwritten digits, a few seconds
 
-ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
-and measuring.
+ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+data sets and measurements.
 """
 
 import os
@@ -22,7 +22,7 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
         from torchvision.models import get_model
         return get_model(name, num_classes=10)
     channels, side = image_shape[0], (image_shape[-1] - 4) // 2
-    return nn.Sequential(  # no BatchNorm, no dropout: any number of ranks trains the same
+    return nn.Sequential(  # no BatchNorm or dropout: the result is the same on any number of ranks
         nn.Conv2d(channels, 32, 3), nn.ReLU(),
         nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(64 * side * side, 128), nn.ReLU(),
@@ -30,34 +30,34 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """A batch is one dataset[indices], fast with arrays; other data sets want batch_size=size."""
+    """Index the dataset once per batch (fast for arrays); other data sets need batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
+                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU continues
 
 
 def main():
-    # The device: one process, one GPU or CPU.
-    refuse_lone_ranks(1, one_process=True)  # several would each train the same
+    # Device: one process on one GPU or CPU.
+    refuse_lone_ranks(1, one_process=True)  # several processes would each train the same network
     parser = workshop.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--profile", metavar="FILE", help="trace of steps 6 to 8, for perfetto.dev")
     args = parser.parse_args()
-    device = workshop.choose_device(args)  # a GPU where there is one, else the CPU
+    device = workshop.choose_device(args)  # a GPU if there is one, else the CPU
     if device.type != "cpu":
-        torch.set_float32_matmul_precision("high")  # TF32: fp32 products keep 10 bits of 23
-        torch.backends.cudnn.benchmark = True  # try each algorithm of a convolution once
+        torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
+        torch.backends.cudnn.benchmark = True  # time each convolution algorithm, use the fastest
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: each epoch has another order; a remainder that fills no batch stays out.
+    # Batch and data: reshuffled every epoch; the last incomplete batch is dropped.
     global_batch = batch = args.global_batch_size or args.batch_size
     workshop.check(args, device.type, global_batch)
     train, test = workshop.load_data(args, global_batch)
     mean, std = train.images[:256].mean(), train.images[:256].std()
     layout = torch.contiguous_format
     if device.type != "cpu" or args.precision == "bf16":
-        layout = torch.channels_last  # a pixel's channels are neighbours: fast convolutions
+        layout = torch.channels_last  # a pixel's channels are adjacent: faster convolutions
 
     def standardised(images):
         return ((images.to(dtype) - mean) / std).to(memory_format=layout)
@@ -66,25 +66,25 @@ def main():
     train_batches = batches(train, sampler, batch, device, drop_last=True)
     test_batches = batches(test, range(len(test)), batch, device)
 
-    # The model and its optimizer.
+    # Model and optimizer.
     model = build_model(args.model, train.images.shape[1:]).to(device, dtype, memory_format=layout)
     if args.compile:
         model.compile()
-    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
+    lr = args.lr * global_batch / 256  # linear scaling rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
-    # Resume: continue after the epoch that was saved.
+    # Resume after the last saved epoch.
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.resumes(args):
         with workshop.resuming(args):
             checkpoint = torch.load(args.checkpoint, map_location="cpu")
-            workshop.refuse_other(checkpoint["training"], training)
+            workshop.refuse_other_settings(checkpoint["training"], training)
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             step = checkpoint["step"]
-            del checkpoint  # or it stays in memory
+            del checkpoint  # frees its memory
 
     # Training.
     epoch_steps = len(train) // global_batch
@@ -101,11 +101,11 @@ def main():
         on_trace_ready=lambda profile: profile.export_chrome_trace(args.profile))
     if args.profile:
         workshop.refuse_unwritable(args.profile)
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages stay out
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hide the profiler's own messages
         profile.start()
     while step < last_step:
         epoch = step // epoch_steps
-        sampler.generator.manual_seed(args.seed + epoch)  # another order each epoch
+        sampler.generator.manual_seed(args.seed + epoch)  # a different order every epoch
         losses, hits = [], []
         report.start()
         for images, labels in train_batches:
@@ -126,7 +126,7 @@ def main():
             if step == last_step:  # --max-steps
                 break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
-        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
+        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0:
             state = {"training": training, "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -135,11 +135,11 @@ def main():
 
     # Evaluation: every test image once.
     model.eval()
-    right = torch.zeros((), dtype=torch.int64, device=device)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         for images, labels in test_batches:
-            right += (model(standardised(images.to(device))).argmax(1) == labels.to(device)).sum()
-    report.end(right.item(), len(test))
+            correct += (model(standardised(images.to(device))).argmax(1) == labels.to(device)).sum()
+    report.end(correct.item(), len(test))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python main_tf.py                   # five epochs of handwritten digits, a few seconds
 
-ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
-and measuring.
+ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+data sets and measurements.
 """
 
 import json
@@ -18,8 +18,8 @@ from ranks import refuse_lone_ranks, run
 from report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors, not what TensorFlow was compiled for
-sys.modules["triton"] = None  # torchvision, which loads MNIST, would import it; here it crashes
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
+sys.modules["triton"] = None  # torchvision, used for MNIST, would import it and crash
 import keras
 import tensorflow as tf
 from keras import layers
@@ -31,34 +31,34 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> keras.Model:
     if name != "cnn":
         from resnet import resnet
         return resnet(name, inputs, 10)
-    x = layers.Conv2D(32, 3, activation="relu")(inputs)  # no BatchNorm, no dropout: any
-    x = layers.Conv2D(64, 3, activation="relu")(x)       # number of ranks trains the same
+    x = layers.Conv2D(32, 3, activation="relu")(inputs)  # no BatchNorm or dropout: the result
+    x = layers.Conv2D(64, 3, activation="relu")(x)       # is the same on any number of ranks
     x = layers.Flatten()(layers.MaxPooling2D(2)(x))
     x = layers.Dense(128, activation="relu")(x)
     return keras.Model(inputs, layers.Dense(10)(x))
 
 
 def batches(dataset, order, size):
-    """Images and labels, batch by batch, in the order of these indices."""
+    """Yield batches of images and labels in the given order of indices."""
     for indices in np.split(order, range(size, len(order), size)):
         yield dataset[indices]
 
 
 def main():
-    # The device: one process, one GPU or CPU.
-    refuse_lone_ranks(1, one_process=True)  # several would each train the same
+    # Device: one process on one GPU or CPU.
+    refuse_lone_ranks(1, one_process=True)  # several processes would each train the same network
     parser = workshop.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     args = parser.parse_args()
     gpus = tf.config.list_physical_devices("GPU")[:1] if args.device != "cpu" else []
     if not gpus:
-        workshop.take_cpu(args)
+        workshop.use_cpu(args)
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)  # take what is needed, not all there is
+        tf.config.experimental.set_memory_growth(gpu, True)  # allocate as needed, not all at once
     threads = int(os.environ.get("OMP_NUM_THREADS", 0))  # 0: all cores
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations side by side
+    tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations in parallel
     device = "cuda" if gpus else "cpu"
     keras.utils.set_random_seed(args.seed)
     keras.config.set_floatx("float64" if args.precision == "fp64" else "float32")
@@ -66,7 +66,7 @@ def main():
     keras.config.set_dtype_policy(policy)
     dtype = tf.as_dtype(keras.config.floatx())
 
-    # Batch and data: each epoch has another order; a remainder that fills no batch stays out.
+    # Batch and data: reshuffled every epoch; the last incomplete batch is dropped.
     global_batch = batch = args.global_batch_size or args.batch_size
     workshop.check(args, device, global_batch)
     train, test = workshop.load_data(args, global_batch)
@@ -74,12 +74,12 @@ def main():
 
     @tf.function(reduce_retracing=True)
     def standardised(images):
-        images = tf.transpose(tf.cast(images, dtype), (0, 2, 3, 1))  # channels come last
+        images = tf.transpose(tf.cast(images, dtype), (0, 2, 3, 1))  # channels last
         return (images - mean) / std
 
-    # The model and its optimizer.
+    # Model and optimizer.
     model = build_model(args.model, train.images.shape[1:])
-    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
+    lr = args.lr * global_batch / 256  # linear scaling rule: twice the batch, twice the rate
     optimizer = keras.optimizers.SGD(lr, momentum=0.9)
     optimizer.build(model.trainable_variables)
     state = {variable.path: variable for variable in model.variables + optimizer.variables}
@@ -95,16 +95,16 @@ def main():
         return loss, tf.math.count_nonzero(tf.argmax(logits, 1) == labels)
 
     @tf.function(reduce_retracing=True)
-    def count_right(images, labels):
+    def count_correct(images, labels):
         return tf.math.count_nonzero(tf.argmax(model(images, training=False), 1) == labels)
 
-    # Resume: continue after the epoch that was saved.
+    # Resume after the last saved epoch.
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.resumes(args):
         with workshop.resuming(args), np.load(args.checkpoint) as arrays:
-            workshop.refuse_other(json.loads(str(arrays["training"])), training)
+            workshop.refuse_other_settings(json.loads(str(arrays["training"])), training)
             for name, variable in state.items():
                 variable.assign(arrays[name])
             step = int(arrays["step"])
@@ -125,12 +125,12 @@ def main():
         report.start()
         for images, labels in batches(train, order[:epoch_steps * batch], batch):
             optimizer.learning_rate = lr * min(1, (step + 1) / warmup_steps)
-            loss, right = train_step(standardised(images), labels)
+            loss, correct = train_step(standardised(images), labels)
             step += 1
             losses.append(loss)
-            hits.append(right)
+            hits.append(correct)
             if len(losses) > 1:
-                losses[-2].numpy()  # a GPU may be one step behind: so these are times of steps
+                losses[-2].numpy()  # wait for the previous step: time steps, not launches
             report.step(step)
             if step == last_step:  # --max-steps
                 break
@@ -144,10 +144,10 @@ def main():
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
 
     # Evaluation: every test image once.
-    right = 0
+    correct = 0
     for images, labels in batches(test, np.arange(len(test)), batch):
-        right += count_right(standardised(images), labels)
-    report.end(int(right), len(test))
+        correct += count_correct(standardised(images), labels)
+    report.end(int(correct), len(test))
 
 
 if __name__ == "__main__":

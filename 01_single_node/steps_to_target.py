@@ -1,11 +1,11 @@
-"""Count the steps to 95 % test accuracy for batch sizes and learning rates: a line for each pair.
+"""Count the steps to 95 % test accuracy for batch sizes and learning rates: one line per pair.
 
     OMP_NUM_THREADS=1 python steps_to_target.py ../assets/records/steps_to_target.jsonl
 
-The cnn is trained on the digits as main.py does it, but for the test, which comes after every 64
-images, or after every step of a larger batch. As Shallue et al. (1811.03600) do, each batch size
-tries a grid of rates, and every rate is reported. Nothing is timed: other work on the machine does
-not disturb it. A file that has some of the pairs gets the others.
+It trains the cnn on the digits like main.py, but tests after every 64 images, or after every step
+of a larger batch. As in Shallue et al. (1811.03600), each batch size tries a grid of rates, and
+every rate is reported. Nothing is timed, so other work on the machine does no harm. An existing
+file is completed: only missing pairs are run.
 """
 
 import json
@@ -23,12 +23,12 @@ import workshop
 TARGET, SEEDS = 0.95, range(5)
 BATCHES = [8, 16, 32, 64, 128, 256, 512]
 RATES = [0.00625 * 2**power for power in range(8)]  # up to 0.8
-LARGEST_RATE = 0.05 / 8  # per image of the batch: larger ones were never best in a trial
-STEPS, EPOCHS = 100, 10  # a run ends after so many steps and then so many epochs
-IMAGES = 1437  # to train with
+LARGEST_RATE = 0.05 / 8  # per image of the batch: larger rates were never best in a trial
+STEPS, EPOCHS = 100, 10  # a run ends after these steps plus these epochs
+IMAGES = 1437  # training images
 
 
-def training(batch: int, rate: float, seed: int):
+def train_and_test(batch: int, rate: float, seed: int):
     """Train like main.py; yield (steps done, last loss, test accuracy) at each test."""
     torch.manual_seed(seed)
     train, test = workshop.load_data(SimpleNamespace(dataset="digits"), batch)
@@ -54,8 +54,8 @@ def training(batch: int, rate: float, seed: int):
 
 
 def steps_to_target(batch: int, rate: float, seed: int, limit: int) -> int | None:
-    """Return the first test that reaches the target; None if the limit or infinity comes before."""
-    for step, loss, accuracy in training(batch, rate, seed):
+    """Return the step of the first test at the target; None if it diverges or reaches the limit."""
+    for step, loss, accuracy in train_and_test(batch, rate, seed):
         if accuracy >= TARGET:
             return step
         if step >= limit or not loss < float("inf"):

@@ -1,11 +1,11 @@
-"""What BatchNorm makes of data parallelism: with equal global batches, two trainings all the same.
+"""BatchNorm under data parallelism: the same global batch still gives a different training.
 
     python batchnorm.py
-    mpiexec -n 2 python batchnorm.py      # 1, 2, 4 ... ranks, which divide 64
+    mpiexec -n 2 python batchnorm.py      # or any other divisor of 64
 
 Trains a ResNet-18 on digits, 6 steps of 64 images, in fp64, twice: with torchvision's BatchNorm,
-which takes mean and variance of the images that its rank has, and with one that takes those of all
-ranks' images. nn.SyncBatchNorm is such a one, and faster, but for GPUs only.
+which uses mean and variance of its own rank's images, and with one that uses those of all ranks'
+images. nn.SyncBatchNorm does this too, and faster, but only on GPUs.
 """
 
 import sys
@@ -24,11 +24,11 @@ STEPS, BATCH = 6, 64
 
 
 class SumOverRanks(torch.autograd.Function):
-    """An all-reduce with a gradient: every rank's loss depends on what each rank put in."""
+    """An all-reduce with a gradient: every rank's loss depends on every rank's input."""
 
     @staticmethod
-    def forward(_, own):
-        total = own.clone()
+    def forward(_, tensor):
+        total = tensor.clone()
         dist.all_reduce(total)
         return total
 
@@ -36,15 +36,15 @@ class SumOverRanks(torch.autograd.Function):
 
 
 class BatchNormOfAllRanks(nn.BatchNorm2d):
-    """In training the statistics are those of all ranks' images: (images, channels, h, w)."""
+    """BatchNorm that trains with statistics of all ranks' images: (images, channels, h, w)."""
 
     def forward(self, images):
         if not self.training:
             return super().forward(images)
-        own = images.transpose(0, 1).flatten(1)  # a row a channel
-        count = own.shape[1] * dist.get_world_size()
-        mean = SumOverRanks.apply(own.sum(1)) / count
-        deviations = own - mean[:, None]
+        rows = images.transpose(0, 1).flatten(1)  # one row per channel
+        count = rows.shape[1] * dist.get_world_size()
+        mean = SumOverRanks.apply(rows.sum(1)) / count
+        deviations = rows - mean[:, None]
         variance = SumOverRanks.apply((deviations ** 2).sum(1)) / count
         scale = self.weight / torch.sqrt(variance + self.eps)
         scaled = deviations * scale[:, None] + self.bias[:, None]
@@ -52,7 +52,7 @@ class BatchNormOfAllRanks(nn.BatchNorm2d):
 
 
 def train(norm_layer, rank, ranks):
-    """The mean loss over all steps and ranks."""
+    """Train; return the mean loss over all steps and ranks."""
     torch.manual_seed(0)
     model = resnet18(num_classes=10, norm_layer=norm_layer)
     ddp = DistributedDataParallel(model)
@@ -62,8 +62,8 @@ def train(norm_layer, rank, ranks):
     order = torch.randperm(len(labels))  # the same on all ranks
     loss_sum = 0.0
     for step in range(STEPS):
-        own = order[step * BATCH:][rank:BATCH:ranks]
-        loss = cross_entropy(ddp(images[own]), labels[own])
+        indices = order[step * BATCH:][rank:BATCH:ranks]
+        loss = cross_entropy(ddp(images[indices]), labels[indices])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -74,19 +74,19 @@ def train(norm_layer, rank, ranks):
 def main():
     rank, ranks, _ = find_ranks()
     if BATCH % ranks:
-        sys.exit(f"{ranks} ranks do not divide {BATCH} images: take 1, 2 or 4")
+        sys.exit(f"{ranks} ranks do not divide {BATCH} images: use 1, 2 or 4")
     torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)  # random numbers, too: in fp32 they depend on the CPU
+    torch.set_default_dtype(torch.float64)  # in fp32, random numbers depend on the CPU
     dist.init_process_group("gloo")
     if rank == 0:
-        print(f"{ranks} rank{'s' * (ranks > 1)}, {BATCH} images a step, mean loss of {STEPS} steps",
-              flush=True)
-    each = train(nn.BatchNorm2d, rank, ranks)
+        print(f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {BATCH} images per step, mean loss of "
+              f"{STEPS} steps", flush=True)
+    per_rank = train(nn.BatchNorm2d, rank, ranks)
     if rank == 0:
-        print(f"statistics of each rank's images: {each:.6f}", flush=True)
-    together = train(BatchNormOfAllRanks, rank, ranks)
+        print(f"statistics of each rank's images: {per_rank:.6f}", flush=True)
+    over_ranks = train(BatchNormOfAllRanks, rank, ranks)
     if rank == 0:
-        print(f"statistics of all ranks' images:  {together:.6f}")
+        print(f"statistics of all ranks' images:  {over_ranks:.6f}")
     dist.barrier()
 
 

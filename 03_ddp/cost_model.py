@@ -4,10 +4,10 @@
     four = Cluster(nodes=4, gpus=8, node_link=3.1e9, gpu_link=80e9)
     step_seconds(compute=0.25, gradient_bytes=102e6, cluster=four)
 
-A step is forward, backward and the all-reduce of the gradients, which go in buckets while backward
-still computes others. Times are seconds, sizes bytes, rates bytes/s in one direction. What the
-model leaves out: reading data, the optimizer, other people's traffic, kernels that run slower
-during communication.
+A step is forward, backward and the all-reduce of the gradients, which are sent in buckets while
+backward computes others. Times are in seconds, sizes in bytes, rates in bytes/s in one direction.
+Not modelled: reading data, the optimizer, other jobs' traffic, kernels that run slower during
+communication.
 """
 
 import math
@@ -17,16 +17,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 MB = 2**20
-BUCKETS = {  # the first bucket and all others
+BUCKETS = {  # sizes of the first bucket and of all others
     "DDP": (1 * MB, 25 * MB),  # Li et al., 2006.15704, and DistributedDataParallel's defaults
-    "Horovod": (64 * MB, 64 * MB)}  # its fusion buffer: documentation, the default before 0.21
+    "Horovod": (64 * MB, 64 * MB)}  # fusion buffer: the default before 0.21, by its documentation
 
 
 def slowest(n: int) -> float:
     """Return the mean of the largest of n standard normal numbers.
 
-    The slowest of n ranks is late by so many deviations. The integral of x d(P(x)^n), P the normal
-    distribution: David and Nagaraja, Order Statistics, section 3.1.
+    Expected delay of the slowest of n ranks, in standard deviations: the integral of x d(P(x)^n), P
+    the normal distribution: David and Nagaraja, Order Statistics, section 3.1.
     """
     x = np.linspace(-8, 8, 4001)
     below = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x]) ** n
@@ -37,19 +37,18 @@ def slowest(n: int) -> float:
 class Constants:
     """Constants of the model, the same for every prediction.
 
-    They are as an earlier trial left them, which had seen all published rows but VGG-16 on 128
-    GPUs and the DGX-2.
+    Calibrated in an earlier trial on all published rows except VGG-16 on 128 GPUs and the DGX-2.
     """
-    # Of the compute time. Assumed: two matrix products for each one of forward
+    # Share of compute time in backward. Assumed: two matrix products for each one of forward
     backward: float = 2 / 3
-    # Of a link's nominal rate. Assumed: protocol and headers take the rest
+    # Usable share of a link's nominal rate. Assumed: protocol and headers take the rest
     usable: float = 0.90
-    # Of the compute time, one standard deviation. Fitted to one row: 8 V100 of one node train
+    # Standard deviation of compute time, relative. Fitted to one row: 8 V100s of one node train
     # ResNet-50 in FP32 at 2,855 images/s, one at 367 (NVIDIA DeepLearningExamples, PyTorch, v1.5)
     jitter: float = (8 * 367 / 2855 - 1) / slowest(8)
-    # Of a ring, from GPU to GPU. Assumed
+    # Ring latency per hop, from GPU to GPU. Assumed
     hop: float = 3e-6
-    # Of a tree, from node to node, and once within the node. From the times of 8 bytes on Polaris
+    # Tree latency per level between nodes, and once within the node. From 8 bytes on Polaris
     # (argonne-lcf/alcf-nccl-tests): 20-47, 46-124, 100-183 us on 2, 8, 256 nodes
     level: float = 20e-6
 
@@ -65,8 +64,8 @@ PESSIMIST = Constants(
 class Cluster:
     """Nodes of equal GPUs.
 
-    node_link: what a node can send, all its network cards together; gpu_link: what a GPU can send
-    to others of its node. algorithm: "ring", one ring through all GPUs, or "tree", first within the
+    node_link: rate of a node, all its network cards together; gpu_link: rate of a GPU to others of
+    its node. algorithm: "ring", one ring through all GPUs, or "tree", first within the
     node, then between nodes (NCCL since 2.4, and others before it). measured: node_link was
     measured with an all-reduce (bus bandwidth), so nothing is lost from it.
     """
@@ -83,10 +82,10 @@ class Cluster:
 
 
 def all_reduce_seconds(size: float, cluster: Cluster, constants: Constants = CENTRAL) -> float:
-    """Return the seconds of an all-reduce: links pass 2 (n-1)/n of the bytes, the slower decides.
+    """Return the seconds of an all-reduce: 2 (n-1)/n of the bytes over the slower link.
 
-    Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117, for the bytes. Latency: 2 (N-1)
-    hops of a ring of N ranks; one level within the node and log2(nodes) between nodes for a tree.
+    Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117, for the bytes. Latency: a
+    ring of N ranks has 2 (N-1) hops, a tree one level within the node and log2(nodes) between them.
     """
     nodes, gpus, ranks = cluster.nodes, cluster.gpus, cluster.ranks
     if ranks == 1:
@@ -106,15 +105,15 @@ def all_reduce_seconds(size: float, cluster: Cluster, constants: Constants = CEN
 def measured_link(records: list[dict]) -> tuple[float, float]:
     """Return bytes/s of a node and seconds of a level, from records of submit/doctor.py --results.
 
-    The formulas of a tree in all_reduce_seconds, solved for both. Exits where the records are not
-    of two nodes or more.
+    Solves the tree's formulas of all_reduce_seconds for both. Exits if the records are not from two
+    or more nodes.
     """
     records = [record for record in records if record.get("nodes", 1) > 1]
     library = "NCCL" if any(record["all_reduce"] == "NCCL" for record in records) else "gloo"
     times = {record["bytes"]: record["seconds"] for record in records
              if record["all_reduce"] == library}
     if len(times) < 3:
-        raise SystemExit("no all-reduces of two nodes or more: start doctor.py --results FILE on "
+        raise SystemExit("no all-reduces of two or more nodes: start doctor.py --results FILE on "
                          "two nodes")
     nodes = records[-1]["nodes"]
     smaller, largest = sorted(times)[-2:]
@@ -123,7 +122,7 @@ def measured_link(records: list[dict]) -> tuple[float, float]:
 
 
 def bucket_sizes(gradient_bytes: float, library: str = "DDP") -> list[float]:
-    """Return the buckets in the order in which backward fills them; in all gradient_bytes."""
+    """Return the buckets in the order in which backward fills them; their sum is gradient_bytes."""
     first, other = BUCKETS[library]
     sizes = [min(first, gradient_bytes)]
     while (left := gradient_bytes - sum(sizes)) > 0.5:
@@ -136,8 +135,8 @@ def timeline(compute: float, gradient_bytes: float, cluster: Cluster, library: s
     """Return the parts of one step as (what, start, end), in seconds.
 
     `compute` is one GPU's forward and backward without communication. Backward fills the buckets
-    at an even pace (assumed); a bucket is all-reduced when all ranks have filled it and the one
-    before is through. All ranks wait for the slowest. Without overlap the all-reduces come after
+    at an even pace (assumed); a bucket is all-reduced when all ranks have filled it and the
+    previous one is done. All ranks wait for the slowest. Without overlap the all-reduces come after
     backward.
     """
     computed = compute * (1 + constants.jitter * slowest(cluster.ranks))
@@ -161,25 +160,24 @@ def plan(images: float, compute: Callable[[int], float], batch: int, largest_bat
          **options: object) -> list[dict]:
     """Return throughput and time to train for each number of nodes, as dicts.
 
-    compute(b): the seconds in which one GPU computes a batch of b. Each GPU takes `batch` images a
-    step as long as the global batch stays within `largest_batch`; beyond, each takes a smaller part
-    (and at least one).
+    compute(b): seconds for one GPU to compute a batch of b. Each GPU gets `batch` images per step
+    while the global batch stays within `largest_batch`; beyond that, fewer (but at least one).
     """
     rows = []
     for nodes in node_counts:
-        here = replace(cluster, nodes=nodes)
-        part = int(min(batch, largest_batch / here.ranks))
+        enlarged = replace(cluster, nodes=nodes)
+        part = int(min(batch, largest_batch / enlarged.ranks))
         if part == 0:
             break
-        seconds = step_seconds(compute(part), gradient_bytes, here, **options)
+        seconds = step_seconds(compute(part), gradient_bytes, enlarged, **options)
         rows.append({"nodes": nodes, "batch": part,
-                     "images_per_second": part * here.ranks / seconds,
-                     "hours": images * seconds / (part * here.ranks) / 3600})
+                     "images_per_second": part * enlarged.ranks / seconds,
+                     "hours": images * seconds / (part * enlarged.ranks) / 3600})
     return rows
 
 
 def worth_asking_for(rows: list[dict], gain: float = 1.5) -> int:
-    """Return the most nodes of a plan to which every doubling gained that much.
+    """Return the most nodes of a plan up to which every doubling gained at least `gain`.
 
     Each row has twice the nodes of the one before. gain=1.5: each doubling saves at least a third
     of the time, and costs at most a third more node hours.
@@ -195,8 +193,8 @@ def worth_asking_for(rows: list[dict], gain: float = 1.5) -> int:
 def predict(row, constants=CENTRAL, **changes):
     """Return images/s of a row of assets/records/published.csv; changes go to step_seconds.
 
-    What one GPU computes in a step is taken from the row's base run, a single GPU or the GPUs of
-    one node.
+    One GPU's compute time is taken from the row's base run, on a single GPU or the GPUs of one
+    node.
     """
     one_gpu = row["base_images_per_second"] / row["base_gpus"]
     compute = row["batch"] / one_gpu / (1 + constants.jitter * slowest(row["base_gpus"]))

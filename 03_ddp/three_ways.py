@@ -1,23 +1,22 @@
-"""Train one network data, tensor and pipeline parallel; count what each rank holds and sends.
+"""Train one network with data, tensor and pipeline parallelism; count bytes held and sent.
 
-    mpiexec -n 2 python three_ways.py     # 2 or 4 ranks: all three, one after the other
+    mpiexec -n 2 python three_ways.py     # 2 or 4 ranks: all three in turn
     mpiexec -n 4 python three_ways.py pipeline gpipe --micro-batches 8    # two schedules
 
-The network has four linear layers with ReLUs between, the images are scikit-learn's digits. At the
-end each process trains alone, to compare: in fp64, so that losses and parameters have to agree to
-rounding. It takes 2 or 4 ranks, not 3: tensor parallelism shares out the width evenly, a pipeline
-the four layers. Counted in the last step:
+The network has four linear layers with ReLUs between them; the images are scikit-learn's digits. At
+the end each process trains alone, to compare: in fp64, so that losses and parameters must agree to
+rounding. It needs 2 or 4 ranks, because tensor parallelism splits the width evenly, and a pipeline
+the four layers. It counts, in the last step:
 
-    parameters      bytes of the rank's part of the network; the gradients take as much again
-    activations     the most bytes that autograd keeps for backward at a time, parameters, images
-                    and labels apart, and without the buffers in which the library waits for what
-                    others send
+    parameters      bytes of the rank's part of the network; the gradients need as many again
+    activations     peak bytes saved for backward, not counting parameters, images, labels and
+                    receive buffers
     images, labels  bytes of the rank's part of the batch
-    sends           bytes that it hands to torch.distributed. A send puts them on the network once,
-                    a ring all-reduce 2 (ranks - 1) / ranks times (Patarasuk and Yuan,
+    sends           bytes passed to torch.distributed. A send puts them on the network once, a ring
+                    all-reduce 2 (ranks - 1) / ranks times (Patarasuk and Yuan,
                     doi:10.1016/j.jpdc.2008.09.002)
 
-ranks.py and workshop.py are those of main.py.
+ranks.py and workshop.py are the same as for main.py.
 """
 
 import json
@@ -44,15 +43,15 @@ from workshop import Parser, refuse_unwritable
 
 LAYERS, IMAGES, PIXELS, CLASSES = 4, 1797, 64, 10
 LEARNING_RATE, TOLERANCE = 1.5, 1e-12  # the rate per 256 images of batch: the linear rule
-EVENTS = []  # what a pipeline's stage did in a step: ["forward" or "backward", micro-batch], ...
-SENDS = {  # operations of torch.distributed: their name here, and the argument that is handed over
+EVENTS = []  # what a pipeline stage did in a step: ["forward" or "backward", micro-batch], ...
+SENDS = {  # operations of torch.distributed: their name here, the index of the argument sent
     "allreduce_": ("all-reduce", 0), "all_reduce": ("all-reduce", 0), "send": ("send", 0),
     "broadcast_": ("broadcast", 0), "scatter_": ("scatter", 1), "allgather_": ("all-gather", 1)}
 SILENT = ("recv_", "wait_tensor", "_wrap_tensor_autograd")
 
 
 def build_network(width):
-    torch.manual_seed(0)  # the same on every rank
+    torch.manual_seed(0)  # the same weights on every rank
     sizes = [PIXELS, *[width] * (LAYERS - 1), CLASSES]
     modules = []
     for inputs, outputs in zip(sizes, sizes[1:]):
@@ -61,17 +60,17 @@ def build_network(width):
 
 
 def load_images(args):
-    """All images in batches: (steps, batch size, 64) numbers from 0 to 1."""
+    """Return all images in batches: (steps, batch size, 64) numbers from 0 to 1."""
     return load(range(PIXELS), args) / 16
 
 
 def load_labels(args):
-    """All labels in batches: (steps, batch size)."""
+    """Return all labels in batches: (steps, batch size)."""
     return load(PIXELS, args).squeeze(2).long()
 
 
 def load(columns, args):
-    """These columns of the digits' file and no others: a rank that needs no images reads none."""
+    """Return only these columns of the digits' file: a rank that needs no images reads none."""
     folder, = find_spec("sklearn").submodule_search_locations
     steps = IMAGES // args.batch_size
     rows = np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", delimiter=",", usecols=columns,
@@ -79,7 +78,7 @@ def load(columns, args):
     return torch.tensor(rows).reshape(steps, args.batch_size, -1)
 
 
-# A way returns this rank's part of the network; its images and labels, None where it needs none;
+# A way returns this rank's part of the network; its images and labels, None if it needs none;
 # and step(images, labels), which leaves the gradients in the part and returns the loss, or None on
 # a rank that does not see it.
 
@@ -145,7 +144,7 @@ WAYS = {"data": data, "tensor": tensor, "pipeline": pipeline, "gpipe": gpipe}
 
 
 class Stage(PipelineStage):
-    """A PipelineStage that notes what the schedule lets it do."""
+    """A PipelineStage that records its forwards and backwards in EVENTS."""
 
     def forward_one_chunk(self, micro_batch, *args, **kwargs):
         EVENTS.append(["forward", micro_batch])
@@ -156,10 +155,10 @@ class Stage(PipelineStage):
         return super().backward_one_chunk(micro_batch, *args, **kwargs)
 
 
-class Sent(TorchDispatchMode):
-    """While it is entered: calls, [[operation, bytes], ...] of what goes to torch.distributed.
+class CommunicationCounter(TorchDispatchMode):
+    """Context that records each torch.distributed operation in `calls`, as [operation, bytes].
 
-    Raises KeyError at an operation that it does not know, so that none goes uncounted.
+    Raises KeyError for an unknown operation, so that none is missed.
     """
 
     def __init__(self):
@@ -168,35 +167,35 @@ class Sent(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         if DTensor in types:
-            return NotImplemented  # what it does with the rank's own part, and sends, comes next
+            return NotImplemented  # its operations on the local part and its sends follow
         name = operation.__name__.partition(".")[0]
         if operation.namespace in ("c10d", "_c10d_functional") and name not in SILENT:
-            kind, place = SENDS[name]
-            self.calls.append([kind, sum(sent.nbytes for sent in tree_leaves(args[place]))])
+            kind, index = SENDS[name]
+            self.calls.append([kind, sum(leaf.nbytes for leaf in tree_leaves(args[index]))])
         return operation(*args, **(kwargs or {}))
 
 
-class Kept:
-    """While `hooks` is entered: the bytes that autograd keeps for backward, now and at most.
+class ActivationMemory:
+    """Count the bytes that autograd saves for backward, now and at the peak, inside `hooks`.
 
-    Memory counts once, whoever shares it; that of the tensors `apart` does not.
+    Shared storage counts once; storage of the tensors in `exclude` does not count.
     """
 
-    def __init__(self, apart):
-        self.now, self.most, self.users = 0, 0, Counter()
-        self.apart = {storage(value).data_ptr() for value in apart}
-        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.keep, lambda kept: kept.value)
+    def __init__(self, exclude):
+        self.now, self.peak, self.users = 0, 0, Counter()
+        self.excluded = {storage(value).data_ptr() for value in exclude}
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.save, lambda saved: saved.value)
 
-    def keep(self, value):
-        kept = KeptTensor(value)
+    def save(self, value):
+        saved = SavedTensor(value)
         address, size = storage(value).data_ptr(), storage(value).nbytes()
-        if address not in self.apart:
+        if address not in self.excluded:
             if self.users[address] == 0:
                 self.now += size
             self.users[address] += 1
-            self.most = max(self.most, self.now)
-            weakref.finalize(kept, self.release, address, size)  # when backward lets go of it
-        return kept
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(saved, self.release, address, size)  # when backward releases it
+        return saved
 
     def release(self, address, size):
         self.users[address] -= 1
@@ -204,15 +203,15 @@ class Kept:
             self.now -= size
 
 
-class KeptTensor:
-    """What autograd keeps in place of a tensor, so that its end is noticed."""
+class SavedTensor:
+    """Stand-in for a saved tensor, whose deletion can be observed."""
 
     def __init__(self, value):
         self.value = value
 
 
 def local(value):
-    """This rank's own part of a tensor that may be distributed."""
+    """Return this rank's part of a tensor that may be distributed."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
@@ -221,31 +220,31 @@ def storage(value):
 
 
 def train(way, args):
-    """Train in a way.
+    """Train in one way; return this rank's record, losses, and parameters as {name: value}.
 
-    Returns this rank's record, its losses, and {name: value} of its parameters, split ones whole.
+    Split parameters are gathered.
     """
-    with Sent() as start:
+    with CommunicationCounter() as setup_traffic:
         part, images, labels, step = way(build_network(args.width), args)
     optimizer = torch.optim.SGD(part.parameters(), lr=LEARNING_RATE * args.batch_size / 256)
     losses, sent = [], []
     for number in range(IMAGES // args.batch_size):
-        batch = [None if data is None else data[number] for data in (images, labels)]
-        kept = Kept([*part.parameters(), *filter(torch.is_tensor, batch)])
+        batch = [None if part is None else part[number] for part in (images, labels)]
+        memory = ActivationMemory([*part.parameters(), *filter(torch.is_tensor, batch)])
         EVENTS.clear()
-        with Sent() as during, kept.hooks:
+        with CommunicationCounter() as step_traffic, memory.hooks:
             loss = step(*batch)
             optimizer.step()
         optimizer.zero_grad()
         losses.append(None if loss is None else loss.item())
-        sent.append(during.calls)
-    image_bytes, label_bytes = (0 if data is None else data.nbytes for data in batch)
+        sent.append(step_traffic.calls)
+    image_bytes, label_bytes = (0 if part is None else part.nbytes for part in batch)
     record = {"way": way.__name__, "rank": dist.get_rank(), "ranks": dist.get_world_size(),
               "width": args.width, "batch_size": args.batch_size,
               "micro_batches": args.micro_batches,
               "parameters": sum(local(parameter).nbytes for parameter in part.parameters()),
-              "activations": kept.most, "images": image_bytes, "labels": label_bytes,
-              "start": start.calls, "sent": sent, "events": list(EVENTS)}
+              "activations": memory.peak, "images": image_bytes, "labels": label_bytes,
+              "start": setup_traffic.calls, "sent": sent, "events": list(EVENTS)}
     values = {}
     for name, value in part.state_dict().items():
         values[name] = value.full_tensor() if isinstance(value, DTensor) else value
@@ -253,24 +252,25 @@ def train(way, args):
 
 
 def difference(runs, losses, values):
-    """The largest difference of any loss or parameter from those of one process.
+    """Return the largest difference of any loss or parameter from those of one process.
 
-    runs: what train() returned on each rank. Where several ranks see a loss, theirs are averaged.
+    runs: what train() returned on each rank. If several ranks have a loss, theirs are averaged.
     """
-    _, seen, parts = zip(*runs)
+    _, rank_losses, parts = zip(*runs)
     if {name for part in parts for name in part} != {*values}:
         raise RuntimeError("some parameters are on no rank")
     differences = []
-    for each, loss in zip(zip(*seen), losses):
-        differences.append(statistics.fmean(own for own in each if own is not None) - loss)
+    for step_losses, loss in zip(zip(*rank_losses), losses):
+        mean = statistics.fmean(value for value in step_losses if value is not None)
+        differences.append(mean - loss)
     for part in parts:
         differences += [(value - values[name]).abs().max() for name, value in part.items()]
-    # Python's max() overlooks NaN.
+    # Python's max() ignores NaN.
     return torch.tensor(differences, dtype=torch.float64).abs().max().item()
 
 
 def row(record):
-    """A line of the table."""
+    """Return a row of the table."""
     sizes = [record[name] for name in ("parameters", "activations", "images", "labels")]
     last = record["sent"][-1]
     sends = f"{sum(size for _, size in last):,} in {len(last)} x {last[0][0]}" if last else ""
@@ -282,29 +282,29 @@ def parse_args():
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("ways", nargs="*", default=[*WAYS][:3], metavar="WAY",
-        help=f"of {', '.join(WAYS)} (the first three)")
-    add("--batch-size", type=int, default=64, help="images a step on all ranks together (64)")
-    add("--width", type=int, default=256, help="outputs of each layer but the last (256)")
-    add("--micro-batches", type=int, default=4, help="of a pipeline's batch (4)")
-    add("--results", metavar="FILE", help="append a JSON line for each way and rank")
+        help=f"{', '.join(WAYS)} (the first three)")
+    add("--batch-size", type=int, default=64, help="images per step on all ranks (64)")
+    add("--width", type=int, default=256, help="outputs of each layer except the last (256)")
+    add("--micro-batches", type=int, default=4, help="micro-batches per batch of a pipeline (4)")
+    add("--results", metavar="FILE", help="append one JSON line per way and rank")
     return parser.parse_args()
 
 
 def check(args, world_size):
-    """Exit where the flags cannot be followed, or not on so many ranks."""
+    """Exit if a flag's value is impossible, or impossible on `world_size` ranks."""
     if not {*args.ways} <= {*WAYS}:
-        sys.exit(f"{' '.join(args.ways)}: the ways are {', '.join(WAYS)}")
+        sys.exit(f"unknown WAY {' '.join(args.ways)}: choose from {', '.join(WAYS)}")
     if args.batch_size > IMAGES:
         sys.exit(f"--batch-size: there are {IMAGES} images")
     if min(args.batch_size, args.width) < 4 or args.batch_size % 4 or args.width % 4:
-        sys.exit("--batch-size and --width: take multiples of 4, to be shared")
+        sys.exit("--batch-size and --width: use multiples of 4, to split them evenly")
     if args.micro_batches < world_size or args.batch_size % args.micro_batches:
         sys.exit(f"--micro-batches: at least {world_size}, one for each stage, and a divisor of "
                  "--batch-size")
     refuse_unwritable(args.results)
     if world_size not in (2, 4):
-        sys.exit(f"it takes 2 or 4 ranks, not {world_size}: mpiexec -n 2 python three_ways.py "
-                 f"(they share out the width and the {LAYERS} layers evenly)")
+        sys.exit(f"needs 2 or 4 ranks, not {world_size}: mpiexec -n 2 python three_ways.py "
+                 f"(they split the width and the {LAYERS} layers evenly)")
 
 
 def main():
@@ -314,12 +314,12 @@ def main():
     torch.set_num_threads(1)  # ranks share the cores
     dist.init_process_group("gloo")
     trained = {way: gather(train(WAYS[way], args)) for way in args.ways}
-    record, losses, values = train(alone, args)  # on every rank: all notice a difference
+    record, losses, values = train(alone, args)  # on every rank: all see a difference
     differences = {way: difference(runs, losses, values) for way, runs in trained.items()}
     if rank == 0:
         records = [record]
         for way, runs in trained.items():
-            records += [own | {"difference": differences[way]} for own, *_ in runs]
+            records += [run[0] | {"difference": differences[way]} for run in runs]
         print(f"{LAYERS} layers, {sum(value.numel() for value in values.values()):,} parameters; "
               f"{len(losses)} steps of {args.batch_size} images; pipelines: {args.micro_batches} "
               "micro-batches")
@@ -331,7 +331,7 @@ def main():
         if args.results:
             with open(args.results, "a") as file:
                 file.writelines(json.dumps(record) + "\n" for record in records)
-    dist.barrier()  # nobody leaves while others still talk
+    dist.barrier()  # no rank leaves while others communicate
     wrong = [way for way, value in differences.items() if not value <= TOLERANCE]  # NaN, too
     if wrong:
         sys.exit(f"not the training of one process: {', '.join(wrong)}")

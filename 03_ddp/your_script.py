@@ -2,7 +2,7 @@
 
     python your_script.py
 
-An ordinary script, as you may have one at home. your_script_ddp.py is the same on many GPUs.
+An ordinary script, like one of yours. your_script_ddp.py does the same on many GPUs.
 """
 
 import torch
@@ -46,12 +46,12 @@ def main():
         print(f"epoch {epoch + 1}: loss {loss_sum / len(train_loader):.4f}")
 
     model.eval()
-    right = 0
+    correct = 0
     with torch.no_grad():
         for images, labels in test_loader:
             images, labels = images.to(device), labels.to(device)
-            right += (model(images).argmax(1) == labels).sum().item()
-    print(f"test accuracy {right / len(test):.4f}")
+            correct += (model(images).argmax(1) == labels).sum().item()
+    print(f"test accuracy {correct / len(test):.4f}")
     torch.save(model.state_dict(), "digits.pt")
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split  # DDP
 
-from ranks import gather, meet, run  # DDP: ranks.py is next to this file
+from ranks import gather, init_ranks, run  # DDP: ranks.py is next to this file
 
 
 def load():
@@ -24,16 +24,16 @@ def load():
 
 
 def main():
-    rank, world_size, device = meet()  # DDP: under any launcher; each rank takes a GPU
+    rank, world_size, device = init_ranks()  # DDP: under any launcher; one GPU per rank
     torch.manual_seed(0)
-    if rank == 0:  # DDP: one rank prints, and at once (flush), although a launcher reads it
+    if rank == 0:  # DDP: one rank prints; flush, as output to a launcher is buffered
         print(f"{world_size} ranks on {device}", flush=True)  # DDP
 
     train, test = load()
-    sampler = DistributedSampler(train, drop_last=True)  # DDP: shuffles, and deals out the images
-    train_loader = DataLoader(train, batch_size=64 // world_size,  # DDP: a rank's; 64 in all
+    sampler = DistributedSampler(train, drop_last=True)  # DDP: shuffles, and splits the images
+    train_loader = DataLoader(train, batch_size=64 // world_size,  # DDP: per rank; 64 in all
                               sampler=sampler,  # DDP: instead of shuffle=True
-                              drop_last=True, num_workers=1,  # DDP: for each rank
+                              drop_last=True, num_workers=1,  # DDP: per rank
                               multiprocessing_context="spawn",  # DDP: with gloo a fork may hang
                               persistent_workers=True)  # DDP: spawned workers start slowly
     test_loader = DataLoader(test, batch_size=64, sampler=range(rank, len(test), world_size))  # DDP
@@ -61,16 +61,16 @@ def main():
             print(f"epoch {epoch + 1}: loss {loss_sum / len(train_loader):.4f}", flush=True)
 
     model.eval()
-    right = 0
+    correct = 0
     with torch.no_grad():
         for images, labels in test_loader:
             images, labels = images.to(device), labels.to(device)
-            right += (model(images).argmax(1) == labels).sum().item()
-    right = sum(gather(right))  # DDP: of all parts, so each image counts once
-    if rank == 0:  # DDP: one rank saves, and model, not ddp: no "module." in the names
-        print(f"test accuracy {right / len(test):.4f}")
+            correct += (model(images).argmax(1) == labels).sum().item()
+    correct = sum(gather(correct))  # DDP: summed over ranks: each image counts once
+    if rank == 0:  # DDP: one rank saves model, not ddp: no "module." in the names
+        print(f"test accuracy {correct / len(test):.4f}")
         torch.save(model.state_dict(), "digits.pt")
 
 
 if __name__ == "__main__":
-    run(main)  # DDP: shuts down cleanly; if one rank fails, all end
+    run(main)  # DDP: exits cleanly; if one rank fails, all end

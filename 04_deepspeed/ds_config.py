@@ -1,6 +1,6 @@
-"""ds_config.json, read and checked.
+"""Read and check ds_config.json.
 
-Most of what DeepSpeed would answer with a traceback, or not at all, is one line here.
+Most mistakes that DeepSpeed would answer with a traceback, or ignore, give one line here.
 """
 
 import json
@@ -18,45 +18,45 @@ KEYS = {"gradient_accumulation_steps": (int,), "gradient_clipping": (int, float)
         "bf16": (dict,), "fp16": (dict,), "zero_optimization": (dict,),
         "zero_allow_untested_optimizer": (bool,), "zero_force_ds_cpu_optimizer": (bool,)}
 LEAST = {"gradient_accumulation_steps": 1, "gradient_clipping": 0}
-REASONS = {  # why a key is refused, at the top or in a section; other keys need no reason
-    "train_batch_size": "--batch-size sets it", "optimizer": "main.py makes it",
+REASONS = {  # why a key is refused, at the top level or in a section; other keys need no reason
+    "train_batch_size": "--batch-size sets it", "optimizer": "main.py creates it",
     "train_micro_batch_size_per_gpu": "--batch-size sets it",
     "scheduler": "main.py sets the learning rate", "bfloat16": "its name is bf16",
-    "torch_autocast": "--precision bf16 casts", "offload_param": "main.py does not count it",
+    "torch_autocast": "--precision bf16 casts", "offload_param": "main.py does not count its bytes",
     "cpu_offload": "its name is offload_optimizer", "cpu_offload_param": "see offload_param",
     "bf16_master_weights_and_grads": "they are fp32", "bf16_optimizer_states": "they are fp32",
     "fp16_master_weights_and_grads": "they are fp32"}
 
 
 def read_config(precision: str, device: str, zero: dict | None = None) -> tuple[dict, str]:
-    """Return the configuration, with the options of ZeRO, and the precision of it and the flag.
+    """Return the configuration with ZeRO's options, and the precision from it and --precision.
 
-    Exits with a line where file and flags contradict each other.
+    Exits with one line if file and flags contradict each other.
     """
     config = read_file()
     section = config.get("zero_optimization", {})
     if zero:
         if section.keys() & zero.keys():
-            sys.exit(f"ds_config.json: take {', '.join(zero)} out of it, flags set them")
+            sys.exit(f"ds_config.json: remove {', '.join(zero)}: flags set them")
         config["zero_optimization"] = section | zero
     elif section.get("stage", 0) not in (0, 1, 2):
-        sys.exit("ds_config.json: stage has to be 0, 1 or 2; chapter 5 has 3")
+        sys.exit("ds_config.json: stage has to be 0, 1 or 2; for 3 use chapter 5")
     if precision == "fp64":
-        sys.exit("--precision fp64: DeepSpeed has none; take fp32")
+        sys.exit("--precision fp64: DeepSpeed does not support it: use fp32")
     if precision == "bf16":
         config["bf16"] = {"enabled": True} | config.get("bf16", {})
     enabled = [name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled")]
     if len(enabled) > 1 or (precision == "bf16" and enabled != ["bf16"]):
-        sys.exit("ds_config.json: take bf16 and fp16 out of it, --precision sets bf16")
+        sys.exit("ds_config.json: remove bf16 and fp16: --precision sets bf16")
     if enabled == ["fp16"] and device == "cpu":
-        sys.exit("ds_config.json: fp16 needs a GPU: take it out")
+        sys.exit("ds_config.json: fp16 needs a GPU: remove it")
     return config, enabled[0] if enabled else precision
 
 
 def read_file():
-    """Return what the file says; exit with a line where a key would not do what it says."""
+    """Return the file's contents; exit with one line if a key would have no effect."""
     try:
-        config = json.loads(CONFIG.read_text(), object_pairs_hook=unique)
+        config = json.loads(CONFIG.read_text(), object_pairs_hook=refuse_duplicate_keys)
     except (OSError, ValueError) as problem:
         sys.exit(f"ds_config.json: {problem}")
     if not isinstance(config, dict):
@@ -67,12 +67,12 @@ def read_file():
         refused += [key for key in section if key in REASONS] if isinstance(section, dict) else []
     if refused:
         names = [f"{key} ({REASONS[key]})" if key in REASONS else key for key in refused]
-        sys.exit(f"ds_config.json: take {', '.join(names)} out of it; main.py knows only "
+        sys.exit(f"ds_config.json: remove {', '.join(names)}; main.py supports only "
                  f"{', '.join(KEYS)}")
     for key, value in config.items():
         text = json.dumps(value)
         if '"auto"' in text:
-            sys.exit(f'ds_config.json: {key}: "auto" is Hugging Face\'s: write the value itself')
+            sys.exit(f'ds_config.json: {key}: "auto" works only in Hugging Face: write the value')
         if type(value) not in KEYS[key]:
             sys.exit(f"ds_config.json: {key} cannot be {text}")
         if key in LEAST and not value >= LEAST[key]:
@@ -82,29 +82,29 @@ def read_file():
     return config
 
 
-def unique(pairs):
+def refuse_duplicate_keys(pairs):
     """Return the keys and values of one {...} in the file as a dictionary."""
     keys = [key for key, _ in pairs]
     for key in keys:
         if keys.count(key) > 1:
-            raise ValueError(f"{key} is there twice")
+            raise ValueError(f"{key} appears twice")
     return dict(pairs)
 
 
 def import_deepspeed(device: torch.device, config: dict | None = None) -> ModuleType:
-    """Return DeepSpeed, without what it prints and compiles at its start; it checks `config`.
+    """Import DeepSpeed quietly, without compiling, and check `config`.
 
-    It takes LOCAL_RANK for the number of this rank's GPU. A rank that sees its own GPU only has
-    number 0 (deepspeed/runtime/engine.py, _set_distributed_vars; zero/partition_parameters.py).
+    DeepSpeed takes LOCAL_RANK for the index of this rank's GPU, which is 0 if the rank sees only
+    its own GPU (deepspeed/runtime/engine.py, _set_distributed_vars; zero/partition_parameters.py).
     """
     os.environ["DS_ACCELERATOR"] = device.type
     if device.index is not None:
         os.environ["LOCAL_RANK"] = str(device.index)
-        os.environ.pop("OMPI_COMM_WORLD_LOCAL_RANK", None)  # which would have to be the same
+        os.environ.pop("OMPI_COMM_WORLD_LOCAL_RANK", None)  # it would have to be equal
     import deepspeed
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo is used; else it compiles
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would compile; gloo is used
     deepspeed.utils.logger.setLevel("ERROR")
-    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # ZeRO's older names
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # ZeRO uses old names
     try:
         if config:
             deepspeed.DeepSpeedConfig(config)
@@ -115,14 +115,14 @@ def import_deepspeed(device: torch.device, config: dict | None = None) -> Module
 
 
 def initialize(deepspeed: ModuleType, model: nn.Module, **options: object) -> tuple:
-    """Return DeepSpeed's engine and optimizer; exit with DeepSpeed's reason where it fails."""
+    """Return DeepSpeed's engine and optimizer; exit with DeepSpeed's reason if it fails."""
     try:
         engine, optimizer, _, _ = deepspeed.initialize(model=model, **options)
     except Exception as problem:
         reason = " ".join(str(problem).split())[:150]
         sys.exit(f"deepspeed.initialize(), with ds_config.json, failed: "
                  f"{type(problem).__name__}: {reason}")
-    dtype = next(model.parameters()).dtype  # DeepSpeed has cast them
+    dtype = next(model.parameters()).dtype  # DeepSpeed has cast the parameters
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and dtype != torch.float32:
             keep_statistics(module, dtype)
@@ -130,15 +130,15 @@ def initialize(deepspeed: ModuleType, model: nn.Module, **options: object) -> tu
 
 
 def keep_statistics(norm: nn.Module, dtype: torch.dtype) -> None:
-    """Keep BatchNorm's running mean and variance in fp32, next to those that it computes with.
+    """Keep BatchNorm's running mean and variance in fp32, next to the bf16 ones that it uses.
 
-    In bf16 they would not move any more where an update is below 1/256 of their value.
+    In bf16, updates below 1/256 of the value are rounded away.
     """
     mean, variance = norm.running_mean.clone(), norm.running_var.clone()
     norm.running_mean.data, norm.running_var.data = mean.to(dtype), variance.to(dtype)
     norm.register_buffer("mean_fp32", mean)
     norm.register_buffer("variance_fp32", variance)
-    momentum, norm.momentum = norm.momentum, 0.0  # PyTorch's own update, of the bf16 ones
+    momentum, norm.momentum = norm.momentum, 0.0  # disables PyTorch's own update
 
     def update(_, inputs):
         if norm.training:

@@ -2,8 +2,8 @@
 
     mpiexec -n 2 python main.py         # or srun, torchrun, deepspeed; python alone is one rank
 
-ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
-and measuring.
+ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+data sets and measurements.
 """
 
 import faulthandler
@@ -27,7 +27,7 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
         from torchvision.models import get_model
         return get_model(name, num_classes=10)
     channels, side = image_shape[0], (image_shape[-1] - 4) // 2
-    return nn.Sequential(  # no BatchNorm, no dropout: any number of ranks trains the same
+    return nn.Sequential(  # no BatchNorm or dropout: the result is the same on any number of ranks
         nn.Conv2d(channels, 32, 3), nn.ReLU(),
         nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(64 * side * side, 128), nn.ReLU(),
@@ -35,43 +35,43 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """A batch is one dataset[indices], fast with arrays; other data sets want batch_size=size."""
+    """Index the dataset once per batch (fast for arrays); other data sets need batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
+                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU continues
 
 
 def main():
-    # Ranks and device: the launcher has started this program once per rank, each a process.
+    # Ranks and device: the launcher has started one process of this program per rank.
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
     parser = workshop.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     args = parser.parse_args()
-    # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
-    timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
+    # All ranks connect, at the address that find_ranks() has set: gloo for CPUs, NCCL for GPUs.
+    timeout = timedelta(seconds=args.timeout)  # how long to wait for an unresponsive rank
     dist.init_process_group(workshop.backend(args), timeout=timeout)
-    device = workshop.choose_device(args, local_rank)  # a GPU of its own, or for all the CPU
+    device = workshop.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
-        torch.set_float32_matmul_precision("high")  # TF32: fp32 products keep 10 bits of 23
-        torch.backends.cudnn.benchmark = True  # try each algorithm of a convolution once
-    dtype = torch.float32  # of parameters; DeepSpeed has no fp64
+        torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
+        torch.backends.cudnn.benchmark = True  # time each convolution algorithm, use the fastest
+    dtype = torch.float32  # of the parameters; DeepSpeed does not support fp64
     torch.manual_seed(args.seed)
 
-    # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
-    with rank_0_first(rank):  # rank 0, which may download, then all others
+    # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
+    with rank_0_first(rank):  # rank 0, which may download, then the others
         config, precision = read_config(args.precision, device.type)
-        parts = world_size * config["gradient_accumulation_steps"]  # backward passes in a step
-        global_batch = args.global_batch_size or parts * args.batch_size
-        batch = config["train_micro_batch_size_per_gpu"] = global_batch // parts  # per backward
-        workshop.check(args, device.type, global_batch, parts, precision)
+        micro_batches = world_size * config["gradient_accumulation_steps"]  # per step
+        global_batch = args.global_batch_size or micro_batches * args.batch_size
+        batch = config["train_micro_batch_size_per_gpu"] = global_batch // micro_batches
+        workshop.check(args, device.type, global_batch, micro_batches, precision)
         train, test = workshop.load_data(args, global_batch)
     deepspeed = import_deepspeed(device, config)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()
     layout = torch.contiguous_format
     if device.type != "cpu" or precision == "bf16":
-        layout = torch.channels_last  # a pixel's channels are neighbours: fast convolutions
+        layout = torch.channels_last  # a pixel's channels are adjacent: faster convolutions
 
     def standardised(images):
         return ((images.to(dtype) - mean) / std).to(compute, memory_format=layout)
@@ -80,15 +80,15 @@ def main():
     train_batches = batches(train, sampler, batch, device, drop_last=True)
     test_batches = batches(test, range(rank, len(test), world_size), batch, device)
 
-    # The model and its optimizer.
-    model = build_model(args.model, train.images.shape[1:]).to(device, dtype)  # plain strides
+    # Model and optimizer. DeepSpeed needs contiguous parameters, so not channels_last.
+    model = build_model(args.model, train.images.shape[1:]).to(device, dtype)
     if args.compile:
         model.compile()
-    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
+    lr = args.lr * global_batch / 256  # linear scaling rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     engine, optimizer = initialize(deepspeed, model=model, optimizer=optimizer, config=config)
 
-    # Resume: continue after the epoch that was saved. Every rank reads the file.
+    # Resume after the last saved epoch. Every rank reads the checkpoint.
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
@@ -97,7 +97,7 @@ def main():
             engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))
             step = engine.global_steps
 
-    # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
+    # Training: each rank has its own batch; averaged gradients keep all parameters identical.
     epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
@@ -114,40 +114,40 @@ def main():
         report.start()
         for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
-            # DeepSpeed's own groups wait for half an hour. Each call restarts the clock.
+            # DeepSpeed's own process groups would wait half an hour. Each call restarts the timer.
             faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             logits = engine(standardised(images))
             loss = nn.functional.cross_entropy(logits.to(dtype), labels)
-            engine.backward(loss)  # the last of the accumulated ones averages over the ranks
-            engine.step()  # changes parameters after the last one; zeroes the gradients
+            engine.backward(loss)  # averages over the ranks, on a step's last micro-batch
+            engine.step()  # updates parameters after the last micro-batch; zeroes gradients
             step = engine.global_steps
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
             report.step(step)
-            if step in (last_step, (epoch + 1) * epoch_steps):  # leftover micro-batches stay out
+            if step in (last_step, (epoch + 1) * epoch_steps):  # drop leftover micro-batches
                 break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= world_size
-        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
+        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its part
             save(args.checkpoint, training, step, partial(
                 engine.save_checkpoint, args.checkpoint, save_latest=False))
     faulthandler.cancel_dump_traceback_later()
 
-    # Evaluation: every test image once. Not through `engine`: ranks may have more or fewer batches.
+    # Evaluation: every test image once. Not through `engine`: batch counts may differ by rank.
     for buffer in model.buffers():
-        dist.broadcast(buffer, 0)  # BatchNorm's statistics differ by rank: all take rank 0's
+        dist.broadcast(buffer, 0)  # BatchNorm statistics differ by rank: use rank 0's
     model.eval()
-    right = torch.zeros((), dtype=torch.int64, device=device)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         for images, labels in test_batches:
-            right += (model(standardised(images.to(device))).argmax(1) == labels.to(device)).sum()
-    dist.all_reduce(right, dist.ReduceOp.SUM)
-    report.end(right.item(), len(test), gradient_bytes=parameters * compute.itemsize)
-    dist.barrier()  # rank 0 hosts the connections: it waits for all
+            correct += (model(standardised(images.to(device))).argmax(1) == labels.to(device)).sum()
+    dist.all_reduce(correct, dist.ReduceOp.SUM)
+    report.end(correct.item(), len(test), gradient_bytes=parameters * compute.itemsize)
+    dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); what fails on one rank ends all: README, "If a rank fails"
+    run(main)  # calls main(); if one rank fails, all end: README, "If a rank fails"

@@ -1,4 +1,4 @@
-"""Count what a rank holds, tensor by tensor, next to ZeRO's formulas (1910.02054)."""
+"""Count a rank's bytes, tensor by tensor, to compare with ZeRO's formulas (1910.02054)."""
 
 import gc
 import time
@@ -11,13 +11,13 @@ ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 
 
 def count(groups: dict[str, Iterable], device: torch.device) -> dict[str, int]:
-    """Return the bytes of each group of tensors; a storage belongs to the first that has it."""
+    """Return the bytes of each group of tensors; a shared storage counts for the first."""
     counted, sums = set(), dict.fromkeys(groups, 0)
     for name, tensors in groups.items():
         for tensor in tensors:
             if tensor is None:
                 continue
-            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a sharded one
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
             storage = local.untyped_storage()
             if local.device.type == device.type and storage.data_ptr() not in counted:
                 counted.add(storage.data_ptr())
@@ -26,9 +26,9 @@ def count(groups: dict[str, Iterable], device: torch.device) -> dict[str, int]:
 
 
 class Accounting:
-    """Count the bytes of one training step; `tensors()` gives {role: what the rank holds now}.
+    """Count the bytes of one training step; `tensors()` returns {role: tensors held now}.
 
-    batch_bytes: those that a step's images may have.
+    batch_bytes: upper bound for one step's images.
     """
 
     def __init__(self, model, tensors, batch_bytes, device):
@@ -37,8 +37,8 @@ class Accounting:
         self.bytes, self.hooks, self.problem = {}, [], None
 
     def watch(self):
-        """Before the forward: count whenever a layer has done a part of its work."""
-        if self.hooks:  # a later part of an accumulated step
+        """Call before forward: then count at every layer, in forward and backward."""
+        if self.hooks:  # a later micro-batch of the step
             return
         for module in self.model.modules():
             if next(module.parameters(recurse=False), None) is not None:
@@ -47,7 +47,7 @@ class Accounting:
 
     def before_forward(self, module, _):
         self.update_peaks()
-        for parameter in module.parameters(recurse=False):  # gathered, where that is how it works
+        for parameter in module.parameters(recurse=False):  # gathered now, if sharded
             self.hooks += [parameter.register_hook(self.update_peaks),
                            parameter.register_post_accumulate_grad_hook(self.update_peaks)]
 
@@ -58,14 +58,14 @@ class Accounting:
     def update_peaks(self, *_):
         try:
             sums = count(self.tensors(), self.device)
-        except Exception as problem:  # this library has other names
+        except Exception as problem:  # another version of the library has other names
             self.problem = f"{type(problem).__name__}: {problem}"
             return
         for role in ROLES[:2]:
             self.bytes[f"peak {role}"] = max(sums[role], self.bytes.get(f"peak {role}", 0))
 
     def close(self):
-        """After the step's backward: count. 5 % of unknown use, besides the batch, is a problem."""
+        """Count after backward; a problem if over 5 % (plus the batch) have no known role."""
         for hook in self.hooks:
             hook.remove()
         self.update_peaks()
@@ -75,19 +75,19 @@ class Accounting:
             gpu = torch.get_device_module(self.device)
             self.bytes["allocator's peak"] = gpu.max_memory_allocated()
         deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:  # gloo's thread may hold a bucket for a moment
+        while time.monotonic() < deadline:  # gloo's thread may hold a bucket briefly
             gc.collect()
             others = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
             sums = count(self.tensors() | {"unclassified": others}, self.device)
-            del others  # or the next count finds what it holds
+            del others  # or the next count includes it
             self.bytes |= sums
             if sums["unclassified"] <= 0.05 * sum(sums.values()) + self.batch_bytes:
                 return
-        self.problem = f"{sums['unclassified']:,} bytes of tensors of unknown use"
+        self.problem = f"{sums['unclassified']:,} bytes of tensors with no known role"
 
 
 def layer_sizes(model: torch.nn.Sequential) -> list[int]:
-    """Return the parameters of each layer, also where DeepSpeed has cut them into shards."""
+    """Return the parameters of each layer, also if DeepSpeed has sharded them."""
     return [sum(getattr(parameter, "ds_numel", parameter.numel())
                 for parameter in layer.parameters()) for layer in model]
 
@@ -96,24 +96,24 @@ def formula(stage: int, ranks: int, parameters: float, layer: float, *, width: i
             moments: int, keeps_gradients: bool = False) -> dict[str, float]:
     """Return the bytes that ZeRO's paper expects on each rank, by the names of Accounting.bytes.
 
-    parameters: their number; layer: that of the largest layer, which is gathered whole at stage 3.
-    Bytes per parameter: width, of it and its gradient; master, of the fp32 master copy, or 0;
-    moments, of Adam's state. keeps_gradients: at stage 1 also others', as in the paper.
+    parameters: their number; layer: that of the largest layer, which stage 3 gathers. Bytes per
+    parameter: width (also of its gradient), master (fp32 copy, 0 if there is none), moments (Adam's
+    state). keeps_gradients: at stage 1 each rank keeps the full gradients, as in the paper.
     """
     whole, sharded = width * parameters, width * parameters / ranks
-    stepped = parameters if stage == 0 else parameters / ranks  # by this rank's optimizer
-    keeps_all = stage == 0 or (stage == 1 and keeps_gradients)
-    with_a_layer = sharded + width * layer
+    updated = parameters if stage == 0 else parameters / ranks  # by this rank's optimizer
+    all_gradients = stage == 0 or (stage == 1 and keeps_gradients)
+    plus_layer = sharded + width * layer
     return {"parameters": sharded if stage == 3 else whole,
-            "gradients": whole if keeps_all else sharded,
-            "master copy": master * stepped,
-            "optimizer state": moments * stepped,
-            "peak parameters": with_a_layer if stage == 3 and ranks > 1 else whole,
-            "peak gradients": with_a_layer if stage > 1 else whole}
+            "gradients": whole if all_gradients else sharded,
+            "master copy": master * updated,
+            "optimizer state": moments * updated,
+            "peak parameters": plus_layer if stage == 3 and ranks > 1 else whole,
+            "peak gradients": plus_layer if stage > 1 else whole}
 
 
 def report_bytes(account: Accounting, expected: dict[str, float]) -> list[dict]:
-    """Print, from rank 0, a line per rank and one for the formula; return the ranks' counts."""
+    """Print on rank 0 one line per rank and one for the formula; return the ranks' counts."""
     if not account.bytes and not account.problem:  # fewer than two steps
         return []
     answers = [None] * dist.get_world_size()
@@ -121,7 +121,7 @@ def report_bytes(account: Accounting, expected: dict[str, float]) -> list[dict]:
     counts = [counted for counted, _ in answers]
     problems = [problem for _, problem in answers if problem]
     if dist.get_rank() == 0 and problems:
-        print(f"no table of bytes: {problems[0]} (tried with the pinned versions)")
+        print(f"memory accounting failed: {problems[0]} (only tested with the pinned versions)")
     elif dist.get_rank() == 0:
         names = [*ROLES, "sum", *(name for name in counts[0] if "peak" in name)]
         print("bytes between backward and optimizer step, and the peaks of that step:")
@@ -134,7 +134,7 @@ def report_bytes(account: Accounting, expected: dict[str, float]) -> list[dict]:
     return [] if problems else counts
 
 
-# Where the two programs of this chapter keep their tensors
+# Where this chapter's two programs keep their tensors
 
 def deepspeed_formula(args, ranks, sizes, compute):
     """Return formula() for DeepSpeed's ZeRO and Adam: a master copy in fp32 and two moments."""
@@ -146,7 +146,7 @@ def deepspeed_formula(args, ranks, sizes, compute):
 
 
 def held_by_deepspeed(model, optimizer, adam):
-    """Return the tensors of this rank by role; they are where DeepSpeed 0.19 has them."""
+    """Return the tensors of this rank by role, from where DeepSpeed 0.19 keeps them."""
     whole = list(model.parameters())
     shards = [parameter.ds_tensor for parameter in whole if hasattr(parameter, "ds_tensor")]
     master = [parameter for group in adam.param_groups for parameter in group["params"]]
@@ -163,15 +163,15 @@ def held_by_deepspeed(model, optimizer, adam):
 
 
 def held_by_pytorch(model, shards, optimizer):
-    """Return the same for fsdp.py. A gathered layer is among the model's parameters."""
+    """Return the tensors of fsdp.py by role; the model's parameters include a gathered layer."""
     parameters = [*shards, *model.parameters()]
-    adam = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has its shard's inside
+    adam = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer wraps one
     return {"parameters": parameters, "gradients": [parameter.grad for parameter in parameters],
             "master copy": [], "optimizer state": moments_of(adam)}
 
 
 def pytorch_formula(args, ranks, sizes, dtype):
-    """Return formula() for fsdp.py, without peaks: PyTorch gathers in buffers of its own."""
+    """Return formula() for fsdp.py, without peaks: PyTorch gathers into its own buffers."""
     width = dtype.itemsize if args.offload == "none" else 0
     expected = formula(args.stage, ranks, sum(sizes), 0, width=width, master=0, moments=2 * width,
                        keeps_gradients=True)

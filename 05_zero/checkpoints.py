@@ -1,4 +1,4 @@
-"""Checkpoints to which every rank writes a part: a folder, whose file latest names a whole one."""
+"""Sharded checkpoints: one folder, whose file `latest` names the last complete one."""
 
 import json
 import os
@@ -8,32 +8,34 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from workshop import refuse_other
+from workshop import refuse_other_settings
 
 
 def save(checkpoint: str, training: dict, step: int, write: Callable[[str], None]) -> None:
-    """Every rank writes its part by write("step22"), a folder in the checkpoint's.
+    """Call write("step22") on every rank to write its shard into that subfolder.
 
-    When all have, rank 0 puts that name into latest, and removes the checkpoint before.
+    Then rank 0 updates `latest` and removes the previous subfolder.
     """
-    folder, place = Path(checkpoint), f"step{step}"
+    folder = Path(checkpoint)
+    subfolder = f"step{step}"
     if dist.get_rank() == 0:
-        shutil.rmtree(folder / place, ignore_errors=True)  # of a job that was killed in between
+        shutil.rmtree(folder / subfolder, ignore_errors=True)  # left over from a killed job
     dist.barrier()
-    write(place)
+    write(subfolder)
     dist.barrier()
     if dist.get_rank() == 0:
         latest = folder / "latest"
-        before = latest.read_text() if latest.exists() else None
-        (folder / place / "training.json").write_text(json.dumps(training))
-        (folder / "latest.tmp").write_text(place)
+        previous = latest.read_text() if latest.exists() else None
+        (folder / subfolder / "training.json").write_text(json.dumps(training))
+        (folder / "latest.tmp").write_text(subfolder)
         os.replace(folder / "latest.tmp", latest)  # never a half-written file
-        if before:
-            shutil.rmtree(folder / before)
+        if previous:
+            shutil.rmtree(folder / previous)
 
 
 def last_saved(checkpoint: str, training: dict) -> str:
-    """Return what latest names; exit with one line where it is of another training."""
-    place = Path(checkpoint, "latest").read_text()
-    refuse_other(json.loads(Path(checkpoint, place, "training.json").read_text()), training)
-    return place
+    """Return the subfolder that `latest` names; exit if it was saved with other settings."""
+    subfolder = Path(checkpoint, "latest").read_text()
+    saved = json.loads(Path(checkpoint, subfolder, "training.json").read_text())
+    refuse_other_settings(saved, training)
+    return subfolder

@@ -1,10 +1,10 @@
-"""Train the same perceptron with PyTorch's own sharding: FSDP2 for stage 3, and for stage 1 Adam's.
+"""Train the same perceptron with PyTorch's sharding: FSDP2, or ZeroRedundancyOptimizer (stage 1).
 
     mpiexec -n 2 python fsdp.py                 # each rank's bytes next to the formula's
     mpiexec -n 4 python fsdp.py --width 4096 --layers 24 --precision bf16
 
-ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
-and measuring.
+ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+data sets and measurements.
 """
 
 import sys
@@ -29,59 +29,60 @@ from sharded import load, load_from_rank_0, save
 
 
 def shard(model, args, device):
-    """Give each rank a shard of each layer, which is gathered for its forward and backward."""
-    precision, place = fsdp.MixedPrecisionPolicy(), fsdp.OffloadPolicy()
+    """Shard each layer over the ranks; a layer is gathered for its forward and backward."""
+    precision = fsdp.MixedPrecisionPolicy()
+    offload = fsdp.OffloadPolicy()
     if args.precision == "bf16":
-        precision = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # reduced in fp32
+        precision = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # reduce in fp32
     if args.offload == "cpu":
-        place = fsdp.CPUOffloadPolicy()
+        offload = fsdp.CPUOffloadPolicy()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     layers = [layer for layer in model if isinstance(layer, nn.Linear)]
     for layer in layers:
-        fsdp.fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=place)
-    fsdp.fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=place)
-    model.to_empty(device=device if args.offload == "none" else "cpu")  # memory for the shards
-    for layer in layers:  # one whole layer at a time
+        fsdp.fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    fsdp.fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    model.to_empty(device=device if args.offload == "none" else "cpu")  # allocates the shards
+    for layer in layers:  # one full layer at a time
         load_from_rank_0(layer, type(layer)(layer.in_features, layer.out_features))
     return model
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """A batch is one dataset[indices], fast with arrays; other data sets want batch_size=size."""
+    """Index the dataset once per batch (fast for arrays); other data sets need batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
+                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU continues
 
 
 def main():
-    # Ranks and device: the launcher has started this program once per rank, each a process.
+    # Ranks and device: the launcher has started one process of this program per rank.
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
     parser = workshop.make_parser(__doc__, lr=0.002)
     add = parser.add_argument
-    add("--stage", type=int, choices=(1, 3), default=3, help="of ZeRO (3)")
+    add("--stage", type=int, choices=(1, 3), default=3, help="ZeRO stage (3)")
     add("--width", type=int, default=1024, help="outputs of each layer (1024)")
-    add("--layers", type=int, default=10, help="between the first and the last (10)")
+    add("--layers", type=int, default=10, help="layers between the first and the last (10)")
     add("--offload", choices=("none", "cpu"), default="none",
-        help="where the optimizer's part is (none)")
+        help="cpu: keep each rank's shards in CPU memory (none)")
     args = parser.parse_args()
-    # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
-    timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
+    # All ranks connect, at the address that find_ranks() has set: gloo for CPUs, NCCL for GPUs.
+    timeout = timedelta(seconds=args.timeout)  # how long to wait for an unresponsive rank
     dist.init_process_group(workshop.backend(args), timeout=timeout)
-    device = workshop.choose_device(args, local_rank)  # a GPU of its own, or for all the CPU
+    device = workshop.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
-        torch.set_float32_matmul_precision("high")  # TF32: fp32 products keep 10 bits of 23
+        torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
+    # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
     global_batch = args.global_batch_size or world_size * args.batch_size
     batch = global_batch // world_size  # per rank; check() refuses a remainder
-    with rank_0_first(rank):  # rank 0, which may download, then all others
+    with rank_0_first(rank):  # rank 0, which may download, then the others
         workshop.check(args, device.type, global_batch, world_size)
         if args.offload == "cpu" and (args.stage == 1 or device.type == "cpu"):
-            sys.exit("--offload cpu: only with --stage 3, on GPUs, whose memory it saves")
+            sys.exit("--offload cpu needs --stage 3 and a GPU (it saves GPU memory)")
         if args.checkpoint and args.stage == 1:
-            sys.exit("--checkpoint: only with --stage 3")
+            sys.exit("--checkpoint needs --stage 3")
         train, test = workshop.load_data(args, global_batch)
     mean, std = train.images[:256].mean(), train.images[:256].std()
 
@@ -91,20 +92,20 @@ def main():
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = batches(train, sampler, batch, device, drop_last=True)
 
-    # The model and its optimizer.
-    with torch.device("meta" if args.stage == 3 else device):  # meta: shapes, and no memory
+    # Model and optimizer.
+    with torch.device("meta" if args.stage == 3 else device):  # meta: shapes without memory
         model = build_model(args.width, args.layers, train.images[0].size).to(dtype)
-    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
+    lr = args.lr * global_batch / 256  # linear scaling rule: twice the batch, twice the rate
     sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in model]
     if args.stage == 3:
-        wrapped = shard(model, args, device)
+        parallel_model = shard(model, args, device)
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     else:  # each rank keeps Adam's state for a part of the parameters
-        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        parallel_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=lr)
     shards = list(model.parameters())
 
-    # Resume: continue after the epoch that was saved. Every rank reads the file.
+    # Resume after the last saved epoch. Every rank reads the checkpoint.
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
                 "stage": args.stage, "width": args.width, "layers": args.layers,
@@ -113,7 +114,7 @@ def main():
         with workshop.resuming(args):
             step = load(model, optimizer, args.checkpoint, training)
 
-    # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
+    # Training: each rank has its own batch; averaged gradients keep all parameters identical.
     epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
@@ -123,7 +124,7 @@ def main():
                     offload=args.offload)
     account = Accounting(model, partial(held_by_pytorch, model, shards, optimizer),
                          4 * train.images.nbytes, device)
-    watched = step + 1  # the second step from here: Adam has its state
+    watched = step + 1  # the second step of this run, when Adam has its state
     report.begin(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
@@ -138,7 +139,7 @@ def main():
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16,
                                 enabled=args.precision == "bf16" and args.stage == 1):
-                logits = wrapped(standardised(images))
+                logits = parallel_model(standardised(images))
                 loss = nn.functional.cross_entropy(logits.to(dtype), labels)
             loss.backward()  # each rank gets the averaged gradients of its shards
             if step == watched:
@@ -153,24 +154,24 @@ def main():
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= world_size
-        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
+        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its shards
             save(model, optimizer, args.checkpoint, training, step)
 
-    # Evaluation: every test image once, on one of the ranks, and in one batch each: at stage 3
-    # the ranks gather layers together, and one with more batches than others would wait for them.
+    # Evaluation: every test image once, in one batch per rank: at stage 3 all ranks gather each
+    # layer together, so a rank with more batches would wait for the others forever.
     model.eval()
-    own = test[range(rank, len(test), world_size)]
-    images, labels = [torch.from_numpy(part).to(device) for part in own]
+    images, labels = test[range(rank, len(test), world_size)]
+    images, labels = [torch.from_numpy(part).to(device) for part in (images, labels)]
     with torch.no_grad():
-        right = (model(standardised(images)).argmax(1) == labels).sum()
-    dist.all_reduce(right, dist.ReduceOp.SUM)
+        correct = (model(standardised(images)).argmax(1) == labels).sum()
+    dist.all_reduce(correct, dist.ReduceOp.SUM)
     expected = pytorch_formula(args, world_size, sizes, dtype)
     memory = report_bytes(account, expected)
-    report.end(right.item(), len(test), memory=memory, memory_formula=expected,
+    report.end(correct.item(), len(test), memory=memory, memory_formula=expected,
                gradient_bytes=sum(sizes) * dtype.itemsize)
-    dist.barrier()  # rank 0 hosts the connections: it waits for all
+    dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); what fails on one rank ends all: README, "If a rank fails"
+    run(main)  # calls main(); if one rank fails, all end: README, "If a rank fails"

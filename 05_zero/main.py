@@ -1,10 +1,10 @@
-"""Train a perceptron with ZeRO: --stage 1, 2 and 3 share out what every rank holds at stage 0.
+"""Train a perceptron with ZeRO: --stage 1, 2 and 3 shard what every rank holds at stage 0.
 
     mpiexec -n 2 python main.py --stage 3       # each rank's bytes next to the formula's
     mpiexec -n 4 python main.py --stage 2 --width 4096 --layers 24 --precision bf16
 
-ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
-and measuring.
+ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+data sets and measurements.
 """
 
 import faulthandler
@@ -27,47 +27,47 @@ from report import Report
 
 
 def zero_options(args):
-    """What ZeRO shares out, and where it puts it: a part of ds_config.json."""
-    return {"stage": args.stage, "reduce_bucket_size": args.width * (args.width + 1),  # a layer
+    """Return the zero_optimization section of DeepSpeed's configuration."""
+    return {"stage": args.stage, "reduce_bucket_size": args.width * (args.width + 1),  # one layer
             "offload_optimizer": {"device": "cpu"} if args.offload == "cpu" else None}
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """A batch is one dataset[indices], fast with arrays; other data sets want batch_size=size."""
+    """Index the dataset once per batch (fast for arrays); other data sets need batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
+                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU continues
 
 
 def main():
-    # Ranks and device: the launcher has started this program once per rank, each a process.
+    # Ranks and device: the launcher has started one process of this program per rank.
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
     parser = workshop.make_parser(__doc__, lr=0.002)
     add = parser.add_argument
-    add("--stage", type=int, choices=(0, 1, 2, 3), default=2, help="of ZeRO (2)")
+    add("--stage", type=int, choices=(0, 1, 2, 3), default=2, help="ZeRO stage (2)")
     add("--width", type=int, default=1024, help="outputs of each layer (1024)")
-    add("--layers", type=int, default=10, help="between the first and the last (10)")
+    add("--layers", type=int, default=10, help="layers between the first and the last (10)")
     add("--offload", choices=("none", "cpu"), default="none",
-        help="where the optimizer's part is (none)")
+        help="cpu: keep the optimizer's state in CPU memory (none)")
     args = parser.parse_args()
-    # All ranks meet, at the address that find_ranks() put into os.environ. gloo: CPUs, NCCL: GPUs.
-    timeout = timedelta(seconds=args.timeout)  # to wait for a silent rank
+    # All ranks connect, at the address that find_ranks() has set: gloo for CPUs, NCCL for GPUs.
+    timeout = timedelta(seconds=args.timeout)  # how long to wait for an unresponsive rank
     dist.init_process_group(workshop.backend(args), timeout=timeout)
-    device = workshop.choose_device(args, local_rank)  # a GPU of its own, or for all the CPU
+    device = workshop.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
-        torch.set_float32_matmul_precision("high")  # TF32: fp32 products keep 10 bits of 23
-    dtype = torch.float32  # of parameters; DeepSpeed has no fp64
+        torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
+    dtype = torch.float32  # of the parameters; DeepSpeed does not support fp64
     torch.manual_seed(args.seed)
 
-    # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
-    with rank_0_first(rank):  # rank 0, which may download, then all others
+    # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
+    with rank_0_first(rank):  # rank 0, which may download, then the others
         config, precision = read_config(args.precision, device.type, zero_options(args))
-        parts = world_size * config["gradient_accumulation_steps"]  # backward passes in a step
-        global_batch = args.global_batch_size or parts * args.batch_size
-        batch = config["train_micro_batch_size_per_gpu"] = global_batch // parts  # per backward
-        workshop.check(args, device.type, global_batch, parts, precision)
+        micro_batches = world_size * config["gradient_accumulation_steps"]  # per step
+        global_batch = args.global_batch_size or micro_batches * args.batch_size
+        batch = config["train_micro_batch_size_per_gpu"] = global_batch // micro_batches
+        workshop.check(args, device.type, global_batch, micro_batches, precision)
         if args.offload == "cpu" and (args.stage == 0 or device.type == "cpu"):
-            sys.exit("--offload cpu: only with --stage 1, 2 or 3, on GPUs, whose memory it saves")
+            sys.exit("--offload cpu needs --stage 1, 2 or 3 and a GPU (it saves GPU memory)")
         train, test = workshop.load_data(args, global_batch)
     deepspeed = import_deepspeed(device, config)
     compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
@@ -79,15 +79,15 @@ def main():
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = batches(train, sampler, batch, device, drop_last=True)
 
-    # The model and its optimizer.
+    # Model and optimizer.
     with deepspeed.zero.Init(config_dict_or_path=config, enabled=args.stage == 3):
-        model = build_model(args.width, args.layers, train.images[0].size)  # stage 3: in shards
-    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
+        model = build_model(args.width, args.layers, train.images[0].size)  # sharded at stage 3
+    lr = args.lr * global_batch / 256  # linear scaling rule: twice the batch, twice the rate
     adam = torch.optim.Adam(model.parameters(), lr=lr)
     sizes = layer_sizes(model)
     engine, optimizer = initialize(deepspeed, model=model, optimizer=adam, config=config)
 
-    # Resume: continue after the epoch that was saved. Every rank reads the file.
+    # Resume after the last saved epoch. Every rank reads the checkpoint.
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
                 "stage": args.stage, "width": args.width, "layers": args.layers,
@@ -97,7 +97,7 @@ def main():
             engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))
             step = engine.global_steps
 
-    # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
+    # Training: each rank has its own batch; averaged gradients keep all parameters identical.
     epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
@@ -107,7 +107,7 @@ def main():
                     offload=args.offload, gradient_clipping=engine.gradient_clipping())
     account = Accounting(model, partial(held_by_deepspeed, model, optimizer, adam),
                          4 * train.images.nbytes, device)
-    watched = step + 1  # the second step from here: Adam has its state
+    watched = step + 1  # the second step of this run, when Adam has its state
     report.begin(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
@@ -116,46 +116,46 @@ def main():
         report.start()
         for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
-            # DeepSpeed's own groups wait for half an hour. Each call restarts the clock.
+            # DeepSpeed's own process groups would wait half an hour. Each call restarts the timer.
             faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             if step == watched:
                 account.watch()
             logits = engine(standardised(images))
             loss = nn.functional.cross_entropy(logits.to(dtype), labels)
-            engine.backward(loss)  # averages: at stages 2 and 3 each time, else the last time
+            engine.backward(loss)  # averages on every micro-batch (stages 2 and 3) or on the last
             if step == watched and engine.is_gradient_accumulation_boundary():
                 account.close()
-            engine.step()  # changes parameters after the last one; zeroes the gradients
+            engine.step()  # updates parameters after the last micro-batch; zeroes gradients
             step = engine.global_steps
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
             report.step(step)
-            if step in (last_step, (epoch + 1) * epoch_steps):  # leftover micro-batches stay out
+            if step in (last_step, (epoch + 1) * epoch_steps):  # drop leftover micro-batches
                 break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= world_size
-        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
+        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its part
             save(args.checkpoint, training, step, partial(
                 engine.save_checkpoint, args.checkpoint, save_latest=False))
     faulthandler.cancel_dump_traceback_later()
 
-    # Evaluation: every test image once, on one of the ranks, and in one batch each: at stage 3
-    # the ranks gather layers together, and one with more batches than others would wait for them.
+    # Evaluation: every test image once, in one batch per rank: at stage 3 all ranks gather each
+    # layer together, so a rank with more batches would wait for the others forever.
     model.eval()
-    own = test[range(rank, len(test), world_size)]
-    images, labels = [torch.from_numpy(part).to(device) for part in own]
+    images, labels = test[range(rank, len(test), world_size)]
+    images, labels = [torch.from_numpy(part).to(device) for part in (images, labels)]
     with torch.no_grad():
-        right = (model(standardised(images)).argmax(1) == labels).sum()
-    dist.all_reduce(right, dist.ReduceOp.SUM)
+        correct = (model(standardised(images)).argmax(1) == labels).sum()
+    dist.all_reduce(correct, dist.ReduceOp.SUM)
     expected = deepspeed_formula(args, world_size, sizes, compute)
     memory = report_bytes(account, expected)
-    report.end(right.item(), len(test), memory=memory, memory_formula=expected,
+    report.end(correct.item(), len(test), memory=memory, memory_formula=expected,
                gradient_bytes=sum(sizes) * compute.itemsize)
-    dist.barrier()  # rank 0 hosts the connections: it waits for all
+    dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); what fails on one rank ends all: README, "If a rank fails"
+    run(main)  # calls main(); if one rank fails, all end: README, "If a rank fails"

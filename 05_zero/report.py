@@ -1,7 +1,7 @@
-"""The times of a training, what it prints, and the record of --results: this course's measuring.
+"""Measure a training run, print its progress, and write the record of --results.
 
-Every chapter has the same file. Without it, and without the lines that say report, the same
-training runs.
+Every chapter has the same file. Without it, and without the lines that contain report, training is
+the same.
 """
 
 import json
@@ -15,9 +15,9 @@ STARTED = time.perf_counter()
 
 
 class Report:
-    """What rank 0 prints while it trains, and the record of --results; silent on other ranks.
+    """Print rank 0's progress and write the record of --results; silent on other ranks.
 
-    record: what is known before the first step. images: in an epoch.
+    record: what is known before the first step.
     """
 
     def __init__(self, args, rank=0, **record):
@@ -32,7 +32,7 @@ class Report:
             self.printed = time.perf_counter()
 
     def begin(self, images, step, last_step, epoch_steps, lr):
-        """Before the first step."""
+        """Print the setup. Call it before the first step. images: training images per epoch."""
         record = self.record
         record["images"] = images
         self.print(f"{record['dataset']}: {images:,} images, {record['model']}: "
@@ -45,11 +45,11 @@ class Report:
         self.last_step, self.number = last_step, step
 
     def start(self):
-        """Before the first step of an epoch."""
+        """Start the clock. Call it before the first step of an epoch."""
         self.epoch_started, self.times = time.perf_counter(), [self.now()]
 
     def step(self, number):
-        """After a step, which tells its number; between accumulated batches the number stays."""
+        """Note the time. Call it after each micro-batch, with the number of steps done."""
         if number == self.number:
             return
         self.number = number
@@ -60,15 +60,15 @@ class Report:
     def now(self):
         if not self.gpu:
             return time.perf_counter()
-        # An event is recorded on the GPU when it comes to it; the CPU does not wait.
+        # The GPU records the event when it gets to it; the CPU does not wait.
         return self.gpu.current_stream().record_event(self.gpu.Event(enable_timing=True))
 
     def epoch(self, epoch, loss, accuracy):
-        """After an epoch, when loss and accuracy have been read, so that the device is idle."""
+        """Print an epoch's results. Call it when they have been read: then the device is idle."""
         seconds = time.perf_counter() - self.epoch_started
         speed = (len(self.times) - 1) * self.record["global_batch_size"] / seconds
         if not math.isfinite(loss):
-            sys.exit(f"the loss became {loss} in epoch {epoch + 1}: lower --lr, or give it "
+            sys.exit(f"the loss became {loss} in epoch {epoch + 1}: lower --lr, or use "
                      "--warmup-epochs")
         self.print(f"epoch {epoch + 1}/{self.args.epochs}: loss {loss:.4f}, accuracy "
                    f"{accuracy:.4f}, {speed:,.0f} images/s")
@@ -76,23 +76,23 @@ class Report:
                               for start, end in zip(self.times, self.times[1:])]
         self.record |= {"loss": loss, "accuracy": accuracy}
 
-    def end(self, right, total, **more):
-        """After the evaluation. `more` goes into the record, and overrides what is there."""
-        self.print(f"test accuracy {right / total:.4f} ({right} of {total} images)")
+    def end(self, correct, total, **more):
+        """Print the accuracy and write the record. `more` adds to the record, or overrides it."""
+        self.print(f"test accuracy {correct / total:.4f} ({correct} of {total} images)")
         if self.rank > 0 or not self.args.results or not self.step_seconds:
             return
-        step_time = statistics.median(self.step_seconds[5:] or self.step_seconds)  # 5 warm up
+        step_time = statistics.median(self.step_seconds[5:] or self.step_seconds)  # 5 to warm up
         bytes_each = 8 if self.record["precision"] == "fp64" else 4
         self.record |= {"steps": len(self.step_seconds), "step_seconds": step_time,
                         "images_per_second": self.record["global_batch_size"] / step_time,
                         "gradient_bytes": bytes_each * self.record["parameters"],
-                        "peak_memory_bytes": self.peak_memory(), "test_accuracy": right / total,
+                        "peak_memory_bytes": self.peak_memory(), "test_accuracy": correct / total,
                         "total_seconds": time.perf_counter() - STARTED, **more}
         line = json.dumps(self.record)
         try:
             with open(self.args.results, "a") as file:
                 file.write(f"{line}\n")
-        except OSError as problem:  # the disk may have filled up: the numbers are not lost
+        except OSError as problem:  # if the disk is full, the numbers are not lost
             sys.exit(f"could not write the record to {self.args.results} ({problem.strerror}): "
                      f"{line}")
 

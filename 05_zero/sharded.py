@@ -1,4 +1,4 @@
-"""Checkpoints of FSDP's shards, and shards of the parameters that rank 0 has."""
+"""Save and load FSDP's shards; shard rank 0's parameters."""
 
 from pathlib import Path
 
@@ -17,25 +17,25 @@ import checkpoints
 
 def save(model: nn.Module, optimizer: Optimizer, checkpoint: str, training: dict,
          step: int) -> None:
-    """Let every rank write its shards; any number of ranks can read them."""
-    def write(place):
-        writer = dcp.FileSystemWriter(Path(checkpoint, place))
-        writer.storage_meta = lambda: None  # a Path, which not every Python reads from another
+    """Write every rank's shards; any number of ranks can read them."""
+    def write(subfolder):
+        writer = dcp.FileSystemWriter(Path(checkpoint, subfolder))
+        writer.storage_meta = lambda: None  # pickles a Path: not portable across Pythons
         dcp.save(state_of(model, optimizer, step), storage_writer=writer)
 
     checkpoints.save(checkpoint, training, step, write)
 
 
 def load(model: nn.Module, optimizer: Optimizer, checkpoint: str, training: dict) -> int:
-    """Return the step; model and optimizer get the state that was saved.
+    """Load the saved state into model and optimizer; return the step.
 
-    Like torch.load of old, dcp.load runs what a file tells it to: load only what you wrote.
+    Like torch.load(weights_only=False), dcp.load can run code from a file: load only your own.
     """
     state = state_of(model, optimizer, 0)
-    place = checkpoints.last_saved(checkpoint, training)
+    subfolder = checkpoints.last_saved(checkpoint, training)
     try:
-        dcp.load(state, checkpoint_id=Path(checkpoint, place))
-    except dcp.CheckpointException as problem:  # which is no Exception
+        dcp.load(state, checkpoint_id=Path(checkpoint, subfolder))
+    except dcp.CheckpointException as problem:  # a BaseException
         raise ValueError(str(problem)) from None
     set_state_dict(model, optimizer, model_state_dict=state["model"],
                    optim_state_dict=state["optimizer"])
@@ -43,13 +43,13 @@ def load(model: nn.Module, optimizer: Optimizer, checkpoint: str, training: dict
 
 
 def load_from_rank_0(sharded: nn.Module, whole: nn.Module) -> None:
-    """Give each rank its shards of the parameters that `whole` has on rank 0."""
+    """Load rank 0's parameters of `whole` into the shards of all ranks."""
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     dtype = next(sharded.parameters()).dtype
     set_model_state_dict(sharded, whole.to(dtype).state_dict(), options=options)
 
 
 def state_of(model, optimizer, step):
-    """Return what is saved, as this rank has it: of sharded tensors its shards."""
+    """Return this rank's state to save: its shards of sharded tensors."""
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"step": step, "model": model_state, "optimizer": optimizer_state}

@@ -16,7 +16,7 @@ import numpy as np
 
 from ranks import SameOnAllRanks, launched, own_gpu
 
-BACKENDS = {  # torch.distributed's, by device: AMD's GPUs are cuda, too; Intel's, untried, are xpu
+BACKENDS = {  # of torch.distributed, by device: cuda is also AMD; xpu is Intel (untested)
     "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl", "cpu": "gloo"}
 SHARED_GPU = "not every rank has a GPU of its own"
 
@@ -29,27 +29,27 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(doc: str, lr: float) -> Parser:
-    """Return a parser of the flags that all programs have. lr: the default learning rate."""
+    """Return a parser for the flags of all programs. lr: the default learning rate."""
     parser = Parser(description=doc.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("--dataset", choices=("digits", "mnist", "svhn", "synthetic"), default="digits")
-    add("--data-dir", default="data", help="where MNIST and SVHN are, or are downloaded to (data)")
-    add("--image-size", type=int, default=32, help="pixels a side of synthetic images (32)")
+    add("--data-dir", default="data", help="folder of MNIST and SVHN, downloaded if missing (data)")
+    add("--image-size", type=int, default=32, help="height and width of synthetic images (32)")
     batch = parser.add_mutually_exclusive_group()
-    batch.add_argument("--batch-size", type=int, default=64, help="images of a rank at a time (64)")
+    batch.add_argument("--batch-size", type=int, default=64, help="images per rank and step (64)")
     batch.add_argument("--global-batch-size", type=int, help="images per step on all ranks")
     add("--epochs", type=int, default=5)
     add("--max-steps", type=int, default=sys.maxsize, help="stop after this many steps")
     add("--lr", type=float, default=lr, help=f"learning rate per 256 images of global batch ({lr})")
-    add("--warmup-epochs", type=float, default=0, help="the learning rate rises over these (0)")
+    add("--warmup-epochs", type=float, default=0, help="epochs of rising learning rate (0)")
     add("--seed", type=int, default=0)
     add("--device", choices=("auto", *BACKENDS), default="auto")
     add("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
-    add("--checkpoint", metavar="PATH", help="saved after each whole epoch")
+    add("--checkpoint", metavar="PATH", help="file or folder to save to after each whole epoch")
     add("--resume", nargs="?", const=True, choices=("auto",), metavar="auto",
-        help="continue from --checkpoint; with auto, start at step 0 where there is none")
+        help="continue from --checkpoint; with auto, start at step 0 if there is none")
     add("--timeout", type=int, default=1800, metavar="SECONDS",
-        help="a rank that waits so long for another ends the job (1800)")
+        help="abort the job if a rank waits longer for another (1800)")
     add("--results", metavar="FILE", help="append one JSON line with what was measured")
     add("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher adds it
     return parser
@@ -57,9 +57,9 @@ def make_parser(doc: str, lr: float) -> Parser:
 
 def check(args: argparse.Namespace, device: str, global_batch: int, parts: int = 1,
           precision: str | None = None) -> None:
-    """Exit with one line where the flags would train something else, or lose work.
+    """Exit with one line if the flags would train something else, or lose work.
 
-    parts: the number of equal batches that make a global batch. precision: what trains, if that is
+    parts: the number of equal batches in a global batch. precision: the precision used, if it is
     not --precision.
     """
     least = {"batch_size": 1, "epochs": 1, "max_steps": 1, "timeout": 1, "seed": 0, "layers": 1,
@@ -76,13 +76,13 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
     resnet = "resnet" in getattr(args, "model", "")
     if (precision or args.precision) == "bf16" and device == "cpu" and resnet and side <= 16:
         sys.exit("--precision bf16: on CPUs PyTorch gives a ResNet random gradients for images of "
-                 "16 pixels or fewer; take fp32, or larger images")
+                 "16 pixels or fewer: use fp32, or larger images")
     refuse_unwritable(args.results)
     refuse_unwritable(args.checkpoint)
     if args.resume and not args.checkpoint:
         sys.exit("--resume: name the file to continue from, with --checkpoint")
     if args.resume is True and not resumes(args):
-        sys.exit(f"there is no checkpoint {args.checkpoint}: leave out --resume")
+        sys.exit(f"there is no checkpoint {args.checkpoint}: remove --resume")
     if args.checkpoint and not args.resume and os.path.exists(args.checkpoint):
         sys.exit(f"{args.checkpoint} exists: continue with --resume, or remove it")
 
@@ -95,7 +95,7 @@ def refuse_unwritable(path: str | None) -> None:
 # Device
 
 def gpu_kind(args: argparse.Namespace) -> str | None:
-    """Return the kind of GPU that is here and that --device allows, in PyTorch's name, or None."""
+    """Return PyTorch's name of the kind of GPU that is here and that --device allows, or None."""
     import torch
     kinds = [kind for kind in ("cuda", "xpu") if args.device in ("auto", kind)]
     return next((kind for kind in kinds if torch.get_device_module(kind).is_available()), None)
@@ -108,10 +108,10 @@ def backend(args: argparse.Namespace) -> str:
 
 def choose_device(args: argparse.Namespace, local_rank: int | None = None,
                   gpus: bool = True) -> object:
-    """Return this rank's torch.device: a GPU of its own, or the CPU, which then all ranks take.
+    """Return this rank's torch.device: its own GPU, or the CPU, which then all ranks use.
 
-    local_rank: None for a program of one process. gpus: False where the library can send nothing
-    from GPU to GPU.
+    local_rank: None for a program of one process. gpus: False if the library cannot communicate
+    between GPUs.
     """
     import torch
     kind = gpu_kind(args)
@@ -121,16 +121,16 @@ def choose_device(args: argparse.Namespace, local_rank: int | None = None,
     if index is not None:
         return torch.device(kind, index)
     reason = SHARED_GPU if gpus else "Horovod is built without GPU support"
-    take_cpu(args, reason)
+    use_cpu(args, reason)
     if kind and launched()[1] == 0:
         print(f"{reason}: all ranks train on the CPU", flush=True)
     if local_rank is not None and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # or the ranks crowd each other on the cores
+        torch.set_num_threads(1)  # or the ranks compete for the cores
     return torch.device("cpu")
 
 
-def take_cpu(args: argparse.Namespace, reason: str = SHARED_GPU) -> None:
-    """Exit on all ranks where --device asks for GPUs that not all have."""
+def use_cpu(args: argparse.Namespace, reason: str = SHARED_GPU) -> None:
+    """Exit on all ranks if --device asks for GPUs and not every rank has one."""
     if args.device not in ("auto", "cpu"):
         raise SameOnAllRanks(f"--device {args.device}: {reason}: start one rank per GPU, or use "
                              "--device cpu")
@@ -139,7 +139,7 @@ def take_cpu(args: argparse.Namespace, reason: str = SHARED_GPU) -> None:
 # Data sets
 
 class Images:
-    """Images and labels in memory. After the last different image the first comes again.
+    """Images and labels in memory. Indices beyond the stored images wrap around.
 
     images: bytes, (n, channels, side, side); labels: integers.
     """
@@ -156,28 +156,28 @@ class Images:
 
 
 def load_data(args: argparse.Namespace, global_batch: int) -> tuple[Images, Images]:
-    """Return the images to train with, and to test with, as NumPy's arrays."""
+    """Return the images to train with, and to test with, as NumPy arrays."""
     load = {"digits": load_digits, "synthetic": make_images}.get(args.dataset, load_files)
     train, test = load(args, global_batch)
-    if "resnet" in getattr(args, "model", ""):  # which has three channels
+    if "resnet" in getattr(args, "model", ""):  # it needs three channels
         for part in (train, test):
             n, _, height, width = part.images.shape
             part.images = np.broadcast_to(part.images, (n, 3, height, width))
     if global_batch > len(train):
         sys.exit(f"{args.dataset} has {len(train)} training images, fewer than the {global_batch} "
-                 "of a step: lower --batch-size, or take --dataset synthetic")
+                 "of a step: lower --batch-size, or use --dataset synthetic")
     return train, test
 
 
 def make_images(args, global_batch):
-    """Random images, for 50 steps an epoch. 256 differ: BatchNorm divides by their variance."""
+    """Return random images for 50 steps per epoch, at most 256 of them distinct."""
     shape = (min(50 * global_batch, 256), 3, args.image_size, args.image_size)
     images = np.random.default_rng(args.seed).integers(256, size=shape, dtype=np.uint8)
     return [Images(images, np.arange(n) % len(images) % 10) for n in (50 * global_batch, 100)]
 
 
 def load_digits(*_):
-    """scikit-learn's 1,797 digits. Its file alone: importing scikit-learn takes a second."""
+    """Return scikit-learn's 1,797 digits, from its file: importing scikit-learn takes a second."""
     folder, = find_spec("sklearn").submodule_search_locations
     rows = np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", np.uint8, delimiter=",")
     images, labels = rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
@@ -186,9 +186,9 @@ def load_digits(*_):
 
 
 def load_files(args, _):
-    """MNIST or SVHN, through torchvision, which downloads what is not there."""
+    """Return MNIST or SVHN from torchvision, which downloads missing files."""
     from torchvision.datasets import MNIST, SVHN
-    socket.setdefaulttimeout(30)  # a node without a network may answer with silence
+    socket.setdefaulttimeout(30)  # without a network a node may never answer
     try:
         if args.dataset == "mnist":
             sets = [MNIST(args.data_dir, train, download=True) for train in (True, False)]
@@ -196,23 +196,23 @@ def load_files(args, _):
         sets = [SVHN(args.data_dir, split, download=True) for split in ("train", "test")]
         return [Images(part.data, part.labels.astype(np.int64)) for part in sets]
     except Exception as problem:
-        reason = " ".join(str(problem).split())[-300:]  # its end says why
-        sys.exit(f"no whole {args.dataset} in --data-dir {args.data_dir}, and no download "
-                 f"({reason}): run this once where there is a network, or take --dataset digits, "
-                 "which needs none")
+        reason = " ".join(str(problem).split())[-300:]  # the reason is at its end
+        sys.exit(f"{args.dataset} is missing or incomplete in --data-dir {args.data_dir}, and the "
+                 f"download failed ({reason}): run this once where there is a network, or use "
+                 "--dataset digits")
 
 
 # Checkpoints
 
 def resumes(args: argparse.Namespace) -> bool:
-    """Whether to load a checkpoint: a file, or a folder with the file that is written last."""
+    """Return True if there is a checkpoint to load: a file, or a folder with the file `latest`."""
     paths = [args.checkpoint, os.path.join(args.checkpoint, "latest")] if args.resume else []
     return any(map(os.path.isfile, paths))
 
 
 @contextmanager
 def resuming(args: argparse.Namespace) -> Iterator[None]:
-    """Exit with one line if the block fails: the file is no checkpoint of this training."""
+    """Exit with one line if the block, which loads a checkpoint, fails."""
     try:
         yield
     except Exception as problem:
@@ -220,9 +220,9 @@ def resuming(args: argparse.Namespace) -> Iterator[None]:
         sys.exit(f"cannot continue from {args.checkpoint}: {reason}")
 
 
-def refuse_other(saved: dict, training: dict) -> None:
-    """Exit with one line if a checkpoint is of a training with other flags."""
+def refuse_other_settings(saved: dict, training: dict) -> None:
+    """Exit with one line if a checkpoint comes from a run with other flags."""
     for name, value in training.items():
         if saved.get(name) != value:
-            sys.exit(f"--resume: the training of this checkpoint had --{name.replace('_', '-')} "
+            sys.exit(f"--resume: this checkpoint was trained with --{name.replace('_', '-')} "
                      f"{saved.get(name)}")

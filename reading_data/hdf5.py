@@ -1,9 +1,9 @@
 """Read an epoch of images from one HDF5 file with PyTorch's DataLoader, on any number of ranks.
 
-    python hdf5.py --workers 0                  # the process that trains reads, too
-    mpiexec -n 2 python hdf5.py --workers 1     # a worker for each rank reads ahead
+    python hdf5.py --workers 0                  # the training process also reads
+    mpiexec -n 2 python hdf5.py --workers 1     # one worker per rank reads ahead
 
-The first run makes the file. Prints images/s, and checks that every image has arrived once.
+The first run creates the file. Prints images/s, and checks that every image arrives once.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-SIDE, BATCH = 64, 64  # pixels; images of a step on each rank
+SIDE, BATCH = 64, 64  # pixels; images per step and rank
 
 
 class Images(Dataset):
@@ -34,13 +34,13 @@ class Images(Dataset):
         return self.length
 
     def __getitem__(self, index):
-        if self.file is None:  # opened by the worker itself: an open HDF5 file cannot be passed on
+        if self.file is None:  # opened in the worker: open HDF5 files cannot be pickled
             self.file = h5py.File(self.path)
         return self.file["images"][index], self.file["labels"][index]
 
 
 def make_file(path: Path, images: int) -> None:
-    """Write random images, each a chunk, so that it can be read alone. Image i has label i."""
+    """Write random images, one chunk each, so that each can be read alone. Image i has label i."""
     part = path.with_suffix(".part")
     with h5py.File(part, "w") as file:
         shape, generator = (3, SIDE, SIDE), np.random.default_rng(0)
@@ -55,41 +55,41 @@ def main():
     from mpi4py import MPI
     world = MPI.COMM_WORLD
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=1, help="that read ahead, per rank (1)")
-    parser.add_argument("--images", type=int, default=4096, help="of the file (4096)")
-    parser.add_argument("--folder", type=Path, default=Path("data"), help="for the file (data)")
+    parser.add_argument("--workers", type=int, default=1, help="DataLoader workers per rank (1)")
+    parser.add_argument("--images", type=int, default=4096, help="images in the file (4096)")
+    parser.add_argument("--folder", type=Path, default=Path("data"), help="its folder (data)")
     with redirect_stderr(sys.stderr if world.rank == 0 else io.StringIO()):  # one message
         args = parser.parse_args()
     path, message = args.folder / f"images-{args.images}.h5", None
     if args.workers < 0 or args.images < BATCH * world.size:
-        message = (f"--workers 0 or more, --images {BATCH * world.size} or more: {BATCH} for each "
+        message = (f"--workers 0 or more, --images {BATCH * world.size} or more: {BATCH} per "
                    "rank")
     elif world.rank == 0 and not path.exists():
         try:
             args.folder.mkdir(parents=True, exist_ok=True)
             make_file(path, args.images)
         except OSError as problem:
-            message = f"cannot make {path}: {problem}"
-    if message := world.bcast(message):  # rank 0's: the others wait for it
+            message = f"cannot create {path}: {problem}"
+    if message := world.bcast(message):  # rank 0's, for which the others wait
         sys.exit(f"hdf5.py: {message}" if world.rank == 0 else 1)
 
     dataset = Images(path)
     sampler = DistributedSampler(dataset, world.size, world.rank, drop_last=True)
     loader = DataLoader(
         dataset, BATCH, sampler=sampler, num_workers=args.workers,
-        pin_memory=torch.cuda.is_available(),  # a GPU copies from it while the CPU goes on
-        persistent_workers=args.workers > 0,  # or each epoch starts them again
-        multiprocessing_context="spawn" if args.workers else None)  # a fork next to MPI may hang
+        pin_memory=torch.cuda.is_available(),  # a GPU copies from it while the CPU continues
+        persistent_workers=args.workers > 0,  # or every epoch restarts them
+        multiprocessing_context="spawn" if args.workers else None)  # with MPI a fork may hang
     for epoch in range(2):
         sampler.set_epoch(epoch)
         world.Barrier()
         started, labels_sum = time.perf_counter(), 0
-        for images, labels in loader:  # noqa: B007  here a training takes the images
+        for images, labels in loader:  # noqa: B007  training would use the images
             labels_sum += int(labels.sum())
         seconds = world.allreduce(time.perf_counter() - started, MPI.MAX)
     count = len(sampler) * world.size
     if count == args.images and world.allreduce(labels_sum) != sum(range(args.images)):
-        sys.exit("hdf5.py: an image is missing, or came twice")
+        sys.exit("hdf5.py: an image is missing or duplicated")
     if world.rank == 0:
         print(f"{world.size} ranks, {args.workers} workers each: {count / seconds:,.0f} images/s "
               "in the second epoch")

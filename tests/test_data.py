@@ -87,6 +87,6 @@ def test_a_download_that_is_cut_off_is_one_line_and_rank_0_alone_mends_it(
     broken, whole = results
     message, = [line for line in broken.err.splitlines()
                 if line and not re.search(r"%\||B \[", line)]  # torchvision's progress
-    assert broken.code == 2 and message.startswith(f"main.py: no whole {dataset} in --data-dir ")
+    assert broken.code == 2 and message.startswith(f"main.py: {dataset} is missing or incomplete")
     assert whole.code == 0 and f"{dataset}: 120 images" in whole.out, whole.err
     assert len(server.sent) == 2 * len(set(server.sent)) == 2 * files  # each: where? and: give it

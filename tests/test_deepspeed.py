@@ -20,8 +20,8 @@ def test_no_gradient_is_clipped(chapter):
 @pytest.mark.check
 @pytest.mark.parametrize(("text", "message"), [
     ("[]", "has to be {"), ("{'a': 1}", "line 1"),
-    ('{"gradient_clipping": 0, "gradient_clipping": 1}', "gradient_clipping is there twice"),
-    ('{"optimizer": {}, "scheduler": {}}', "optimizer .main.py makes it., scheduler .main.py"),
+    ('{"gradient_clipping": 0, "gradient_clipping": 1}', "gradient_clipping appears twice"),
+    ('{"optimizer": {}, "scheduler": {}}', "optimizer .main.py creates it., scheduler .main.py"),
     ('{"train_batch_size": 64}', "--batch-size"), ('{"gradient_cliping": 0}', "gradient_cliping"),
     ('{"amp": {}, "data_types": {}, "steps_per_print": 1}', "amp, data_types, steps_per_print"),
     ('{"torch_autocast": {"enabled": true}}', "torch_autocast .*--precision bf16"),
@@ -30,7 +30,7 @@ def test_no_gradient_is_clipped(chapter):
     ('{"bf16": {"enabled": "false"}}', "bf16: enabled has to be true or false"),
     ('{"bf16": {"bf16_master_weights_and_grads": true}}', "bf16_master_weights_and_grads"),
     ('{"fp16": {"enabled": true}}', "fp16 needs a GPU"),
-    ('{"fp16": {"enabled": true}, "bf16": {"enabled": true}}', "take bf16 and fp16 out"),
+    ('{"fp16": {"enabled": true}, "bf16": {"enabled": true}}', "remove bf16 and fp16"),
     ('{"gradient_accumulation_steps": 0}', "steps has to be 1 or more"),
     ('{"gradient_accumulation_steps": "2"}', "steps cannot be .2."),
     ('{"gradient_clipping": NaN}', "gradient_clipping has to be 0 or more"),

@@ -37,7 +37,7 @@ def test_nothing_is_wrong():
 @pytest.mark.fault
 @pytest.mark.parametrize(("text", "words", "env"), [
     ("SLURM_NTASKS=4, but", [*ALONE, *PYTHON], ALLOCATION),  # the batch script's own process
-    ("this mpiexec is of Open MPI", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
+    ("mpiexec comes from Open MPI", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
     ("psutil.*activate the environment", [sys.executable, "-S", DOCTOR], {}),
     ("all-reduce fails.*none9: set GLOO", [*MPIEXEC, *PYTHON], {"GLOO_SOCKET_IFNAME": "none9"})])
 def test_what_keeps_a_rank_from_training(text, words, env):

@@ -82,7 +82,7 @@ def test_launcher(chapter, name, one_rank, tmp_path):
     case("03_ddp", [], ALLOCATION, "SLURM_NTASKS=4, but this program sees 1",
          id="batch script's own process"),
     case("03_ddp", MPIEXEC, FIVE, "WORLD_SIZE=8, but this program sees 2", id="stale variables"),
-    case("03_ddp", [*OPENMPI_MPIEXEC, "-n", 2], {}, "this mpiexec is of Open MPI, mpi4py is not",
+    case("03_ddp", [*OPENMPI_MPIEXEC, "-n", 2], {}, "mpiexec comes from Open MPI, but mpi4py",
          id="two MPIs"),
     case("02_horovod/pytorch", TORCHRUN, {}, "WORLD_SIZE=2, but this program sees 1",
          id="Horovod under torchrun"),
@@ -106,12 +106,12 @@ WORLDS = {  # the variables of two ranks, {} being the rank: None, or the one li
     "jsrun": ({"JSM_NAMESPACE_RANK": "{}", "JSM_NAMESPACE_SIZE": "2",
                "JSM_NAMESPACE_LOCAL_RANK": "{}"}, "jsrun does not name .*: set MASTER_ADDR"),
     "PALS with PMIx": ({"PALS_RANKID": "{}", "PALS_LOCAL_RANKID": "{}", "PMIX_RANK": "{}"},
-                       "PALS_RANKID is set, but no variable has the number .*--pmi"),
-    "PMIx": ({"PMIX_RANK": "{}"}, "PMIX_RANK is set, but no variable has the number"),
+                       "PALS_RANKID is set, but no variable contains the number .*--pmi"),
+    "PMIx": ({"PMIX_RANK": "{}"}, "PMIX_RANK is set, but no variable contains the number"),
     "a part of torchrun's": ({"RANK": "{}", "WORLD_SIZE": "2"}, "WORLD_SIZE=2, but this program"),
     "Kubernetes, its advice followed": ({"RANK": "{}", "MASTER_ADDR": "localhost"}, "RANK is set"),
     "no number": ({"RANK": "{}", "WORLD_SIZE": "two", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
-                  "WORLD_SIZE=two is no number")}
+                  "WORLD_SIZE=two is not a number")}
 
 
 @pytest.mark.parametrize("name", WORLDS)

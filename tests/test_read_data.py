@@ -54,7 +54,7 @@ def test_what_is_wrong_is_noticed(tmp_path):
     once, place = "not each image once", "not where the order says"
     cases = [("readers", "order[member, step]", "order[0, step]", once),  # all ranks get one batch
              ("readers", "zip(members, batches)", "zip(members[::-1], batches)", place),
-             ("mpi-io", "[into[step], 1, in_memory]", "into[step]", place),
+             ("mpi-io", "[buffer[step], 1, in_memory]", "buffer[step]", place),
              ("files", "images[world.rank::ranks]", "images[0::ranks]", once)]  # rank 0's images
     changes = [(old, new, [*flags(tmp_path, way)[:4], "--folder", str(tmp_path / f"{number}")])
                for number, (way, old, new, _) in enumerate(cases)]
@@ -82,6 +82,6 @@ def test_a_dataloader_reads_hdf5_on_two_ranks_with_workers(tmp_path):
     done = execute([*words, "--workers", 1, "--folder", tmp_path], timeout=120)
     wrong = execute([*words, "--folder", "/proc/nowhere"], timeout=60)
     assert wrong.code == 1, wrong.err
-    assert len(re.findall("hdf5.py: cannot make .*", wrong.err)) == 1, wrong.err
+    assert len(re.findall("hdf5.py: cannot create .*", wrong.err)) == 1, wrong.err
     assert done.code == 0, done.err
     assert re.match(r"2 ranks, 1 workers each: [\d,]+ images/s", done.out)

@@ -2,8 +2,8 @@
 
     mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
 
-ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
-and measuring.
+ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+data sets and measurements.
 """
 
 import faulthandler
@@ -24,7 +24,7 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
         from torchvision.models import get_model
         return get_model(name, num_classes=10)
     channels, side = image_shape[0], (image_shape[-1] - 4) // 2
-    return nn.Sequential(  # no BatchNorm, no dropout: any number of ranks trains the same
+    return nn.Sequential(  # no BatchNorm or dropout: the result is the same on any number of ranks
         nn.Conv2d(channels, 32, 3), nn.ReLU(),
         nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(64 * side * side, 128), nn.ReLU(),
@@ -32,14 +32,14 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """A batch is one dataset[indices], fast with arrays; other data sets want batch_size=size."""
+    """Index the dataset once per batch (fast for arrays); other data sets need batch_size=size."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU goes on
+                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU continues
 
 
 def main():
-    # Ranks and device: the launcher has started this program once per rank, each a process.
-    hvd.init()  # all ranks meet, by MPI or gloo
+    # Ranks and device: the launcher has started one process of this program per rank.
+    hvd.init()  # all ranks connect here, over MPI or gloo
     rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
     refuse_lone_ranks(world_size)
     parser = workshop.make_parser(__doc__, lr=0.2)
@@ -49,21 +49,21 @@ def main():
     device = workshop.choose_device(args, local_rank, hvd.cuda_built() or hvd.rocm_built())
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
-        torch.set_float32_matmul_precision("high")  # TF32: fp32 products keep 10 bits of 23
-        torch.backends.cudnn.benchmark = True  # try each algorithm of a convolution once
+        torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
+        torch.backends.cudnn.benchmark = True  # time each convolution algorithm, use the fastest
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
+    # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
     global_batch = args.global_batch_size or world_size * args.batch_size
     batch = global_batch // world_size  # per rank; check() refuses a remainder
-    with rank_0_first(rank):  # rank 0, which may download, then all others
+    with rank_0_first(rank):  # rank 0, which may download, then the others
         workshop.check(args, device.type, global_batch, world_size)
         train, test = workshop.load_data(args, global_batch)
     mean, std = train.images[:256].mean(), train.images[:256].std()
     layout = torch.contiguous_format
     if device.type != "cpu" or args.precision == "bf16":
-        layout = torch.channels_last  # a pixel's channels are neighbours: fast convolutions
+        layout = torch.channels_last  # a pixel's channels are adjacent: faster convolutions
 
     def standardised(images):
         return ((images.to(dtype) - mean) / std).to(memory_format=layout)
@@ -72,30 +72,30 @@ def main():
     train_batches = batches(train, sampler, batch, device, drop_last=True)
     test_batches = batches(test, range(rank, len(test), world_size), batch, device)
 
-    # The model and its optimizer.
-    model = build_model(args.model, train.images.shape[1:]).to(device, dtype)  # plain strides
+    # Model and optimizer. Horovod needs contiguous parameters, so not channels_last.
+    model = build_model(args.model, train.images.shape[1:]).to(device, dtype)
     if args.compile:
         model.compile()
-    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
+    lr = args.lr * global_batch / 256  # linear scaling rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
 
-    # Resume: continue after the epoch that was saved. Then all ranks get what rank 0 has.
+    # Resume after the last saved epoch; then every rank gets rank 0's state.
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.resumes(args):
         with workshop.resuming(args):
             checkpoint = torch.load(args.checkpoint, map_location="cpu")
-            workshop.refuse_other(checkpoint["training"], training)
+            workshop.refuse_other_settings(checkpoint["training"], training)
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             step = checkpoint["step"]
-            del checkpoint  # or it stays in memory
+            del checkpoint  # frees its memory
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
+    # Training: each rank has its own batch; averaged gradients keep all parameters identical.
     epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
@@ -112,7 +112,7 @@ def main():
         report.start()
         for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
-            # Horovod would wait for ever for a rank that has stopped. Each call restarts the clock.
+            # Horovod would wait forever for a stopped rank. Each call restarts the timer.
             faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
@@ -120,7 +120,7 @@ def main():
                 logits = model(standardised(images))
                 loss = nn.functional.cross_entropy(logits, labels)
             loss.backward()  # meanwhile Horovod averages the gradients over the ranks
-            optimizer.step()  # when all of them are averaged
+            optimizer.step()  # waits until all gradients are averaged
             step += 1
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
@@ -129,24 +129,24 @@ def main():
                 break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         means = hvd.allreduce(means)
-        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once an epoch
-        if args.checkpoint and step % epoch_steps == 0 and rank == 0:  # all ranks have the same
+        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
+        if args.checkpoint and step % epoch_steps == 0 and rank == 0:  # ranks have the same state
             state = {"training": training, "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, f"{args.checkpoint}.tmp")
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
     faulthandler.cancel_dump_traceback_later()
 
-    # Evaluation: every test image once, on one of the ranks.
-    hvd.broadcast_parameters(dict(model.named_buffers()), root_rank=0)  # BatchNorm's differ by rank
+    # Evaluation: every test image once, on one rank.
+    hvd.broadcast_parameters(dict(model.named_buffers()), root_rank=0)  # rank 0's BatchNorm buffers
     model.eval()
-    right = torch.zeros((), dtype=torch.int64, device=device)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         for images, labels in test_batches:
-            right += (model(standardised(images.to(device))).argmax(1) == labels.to(device)).sum()
-    right = hvd.allreduce(right, op=hvd.Sum)
-    report.end(right.item(), len(test))
+            correct += (model(standardised(images.to(device))).argmax(1) == labels.to(device)).sum()
+    correct = hvd.allreduce(correct, op=hvd.Sum)
+    report.end(correct.item(), len(test))
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); what fails on one rank ends all: README, "If a rank fails"
+    run(main)  # calls main(); if one rank fails, all end: README, "If a rank fails"

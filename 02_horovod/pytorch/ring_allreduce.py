@@ -1,11 +1,11 @@
-"""Three all-reduces in plain sight: counted, checked, and timed beside those of gloo and MPI.
+"""Three all-reduces in plain sight: counted, checked, and compared with gloo's and MPI's.
 
     mpiexec -n 2 python ring_allreduce.py         # a table, 4 kB to 64 MB
     mpiexec -n 3 python ring_allreduce.py --sizes 4000 --results ring.jsonl
 
-An all-reduce leaves the sum over all ranks on every rank. Three functions below do so with nothing
-but messages from one rank to another. They take a tensor with one axis, on the CPU, and change it
-in place; S is its size in bytes, N the number of ranks.
+An all-reduce leaves the sum over all ranks on every rank. Three functions below use only messages
+from one rank to another. They change a one-dimensional CPU tensor in place; S is its size in bytes,
+N the number of ranks.
 
 ranks.py and workshop.py are the same in every chapter.
 """
@@ -30,9 +30,9 @@ REPEATS, WARM_UP = 15, 2
 
 
 class Wire:
-    """Sends and receives tensors.
+    """Send and receive tensors; count the bytes that this rank sends, and the steps.
 
-    Counts the bytes that this rank sends, and the steps, which wait for each other.
+    A step begins when the one before has ended.
     """
 
     def __init__(self):
@@ -40,7 +40,7 @@ class Wire:
 
     def step(self, sends, receives):
         """Send tensors to ranks and receive others, [(tensor, rank)] each, all at the same time."""
-        requests = [dist.irecv(tensor, rank) for tensor, rank in receives]  # senders wait for it
+        requests = [dist.irecv(tensor, rank) for tensor, rank in receives]  # first, or sends wait
         requests += [dist.isend(tensor, rank) for tensor, rank in sends]
         for request in requests:
             request.wait()
@@ -49,32 +49,32 @@ class Wire:
 
 
 @functools.lru_cache(maxsize=3)
-def room(count, length, dtype):
-    """Memory to receive so many tensors into, kept for the next call: fresh one would cost time."""
+def receive_buffers(count, length, dtype):
+    """Return `count` buffers, reused by later calls, because a fresh allocation costs time."""
     return torch.empty(count, length, dtype=dtype)
 
 
 def everyone_to_everyone(tensor, wire):
-    """Each rank sends its whole tensor to all others: one step, (N-1) S bytes from each rank."""
+    """Send each rank's whole tensor to all others: one step, (N-1) S bytes from each rank."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     others = [other for other in range(world_size) if other != rank]
-    parts = room(world_size, len(tensor), tensor.dtype)
+    parts = receive_buffers(world_size, len(tensor), tensor.dtype)
     parts[rank] = tensor
     wire.step([(tensor, other) for other in others], [(parts[other], other) for other in others])
-    torch.sum(parts, 0, out=tensor)  # on every rank in the same order: all round alike
+    torch.sum(parts, 0, out=tensor)  # same order on every rank, so same rounding
 
 
 def reduce_and_broadcast(tensor, wire):
-    """Rank 0 receives all tensors, and sends their sum to all.
+    """Receive all tensors on rank 0, which sends their sum to all.
 
-    Two steps, (N-1) S bytes from rank 0, S from others.
+    Two steps: (N-1) S bytes from rank 0, S from each other rank.
     """
     others = range(1, dist.get_world_size())
     if dist.get_rank() > 0:
         wire.step([(tensor, 0)], [])
         wire.step([], [(tensor, 0)])
         return
-    parts = room(len(others), len(tensor), tensor.dtype)
+    parts = receive_buffers(len(others), len(tensor), tensor.dtype)
     wire.step([], list(zip(parts, others)))
     for part in parts:
         tensor += part
@@ -82,21 +82,21 @@ def reduce_and_broadcast(tensor, wire):
 
 
 def ring(tensor: torch.Tensor, wire: "Wire") -> None:
-    """Each rank sends to its right neighbour only.
+    """Send only to the right neighbour.
 
-    2(N-1) steps of S/N bytes, so 2(N-1)/N S bytes from each rank. Where N does not divide the
-    tensor, zeros are added until it does, and sent: S then counts up to N-1 zeros.
+    2(N-1) steps of S/N bytes, so 2(N-1)/N S bytes from each rank. If N does not divide the tensor,
+    it is padded: S then includes up to N-1 zeros.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     padding = -len(tensor) % world_size
     padded = torch.nn.functional.pad(tensor, (0, padding)) if padding else tensor
     chunks = padded.view(world_size, -1)
-    received, = room(1, chunks.shape[1], tensor.dtype)
+    received, = receive_buffers(1, chunks.shape[1], tensor.dtype)
     for step in range(world_size - 1):  # reduce-scatter: then rank r has the sum of chunk r + 1
         wire.step([(chunks[(rank - step) % world_size], right)], [(received, left)])
         chunks[(rank - step - 1) % world_size] += received
-    for step in range(world_size - 1):  # all-gather: the sums go round
+    for step in range(world_size - 1):  # all-gather: the sums travel round
         wire.step([(chunks[(rank - step + 1) % world_size], right)],
                   [(chunks[(rank - step) % world_size], left)])
     if padding:
@@ -104,12 +104,12 @@ def ring(tensor: torch.Tensor, wire: "Wire") -> None:
 
 
 def gloo(tensor, wire):
-    """PyTorch's own all-reduce; what it sends is not counted."""
+    """Run gloo's all-reduce; the bytes that it sends are not counted."""
     dist.all_reduce(tensor)
 
 
 def mpi(tensor, wire):
-    """MPI's own, in the tensor's memory; what it sends is not counted."""
+    """Run MPI's all-reduce in place; the bytes that it sends are not counted."""
     from mpi4py import MPI
     MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, tensor.numpy())
 
@@ -117,16 +117,13 @@ def mpi(tensor, wire):
 ALGORITHMS = (everyone_to_everyone, reduce_and_broadcast, ring, gloo, mpi)
 
 
-def meet() -> tuple[int, int]:
-    """Join the ranks that mpiexec started, so that gloo can carry messages between them.
-
-    Returns rank and number of ranks.
-    """
+def connect() -> tuple[int, int]:
+    """Connect the ranks that mpiexec started, over gloo; return rank and world size."""
     launcher, _, world_size = launched()
     if world_size == 1 or launcher in ("torchrun", "srun"):  # without MPI
-        sys.exit("it needs two or more ranks of MPI: mpiexec -n 2 python ring_allreduce.py "
-                 "(the mpiexec in the folder of python)")
-    from mpi4py import MPI  # noqa: F401  starts MPI, which find_ranks() would end
+        sys.exit("it needs two or more MPI ranks: mpiexec -n 2 python ring_allreduce.py "
+                 "(the mpiexec next to python)")
+    from mpi4py import MPI  # noqa: F401  starts MPI, or find_ranks() would end it
     rank, world_size, _ = find_ranks()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # ranks share the cores of their node
@@ -135,11 +132,11 @@ def meet() -> tuple[int, int]:
 
 
 def measure(size, repeats):
-    """Run every algorithm on a float32 tensor of so many bytes, all in turn, and again.
+    """Return the records of all algorithms, interleaved, for a float32 tensor of `size` bytes.
 
-    Returns their records. A run takes as long as its slowest rank. The numbers are whole, and below
-    2^24 summed over up to 16,000 ranks: a sum is exact in whatever order it is added. Raises
-    ArithmeticError where one differs from that of gloo.
+    A run takes as long as its slowest rank. The numbers are integers whose sum stays below 2^24 on
+    up to 16,000 ranks, so it is exact in any order. Raises ArithmeticError if a sum differs from
+    gloo's.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     random = torch.Generator().manual_seed(rank)
@@ -156,7 +153,7 @@ def measure(size, repeats):
             algorithm(tensor, wires[algorithm])
             seconds[algorithm].append(time.perf_counter() - started)
             if not torch.equal(tensor, total):
-                raise ArithmeticError(f"{algorithm.__name__}: rank {rank} has not gloo's sum")
+                raise ArithmeticError(f"{algorithm.__name__}: wrong sum on rank {rank}")
     records = []
     for algorithm in ALGORITHMS:
         times, sent = zip(*gather((seconds[algorithm][WARM_UP:], wires[algorithm].bytes)))
@@ -185,19 +182,19 @@ def parse_args():
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES",
-        help="of the tensor: float32, so multiples of 4 "
-             "(4096 to 67108864, each four times the one before)")
+        help="sizes of the float32 tensor, multiples of 4 "
+             "(4096 to 67108864, in steps of 4x)")
     add("--repeats", type=int, default=REPEATS,
-        help=f"of each measurement, after {WARM_UP} that warm up ({REPEATS})")
-    add("--results", metavar="FILE", help="append one JSON line for each size and algorithm")
+        help=f"runs of each measurement, after {WARM_UP} to warm up ({REPEATS})")
+    add("--results", metavar="FILE", help="append one JSON line per size and algorithm")
     return parser.parse_args()
 
 
 def check(args):
-    """Exit with one line where the flags cannot be followed."""
+    """Exit with one line if a flag's value is impossible."""
     for size in args.sizes:
         if size < 4 or size % 4:
-            sys.exit(f"--sizes {size}: a float32 has 4 bytes, so a tensor has a multiple of 4")
+            sys.exit(f"--sizes {size}: a float32 has 4 bytes: use a multiple of 4")
     if args.repeats < 1:
         sys.exit("--repeats has to be 1 or more")
     refuse_unwritable(args.results)
@@ -205,7 +202,7 @@ def check(args):
 
 def main():
     args = parse_args()
-    rank, world_size = meet()
+    rank, world_size = connect()
     check(args)
     from mpi4py import MPI
     about = {"host": platform.node(), "cpus": os.cpu_count(), "torch": torch.__version__,
@@ -232,7 +229,7 @@ def main():
                 file.writelines(json.dumps(record | about) + "\n" for record in records)
     if rank == 0:
         print("\nall sums: equal to gloo's on every rank, bit for bit")
-    dist.barrier()  # no rank leaves while others still wait for its messages
+    dist.barrier()  # no rank leaves while others wait for its messages
 
 
 if __name__ == "__main__":

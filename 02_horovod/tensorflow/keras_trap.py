@@ -1,10 +1,9 @@
-"""Keras 3: model.fit() with hvd.DistributedOptimizer does not average gradients, and says nothing.
+"""Keras 3: model.fit() with hvd.DistributedOptimizer silently fails to average gradients.
 
     mpiexec -n 2 python keras_trap.py
 
-Every rank trains the same small network on its own random data, once in each of two ways.
-Afterwards all ranks should hold the same weights: the largest difference between any two ranks is
-printed.
+Every rank trains the same small network on its own random data, in two ways. Afterwards all ranks
+should hold the same weights: prints the largest difference between any two ranks.
 """
 
 import os
@@ -17,25 +16,25 @@ import numpy as np
 import tensorflow as tf
 
 hvd.init()
-random = np.random.default_rng(hvd.rank())  # other data on each rank
+random = np.random.default_rng(hvd.rank())  # different data on each rank
 images = random.normal(size=(256, 16)).astype("float32")
 labels = random.normal(size=(256, 1)).astype("float32")
 
 
 def build_model():
-    keras.utils.set_random_seed(0)  # the same start on each rank
+    keras.utils.set_random_seed(0)  # the same initial weights on each rank
     return keras.Sequential([
         keras.Input([16]), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
 
 
 def with_fit(model):
-    """As Horovod's documentation shows for Keras, without the lines at which Keras 3 ends."""
+    """Train as in Horovod's Keras documentation, without the lines that fail in Keras 3."""
     model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
     model.fit(images, labels, batch_size=32, epochs=2, shuffle=False, verbose=0)
 
 
 def with_tape(model):
-    """As main.py does."""
+    """Train as main.py does."""
     optimizer = keras.optimizers.SGD(0.01)
     weights = model.trainable_variables
     for first in [*range(0, 256, 32)] * 2:
@@ -50,7 +49,7 @@ for train in with_fit, with_tape:
     model = build_model()
     train(model)
     weights = np.concatenate([array.ravel() for array in model.get_weights()])
-    everybody = hvd.allgather(weights[None]).numpy()  # one row a rank
+    all_weights = hvd.allgather(weights[None]).numpy()  # one row per rank
     if hvd.rank() == 0:
-        apart = np.ptp(everybody, axis=0).max()
-        print(f"{train.__name__:9}: {hvd.size()} ranks, weights differ by up to {apart:.1e}")
+        difference = np.ptp(all_weights, axis=0).max()
+        print(f"{train.__name__:9}: {hvd.size()} ranks, weights differ by up to {difference:.1e}")

@@ -2,8 +2,8 @@
 
     mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
 
-ranks.py is for your own programs, too; workshop.py and report.py have this course's flags, data
-and measuring.
+ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+data sets and measurements.
 """
 
 import faulthandler
@@ -20,8 +20,8 @@ from ranks import SameOnAllRanks, gather, rank_0_first, refuse_lone_ranks, run
 from report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors, not what TensorFlow was compiled for
-sys.modules["triton"] = None  # torchvision, which loads MNIST, would import it; here it crashes
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
+sys.modules["triton"] = None  # torchvision, used for MNIST, would import it and crash
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
@@ -34,67 +34,67 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> keras.Model:
     if name != "cnn":
         from resnet import resnet
         return resnet(name, inputs, 10)
-    x = layers.Conv2D(32, 3, activation="relu")(inputs)  # no BatchNorm, no dropout: any
-    x = layers.Conv2D(64, 3, activation="relu")(x)       # number of ranks trains the same
+    x = layers.Conv2D(32, 3, activation="relu")(inputs)  # no BatchNorm or dropout: the result
+    x = layers.Conv2D(64, 3, activation="relu")(x)       # is the same on any number of ranks
     x = layers.Flatten()(layers.MaxPooling2D(2)(x))
     x = layers.Dense(128, activation="relu")(x)
     return keras.Model(inputs, layers.Dense(10)(x))
 
 
 def batches(dataset, order, size):
-    """Images and labels, batch by batch, in the order of these indices."""
+    """Yield batches of images and labels in the given order of indices."""
     for indices in np.split(order, range(size, len(order), size)):
         yield dataset[indices]
 
 
 def main():
-    # Ranks and device: the launcher has started this program once per rank, each a process.
-    hvd.init()  # all ranks meet, by MPI or gloo
+    # Ranks and device: the launcher has started one process of this program per rank.
+    hvd.init()  # all ranks connect here, over MPI or gloo
     rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
     refuse_lone_ranks(world_size)
     parser = workshop.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     args = parser.parse_args()
     gpus = tf.config.list_physical_devices("GPU") if args.device != "cpu" else []
-    if not hvd.cuda_built() and not hvd.rocm_built():  # Horovod would abort on a GPU's tensors
+    if not hvd.cuda_built() and not hvd.rocm_built():  # Horovod would abort on GPU tensors
         gpus = []
-    gpus = gpus[local_rank % max(1, len(gpus)):][:1]  # a rank may see its own only
+    gpus = [gpus[local_rank % len(gpus)]] if gpus else []  # the launcher may hide the others
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)  # take what is needed, not all there is
-    threads = int(os.environ.get("OMP_NUM_THREADS", world_size > 1))  # 0: all cores
+        tf.config.experimental.set_memory_growth(gpu, True)  # allocate as needed, not all at once
+    threads = int(os.environ.get("OMP_NUM_THREADS", 1 if world_size > 1 else 0))  # 0: all cores
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations side by side
+    tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations in parallel
     device = "cuda" if gpus else "cpu"
-    # TensorFlow cannot let go of a GPU once the ranks can tell each other which they have.
+    # By the time the ranks can compare GPUs, TensorFlow has claimed one and cannot release it.
     seen = [os.environ.get(f"{maker}_VISIBLE_DEVICES") for maker in ("CUDA", "ROCR", "HIP")]
     used = gather(f"{socket.gethostname()} {seen} {gpus[0].name}" if gpus else None)
     if any(used) and len(set(used) - {None}) < world_size:
         raise SameOnAllRanks(f"{workshop.SHARED_GPU}: start one per GPU, or use --device cpu")
     if not gpus:
-        workshop.take_cpu(args)
+        workshop.use_cpu(args)
     keras.utils.set_random_seed(args.seed)
     keras.config.set_floatx("float64" if args.precision == "fp64" else "float32")
     policy = "mixed_bfloat16" if args.precision == "bf16" else keras.config.floatx()
     keras.config.set_dtype_policy(policy)
     dtype = tf.as_dtype(keras.config.floatx())
 
-    # Batch and data: each epoch is shuffled and dealt out to the ranks; leftover images stay out.
+    # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
     global_batch = args.global_batch_size or world_size * args.batch_size
     batch = global_batch // world_size  # per rank; check() refuses a remainder
-    with rank_0_first(rank):  # rank 0, which may download, then all others
+    with rank_0_first(rank):  # rank 0, which may download, then the others
         workshop.check(args, device, global_batch, world_size)
         train, test = workshop.load_data(args, global_batch)
     mean, std = float(train.images[:256].mean()), float(train.images[:256].std())
 
     @tf.function(reduce_retracing=True)
     def standardised(images):
-        images = tf.transpose(tf.cast(images, dtype), (0, 2, 3, 1))  # channels come last
+        images = tf.transpose(tf.cast(images, dtype), (0, 2, 3, 1))  # channels last
         return (images - mean) / std
 
-    # The model and its optimizer.
+    # Model and optimizer.
     model = build_model(args.model, train.images.shape[1:])
-    lr = args.lr * global_batch / 256  # the linear rule: twice the batch, twice the rate
+    lr = args.lr * global_batch / 256  # linear scaling rule: twice the batch, twice the rate
     optimizer = keras.optimizers.SGD(lr, momentum=0.9)
     optimizer.build(model.trainable_variables)
     state = {variable.path: variable for variable in model.variables + optimizer.variables}
@@ -111,22 +111,22 @@ def main():
         return loss, tf.math.count_nonzero(tf.argmax(logits, 1) == labels)
 
     @tf.function(reduce_retracing=True)
-    def count_right(images, labels):
+    def count_correct(images, labels):
         return tf.math.count_nonzero(tf.argmax(model(images, training=False), 1) == labels)
 
-    # Resume: continue after the epoch that was saved. Then all ranks get what rank 0 has.
+    # Resume after the last saved epoch; then every rank gets rank 0's state.
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.resumes(args):
         with workshop.resuming(args), np.load(args.checkpoint) as arrays:
-            workshop.refuse_other(json.loads(str(arrays["training"])), training)
+            workshop.refuse_other_settings(json.loads(str(arrays["training"])), training)
             for name, variable in state.items():
                 variable.assign(arrays[name])
             step = int(arrays["step"])
     hvd.broadcast_variables([variable.value for variable in state.values()], root_rank=0)
 
-    # Training: each rank has its own batch; averaged gradients make equal steps and parameters.
+    # Training: each rank has its own batch; averaged gradients keep all parameters identical.
     epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
@@ -139,19 +139,19 @@ def main():
     while step < last_step:
         epoch = step // epoch_steps
         order = np.random.default_rng(args.seed + epoch).permutation(len(train))
-        order = order[rank::world_size]  # every N-th is this rank's
+        order = order[rank::world_size]  # this rank takes every N-th image
         losses, hits = [], []
         report.start()
         for images, labels in batches(train, order[:epoch_steps * batch], batch):
-            # Horovod would wait for ever for a rank that has stopped. Each call restarts the clock.
+            # Horovod would wait forever for a stopped rank. Each call restarts the timer.
             faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.learning_rate = lr * min(1, (step + 1) / warmup_steps)
-            loss, right = train_step(standardised(images), labels)
+            loss, correct = train_step(standardised(images), labels)
             step += 1
             losses.append(loss)
-            hits.append(right)
+            hits.append(correct)
             if len(losses) > 1:
-                losses[-2].numpy()  # a GPU may be one step behind: so these are times of steps
+                losses[-2].numpy()  # wait for the previous step: time steps, not launches
             report.step(step)
             if step == last_step:  # --max-steps
                 break
@@ -166,14 +166,14 @@ def main():
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
     faulthandler.cancel_dump_traceback_later()
 
-    # Evaluation: every test image once, on one of the ranks. BatchNorm's statistics are rank 0's.
+    # Evaluation: every test image once, on one rank, with rank 0's BatchNorm statistics.
     hvd.broadcast_variables([variable.value for variable in model.variables], root_rank=0)
-    right = 0
+    correct = 0
     for images, labels in batches(test, np.arange(rank, len(test), world_size), batch):
-        right += count_right(standardised(images), labels)
-    right = hvd.allreduce(right, op=hvd.Sum)
-    report.end(int(right), len(test))
+        correct += count_correct(standardised(images), labels)
+    correct = hvd.allreduce(correct, op=hvd.Sum)
+    report.end(int(correct), len(test))
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); what fails on one rank ends all: README, "If a rank fails"
+    run(main)  # calls main(); if one rank fails, all end: README, "If a rank fails"

@@ -18,54 +18,56 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # deepspeed's, too
-LAUNCHERS = {  # the others' variables of rank, world size and local rank; None: MPI knows it
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # also of deepspeed
+LAUNCHERS = {  # other launchers' rank, world size and local rank; None: MPI knows it
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", None),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", None),
     "MVAPICH": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", None),
-    "MPICH": ("PMI_RANK", "PMI_SIZE", None),  # also Cray's, Intel's, and srun --mpi=pmi2
+    "MPICH": ("PMI_RANK", "PMI_SIZE", None),  # also Cray MPICH, Intel MPI, and srun --mpi=pmi2
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
     "Flux": ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
     "jsrun": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
-    "PALS": ("PALS_RANKID", None, None),  # with --pmi=pmix: nothing has the number of ranks
+    "PALS": ("PALS_RANKID", None, None),  # with --pmi=pmix: no variable for the world size
     "PMIx": ("PMIX_RANK", None, None),
 }
 MPIEXECS, NO_MPI = ("Open MPI", "MVAPICH", "MPICH"), ("srun", "Flux", "jsrun")
 JOBS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "FLUX_JOB_ID", "LSB_JOBID")
-stores = []  # that counted local ranks; torch's process group opens the same one
+stores = []  # keeps count_local_ranks()'s store alive: init_process_group() shares it
 
 
 def number_of(name: str) -> int:
-    """Return the number in a variable of the environment; exit where it is none."""
+    """Return an environment variable as a number; exit if it is not one."""
     text = os.environ[name]
     if not text.isdecimal():
-        raise SameOnAllRanks(f"{name}={text} is no number: unset it, or start this program with "
+        raise SameOnAllRanks(f"{name}={text} is not a number: unset it, or start this program with "
                              "mpiexec, srun or torchrun")
     return int(text)
 
 
 def own_number() -> int:
-    """Return this rank's number, as far as the environment has one: rank 0 speaks for all."""
+    """Return this rank's number from the environment, or 0; rank 0 prints for all ranks."""
     names = [*(rank for rank, _, _ in LAUNCHERS.values()), "RANK"]
     numbers = [os.environ[name] for name in names if os.environ.get(name, "").isdecimal()]
     return int(numbers[0]) if numbers else 0
 
 
 def launched() -> "tuple[str | None, int, int]":
-    """Return launcher, rank and world size, as the environment has them; None, 0, 1 without one.
+    """Return launcher, rank and world size from the environment; without a launcher None, 0, 1.
 
-    The world size is 0 where no variable has it.
+    The world size is 0 if no variable contains it.
     """
     env = os.environ
-    there = [name for name, (rank, size, _) in LAUNCHERS.items() if (size or rank) in env]
+    matching = [name for name, (rank, size, _) in LAUNCHERS.items() if (size or rank) in env]
     launcher, rank, world_size = None, 0, 1
-    if there:
-        launcher, (rank_name, size_name, _) = there[0], LAUNCHERS[there[0]]
-        rank, world_size = number_of(rank_name), number_of(size_name) if size_name else 0
-    world = set(TORCHRUN) - {"LOCAL_RANK"} <= env.keys()  # a RANK alone is left from another job
+    if matching:
+        launcher = matching[0]
+        rank_name, size_name, _ = LAUNCHERS[launcher]
+        rank = number_of(rank_name)
+        world_size = number_of(size_name) if size_name else 0
+    # A RANK alone, or a WORLD_SIZE below the launcher's, is left over from another job.
+    complete = set(TORCHRUN) - {"LOCAL_RANK"} <= env.keys()
     by_torchrun = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "srun")
-    # A world of torchrun's smaller than its launcher's is left from another job.
-    if world and by_torchrun and number_of("WORLD_SIZE") >= world_size:
+    if complete and by_torchrun and number_of("WORLD_SIZE") >= world_size:
         return "torchrun", number_of("RANK"), number_of("WORLD_SIZE")
     return launcher, rank, world_size
 
@@ -73,10 +75,11 @@ def launched() -> "tuple[str | None, int, int]":
 def find_ranks() -> tuple[int, int, int]:
     """Return rank, world size and local rank; set the variables that torch.distributed reads.
 
-    MASTER_ADDR and MASTER_PORT stay as they are, if they are set. Exits with one line where the
-    environment contradicts itself.
+    MASTER_ADDR and MASTER_PORT are kept if they are set. Exits with one line if the environment
+    contradicts itself.
     """
-    if "torch" in sys.modules:  # optimizers import it, and it keeps the process group that it finds
+    if "torch" in sys.modules:
+        # It binds the default group when it is imported; torch.optim would import it too late.
         import torch.distributed.nn  # noqa: F401
     env = os.environ
     launcher, rank, world_size = launched()
@@ -89,11 +92,11 @@ def find_ranks() -> tuple[int, int, int]:
         return rank, world_size, number_of("LOCAL_RANK")
     if not world_size:
         raise SameOnAllRanks(
-            f"{LAUNCHERS[launcher][0]} is set, but no variable has the number of ranks: start this "
-            "program with mpiexec --pmi=cray, srun --mpi=pmi2, your mpi4py's mpiexec, or torchrun")
-    refuse_lone_ranks(1 if launcher == "horovodrun" else world_size)  # its ranks meet by hvd.init()
+            f"{LAUNCHERS[launcher][0]} is set, but no variable contains the number of ranks: start "
+            "this with mpiexec --pmi=cray, srun --mpi=pmi2, your mpi4py's mpiexec, or torchrun")
+    refuse_lone_ranks(1 if launcher == "horovodrun" else world_size)  # Horovod connects ranks
     if launcher in MPIEXECS:
-        local_rank, host, port = meet_by_mpi(launcher, world_size)
+        local_rank, host, port = rendezvous_by_mpi(launcher, world_size)
     elif launcher in NO_MPI:  # all ranks read one address and port from the job's variables
         local_rank = number_of(LAUNCHERS[launcher][2])
         nodes = env.get("SLURM_STEP_NODELIST", "")
@@ -110,7 +113,7 @@ def find_ranks() -> tuple[int, int, int]:
 
 
 def count_local_ranks(rank, world_size):
-    """Return how many ranks of a lower number are on this node, as all tell rank 0's store."""
+    """Return how many lower ranks are on this node; all ranks tell rank 0's store their host."""
     from torch.distributed import TCPStore
     address, port = os.environ["MASTER_ADDR"], number_of("MASTER_PORT")
     store = TCPStore(address, port, world_size, rank == 0, multi_tenant=True)
@@ -120,32 +123,33 @@ def count_local_ranks(rank, world_size):
     return hosts.count(socket.gethostname())
 
 
-def meet_by_mpi(launcher, world_size):
-    """Return the local rank, rank 0's node and a port that is free there: rank 0 tells all."""
+def rendezvous_by_mpi(launcher, world_size):
+    """Return the local rank, rank 0's host and a free port there; rank 0 broadcasts both."""
     try:
         import mpi4py
-        mpi4py.rc.initialize = False  # else a mismatched one aborts before the check below
+        mpi4py.rc.initialize = False  # else a mismatched MPI aborts before the check below
         from mpi4py import MPI
     except (ImportError, RuntimeError) as problem:
-        sys.exit(f"mpi4py does not load; it has to be of the MPI of this mpiexec: {problem}")
+        sys.exit("cannot import mpi4py: it must be built against the same MPI as mpiexec: "
+                 f"{problem}")
     if (launcher == "Open MPI") != ("Open MPI" in MPI.Get_library_version()):
-        sys.exit(f"this mpiexec is of {launcher}, mpi4py is not: "
-                 "use the mpiexec in the same folder as python")
-    only_to_meet = not MPI.Is_initialized()  # else the program uses MPI itself
-    if only_to_meet:
+        sys.exit(f"mpiexec comes from {launcher}, but mpi4py is linked against another MPI: use "
+                 "the mpiexec next to python")
+    started_mpi = not MPI.Is_initialized()  # if not, the program uses MPI itself
+    if started_mpi:
         MPI.Init()
     refuse_other_sizes([LAUNCHERS[launcher][1]], MPI.COMM_WORLD.size)
-    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks of my node
+    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks on this node
     local_rank = node.rank
     host = "127.0.0.1" if node.size == world_size else socket.gethostname()
     host, port = MPI.COMM_WORLD.bcast((host, free_port()))
-    if only_to_meet:
+    if started_mpi:
         MPI.Finalize()
     return local_rank, host, port
 
 
 def free_port():
-    """A free port of this node, below those that the system itself hands out to connections."""
+    """Return a free port of this node, below the range that the system uses for connections."""
     while True:
         port = random.SystemRandom().randrange(20000, 30000)  # whatever the program's seed
         with suppress(OSError), socket.create_server(("", port)):
@@ -153,15 +157,15 @@ def free_port():
 
 
 def refuse_lone_ranks(world_size: int, one_process: bool = False) -> None:
-    """Exit where the environment counts other ranks than this program, which would train alone.
+    """Exit if the environment's number of ranks differs: each rank would train alone.
 
     find_ranks() calls it; call it yourself after hvd.init(). one_process: this program is meant to
-    run alone, also in a batch script that has several tasks.
+    run alone, also in a batch job of several tasks.
     """
     launcher, _, _ = launched()
     if not launcher and "RANK" in os.environ and "WORLD_SIZE" not in os.environ:
         raise SameOnAllRanks("RANK is set without WORLD_SIZE, MASTER_ADDR and MASTER_PORT: set "
-                             "these, too, or unset RANK if it is left from another job")
+                             "these, too, or unset RANK if it is left over from another job")
     names = ["WORLD_SIZE"]
     if launcher in LAUNCHERS:
         names += filter(None, LAUNCHERS[launcher][1:2])
@@ -175,14 +179,14 @@ def refuse_other_sizes(names, count):
         if int(os.environ.get(name, count)) != count:
             raise SameOnAllRanks(
                 f"{name}={os.environ[name]}, but this program sees {count} of these ranks: start "
-                f"it as its README says, or unset {name} if it is left from another job")
+                f"it as its README says, or unset {name} if it is left over from another job")
 
 
 def gather(value: object) -> list:
-    """Return the values of all ranks, in their order, on every rank; they have met before."""
+    """Return the values of all ranks, in rank order, on every rank. The ranks must be connected."""
     hvd = sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow")
     if hvd:
-        return hvd.allgather_object(value, name="values")  # by name: their types may differ
+        return hvd.allgather_object(value, name="values")  # named, because types may differ
     import torch.distributed as dist
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -190,7 +194,7 @@ def gather(value: object) -> list:
 
 
 def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
-    """Return the index of this rank's GPU, or None where ranks would have to share one.
+    """Return the index of this rank's GPU, or None if ranks would have to share one.
 
     NCCL refuses two ranks on one GPU. All ranks call it, after hvd.init(), or after
     init_process_group("cpu:gloo,cuda:nccl"): the ranks compare their GPUs over gloo.
@@ -199,17 +203,17 @@ def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
     index = uuid = None
     if kind and torch.get_device_module(kind).is_available():
         gpus = torch.get_device_module(kind)
-        index = local_rank % gpus.device_count()  # a rank may see its own GPU only, as number 0
+        index = local_rank % gpus.device_count()  # a rank may see only its own GPU, as number 0
         uuid = str(gpus.get_device_properties(index).uuid)
     uuids = gather(uuid)
     return index if None not in uuids and len(set(uuids)) == len(uuids) else None
 
 
-def meet() -> tuple:
-    """Let all ranks meet under any launcher; return rank, world size and this rank's device.
+def init_ranks() -> tuple:
+    """Connect all ranks under any launcher; return rank, world size and this rank's device.
 
-    gloo carries tensors of CPUs, NCCL those of GPUs. The device is the rank's own GPU, which is set
-    as the current one, or the CPU on all ranks where two of them would share a GPU.
+    gloo carries CPU tensors, NCCL GPU tensors. The device is the rank's own GPU, set as the current
+    one, or the CPU on all ranks if two of them would share a GPU.
     """
     import torch
     rank, world_size, local_rank = find_ranks()
@@ -226,7 +230,7 @@ class SameOnAllRanks(SystemExit):
 
 
 def exit_together(line: str | None) -> None:
-    """All ranks call it: if one of them has a line, all exit with it."""
+    """Exit on all ranks with the same line if one of them has a line. All ranks call it."""
     lines = [text for text in gather(line) if text]
     if lines:
         raise SameOnAllRanks(lines[0])
@@ -234,7 +238,7 @@ def exit_together(line: str | None) -> None:
 
 @contextmanager
 def rank_0_first(rank: int) -> Iterator[None]:
-    """Rank 0 runs the block, then all others do; a sys.exit("a line") on one of them ends all."""
+    """Run the block on rank 0, then on the others; sys.exit("a line") on one rank ends all."""
     line = None
     if rank > 0:
         exit_together(None)  # wait for rank 0
@@ -247,11 +251,11 @@ def rank_0_first(rank: int) -> Iterator[None]:
         exit_together(None)  # wait for the others
 
 
-def fails_first(rank: int, world_size: int) -> bool:
-    """Whether this rank is to say why the job ends; waits a moment for ranks that fail, too."""
+def claim_failure(rank: int, world_size: int) -> bool:
+    """Return True if this rank is to report why the job ends; wait for other ranks that fail."""
     dist = sys.modules.get("torch.distributed")
     if not dist or not dist.is_initialized():
-        time.sleep(5 if rank > 0 else 0)  # if rank 0 fails, too, its end ends this rank
+        time.sleep(5 if rank > 0 else 0)  # if rank 0 fails, too, the launcher ends this rank
         return True
     first = False
     with suppress(RuntimeError):  # rank 0, which hosts the store, has ended
@@ -264,10 +268,10 @@ def fails_first(rank: int, world_size: int) -> bool:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call main() on this rank; where it fails, say why and end the job.
+    """Call main() on this rank; if it fails, print why and end the job.
 
-    sys.exit("a line") prints that line, with exit code 2; an exception its traceback. Where several
-    ranks fail, the first one speaks.
+    sys.exit("a line") prints that line, with exit code 2; an exception prints its traceback. If
+    several ranks fail, only the first one prints.
     """
     rank, world_size = own_number(), 1
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from each rank
@@ -285,7 +289,8 @@ def run(main: Callable[[], None]) -> None:
         code, message, same = 1, traceback.format_exc(), False
 
     if message:
-        if own_number() == 0 if same else fails_first(rank, world_size):
+        reports = own_number() == 0 if same else claim_failure(rank, world_size)
+        if reports:
             number = f"rank {rank}: " if rank > 0 else ""
             program = os.path.basename(sys.argv[0])
             print(f"{program}: {number}{message}", file=sys.stderr, flush=True)
@@ -296,4 +301,4 @@ def run(main: Callable[[], None]) -> None:
     dist = sys.modules.get("torch.distributed")
     if dist and dist.is_initialized():
         dist.destroy_process_group()  # gloo's threads may abort if they outlive Python
-        time.sleep(0.2)  # FSDP and DeepSpeed keep these threads: they let go of their tensors
+        time.sleep(0.2)  # the threads, which FSDP and DeepSpeed keep, release their tensors

@@ -1,4 +1,4 @@
-"""ResNet-18 and -50 for Keras, as torchvision has them for PyTorch (He et al., 1512.03385)."""
+"""ResNet-18 and -50 for Keras, like torchvision's for PyTorch (He et al., 1512.03385)."""
 
 from keras import KerasTensor, Model, layers
 

@@ -1,7 +1,7 @@
-"""Train a Keras model on many ranks: a loop to copy, in place of model.fit.
+"""Train a Keras model on many ranks: a loop to copy that replaces model.fit.
 
     python your_script.py                    # one rank
-    mpiexec -n 2 python your_script.py       # the same training on two
+    mpiexec -n 2 python your_script.py       # the same on two ranks
 
 ranks.py has to be in the same folder.
 """
@@ -21,11 +21,11 @@ hvd.init()
 refuse_lone_ranks(hvd.size())
 rank, world_size = hvd.rank(), hvd.size()
 gpus = tf.config.list_physical_devices("GPU")
-gpus = gpus[hvd.local_rank() % max(1, len(gpus)):][:1]  # this rank's; it may see no other
+gpus = [gpus[hvd.local_rank() % len(gpus)]] if gpus else []  # the launcher may hide the others
 tf.config.set_visible_devices(gpus, "GPU")
-keras.utils.set_random_seed(0)  # one split, one shuffle and one start on all ranks
+keras.utils.set_random_seed(0)  # the same split, shuffle and initial weights on all ranks
 
-# The data, as arrays. fit(validation_split=0.2) takes the last fifth, too.
+# The data, as arrays. Like fit(validation_split=0.2), test on the last fifth.
 images, labels = load_digits(return_X_y=True)
 images = images.reshape(-1, 8, 8, 1).astype(keras.config.floatx()) / 16
 cut = len(images) - len(images) // 5
@@ -36,7 +36,7 @@ model = keras.Sequential([
     keras.layers.Flatten(), keras.layers.Dense(10)])
 optimizer = keras.optimizers.Adam(0.001)
 loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-batch_size = 64  # of all ranks together
+batch_size = 64  # global: all ranks together
 
 optimizer.build(model.trainable_variables)
 hvd.broadcast_variables([variable.value for variable in model.weights + optimizer.variables], 0)
@@ -53,7 +53,7 @@ def train_step(x, y):
 
 
 @tf.function(reduce_retracing=True)
-def count_right(x, y):
+def count_correct(x, y):
     return tf.math.count_nonzero(tf.argmax(model(x, training=False), 1) == y)
 
 
@@ -61,15 +61,15 @@ for epoch in range(5):
     order = np.random.permutation(len(x_train))
     losses = []
     for first in range(0, len(order) - batch_size + 1, batch_size):
-        own = order[first:first + batch_size][rank::world_size]
-        losses.append(train_step(x_train[own], y_train[own]))
-    loss = hvd.allreduce(tf.reduce_mean(losses))  # the mean of all ranks
-    for variable in model.non_trainable_weights:  # BatchNorm's statistics: rank 0's
+        indices = order[first:first + batch_size][rank::world_size]
+        losses.append(train_step(x_train[indices], y_train[indices]))
+    loss = hvd.allreduce(tf.reduce_mean(losses))  # the mean over all ranks
+    for variable in model.non_trainable_weights:  # use rank 0's BatchNorm statistics
         variable.assign(hvd.broadcast(variable.value, 0))
-    right = count_right(x_test[rank::world_size], y_test[rank::world_size])
-    right = int(hvd.allreduce(right, op=hvd.Sum))
+    correct = count_correct(x_test[rank::world_size], y_test[rank::world_size])
+    correct = int(hvd.allreduce(correct, op=hvd.Sum))
     if rank == 0:
-        print(f"epoch {epoch + 1}: loss {loss:.4f}, test accuracy {right / len(x_test):.4f}",
+        print(f"epoch {epoch + 1}: loss {loss:.4f}, test accuracy {correct / len(x_test):.4f}",
               flush=True)
 if rank == 0:
     model.save("digits.keras")
