@@ -329,7 +329,8 @@ def find_script(args):
 
 def main():
     args = parse_args()
-    args.steps = 5 if args.steps is None and not args.results else args.steps or 30
+    if args.steps is None:
+        args.steps = 30 if args.results else 5
     for name in "steps", "timeout", "first_step":
         value = getattr(args, name)
         if not value > 0 or math.isinf(value):

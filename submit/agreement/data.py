@@ -1,4 +1,4 @@
-"""The samples that a rank trains on: what its DataLoaders draw, and what its models are given."""
+"""Records the samples that a rank trains on, drawn by DataLoaders or given to models."""
 
 import torch
 from torch.utils.data import (

@@ -143,16 +143,16 @@ def judge_weights(reports):
 def why_nothing_trains(reports, seen):
     """Return why the steps may have changed no weight."""
     step = reports[0]["steps"][-1]
-    where = f"in {plural(seen, 'step')}"
+    details = f"in {plural(seen, 'step')}"
     if step["without gradient"] and not step["final"]:
-        return (f"{where}; {plural(step['without gradient'], 'parameter')} of the optimizer "
+        return (f"{details}; {plural(step['without gradient'], 'parameter')} of the optimizer "
                 "have no gradient, other tensors have one")
     gradients = [number for values in step["final"].values() for number in values]
     if gradients and not any(gradients):
-        return f"{where}; all gradients are 0"
+        return f"{details}; all gradients are 0"
     if not step["rate"]:
-        return f"{where}; the learning rate is 0"
-    return where
+        return f"{details}; the learning rate is 0"
+    return details
 
 
 # Gradients: projections are linear: those of a mean are the mean of the ranks' projections.
@@ -305,9 +305,9 @@ def judge_gradients(reports):
     kinds_of = {}  # {names of a step's tensors: [(step number, kind, details)]}
     findings, divided = {}, False
     for number, ranks in paired(reports):
-        where = not_finite(ranks)
-        if where:
-            findings.setdefault("not finite", f"{where}, since step {number}")
+        details = not_finite(ranks)
+        if details:
+            findings.setdefault("not finite", f"{details}, since step {number}")
             continue
         names = sorted(set.intersection(
             *(set(step[key]) for step in ranks for key in ("local", "final"))))
@@ -317,22 +317,22 @@ def judge_gradients(reports):
         after_reduction = with_full_gradients([step["final"] for step in ranks],
                                               parts & set(names))
         sample_counts = [sum(map(len, step["given"])) for step in ranks]
-        kind, where = classify_gradients(
+        kind, details = classify_gradients(
             before_reduction, after_reduction, names, tolerance, sample_counts)
         if kind == "twice" and ranks[0]["backwards"] == len(ranks):
             kind = "scaled"  # a mean over as many micro-batches as ranks
         divided = divided or divided_by_all(ranks)
-        kinds_of.setdefault(tuple(names), []).append((number, kind, where))
+        kinds_of.setdefault(tuple(names), []).append((number, kind, details))
 
     for steps in kinds_of.values():
         always = len({kind for _, kind, _ in steps}) == 1
-        for number, kind, where in steps:
+        for number, kind, details in steps:
             if kind in ("sum", "twice") and not always:
                 kind = "scaled"  # clipping: a mistake gives the same factor in each step
             if kind == "sum" and divided:
                 kind = "mean"
-            where = ", ".join(filter(None, [where, f"since step {number}"]))
-            findings.setdefault(kind, where)
+            details = ", ".join(filter(None, [details, f"since step {number}"]))
+            findings.setdefault(kind, details)
     if "mean" in findings and divided and reports[0]["wrappers"]:
         add_note(findings, "the loss was divided by the number of ranks, and its gradients are "
                  "averaged: unless that was for micro-batches, they are too small")
@@ -371,7 +371,7 @@ def judge_loader(loaders):
     findings = {}
     first = loaders[0]
     epochs = [loader["epochs"][0] if loader["epochs"] else [] for loader in loaders]
-    dealt = all(loader["dealt"] for loader in loaders)
+    partitioned = all(loader["dealt"] for loader in loaders)
     alike = first["like"] and len({loader["like"] for loader in loaders}) == 1
     if all(epochs) and alike:
         common = set.intersection(*map(set, epochs))
@@ -381,9 +381,9 @@ def judge_loader(loaders):
         padding = max(2 * world_size, sum(drawn) - first["items"])  # repeats: equal shares
         seen = f"{listed(sorted(set(drawn)))} samples drawn on each rank, {len(several)} on several"
         same = judge_samples([loader["batches"] for loader in loaders], "drawn")[1]
-        if min(drawn) == len(common) > 1 and (dealt or same):
+        if min(drawn) == len(common) > 1 and (partitioned or same):
             findings["same data"] = f"samples {listed(sorted(common)[:4])}, ... on each rank"
-        elif len(several) > padding and dealt:
+        elif len(several) > padding and partitioned:
             findings["overlap"] = f"{len(several)} of {sum(drawn)} drawn samples"
         elif len(several) > padding:
             add_note(findings, f"{len(several)} samples were drawn on several ranks: right if "
@@ -391,7 +391,7 @@ def judge_loader(loaders):
     else:  # a stream, or different data sets, whose indices mean nothing
         batches = [loader["batches"] for loader in loaders]
         seen, findings = judge_samples(batches, "drawn")
-        several = common_samples(batches) if dealt and not findings else 0
+        several = common_samples(batches) if partitioned and not findings else 0
         if several > max(2 * world_size, first["items"] // 1000):
             findings["overlap"] = f"{several} of the samples that each rank has drawn"
     for loader in loaders:
@@ -423,12 +423,12 @@ def judge_samples(batches, verb):
         common = common & count
     totals = [sum(count.values()) for count in counts]
     shared = sum(common.values())
-    # If samples repeat on a rank, there are few different ones, and ranks share some by chance.
+    # If samples repeat on a rank, few are distinct, and ranks share some by chance.
     distinct = min(len(count) / total for count, total in zip(counts, totals)) > 0.9
     same = shared > min(totals) / 2 if distinct else len(set(map(str, batches))) == 1
-    where = f"{shared} of the {min(totals)} samples {verb}"
+    details = f"{shared} of the {min(totals)} samples {verb}"
     seen = (f"{listed(sorted(set(totals)))} samples {verb} on each rank, {shared} on all")
-    return seen, {"same data": where} if same else {}
+    return seen, {"same data": details} if same else {}
 
 
 def judge_data(reports):
@@ -479,7 +479,7 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
             notes.append(more.pop("note"))
         lines += more_lines
         findings |= more
-    findings = {key: where for key, where in findings.items() if key in SYMPTOMS}
+    findings = {key: details for key, details in findings.items() if key in SYMPTOMS}
     if "own gradients" in findings and not findings.keys() & {"weights", "apart"}:
         notes.append("each optimizer uses its rank's own gradients, and the weights are equal "
                      "before each step: they are averaged instead, or the samples are the same")
@@ -493,7 +493,7 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
     for report in reports[:1]:
         notes += [f"not seen: {hook}, because of {problem}"
                   for hook, problem in report["dropped"].items()]
-    causes = {key: where for key, where in findings.items()
+    causes = {key: details for key, details in findings.items()
               if not FOLLOWS.get(key, set()) & findings.keys()}
     if notes:
         causes["note"] = "; ".join(notes)
@@ -523,9 +523,9 @@ def judge_hang(states: list[tuple[dict, dict]], seconds: float) -> tuple[Lines, 
         calls.append("" if report or not alive else alive["call"])
         lines.append((f"rank {rank}", f"at {place}"))
     if len(set(calls)) > 1 and not set(calls) <= {"", "barrier"}:
-        where = [f"rank {rank} in {call}, {states[rank][1]['stack'][0]}"
+        details = [f"rank {rank} in {call}, {states[rank][1]['stack'][0]}"
                  for rank, call in enumerate(calls) if call]
-        return lines, {"sequence": f"{listed(where)}; the others are not there"}
+        return lines, {"sequence": f"{listed(details)}; the others are not there"}
     return lines, {"hang": f"for {seconds:.0f} s, at the lines above"}
 
 
@@ -566,8 +566,8 @@ def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> 
         say(f"  {what:30} {seen}")
     if note:
         say(f"note: {note}")
-    for key, where in findings.items():
+    for key, details in findings.items():
         fix = next(text for applies, text in FIXES[key] if applies(reports))
-        say(f"WRONG: {key}: {SYMPTOMS[key]} ({where}). To do: {fix}")
+        say(f"WRONG: {key}: {SYMPTOMS[key]} ({details}). To do: {fix}")
     verdict = f"wrong: {listed(sorted(findings))}" if findings else "nothing wrong was found"
     say(f"verdict: {verdict}", flush=True)

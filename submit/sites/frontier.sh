@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Frontier (OLCF): Slurm, 4 MI250X per node, each visible as two GPUs, Slingshot 11. PyTorch calls AMD GPUs cuda, too.
 # Written from its documentation; not tried by us. Sources: docs.olcf.ornl.gov/systems/frontier_user_guide.html (cores,
-# GPUs, srun) and /software/analytics/pytorch_frontier.html (modules, interface, cache; July 2026). With 8 tasks a node:
+# GPUs, srun) and /software/analytics/pytorch_frontier.html (modules, interface, cache; July 2026). With 8 tasks per node:
 #     SITE=frontier PYTORCH=/path/of/the/environment sbatch -A PROJECT --ntasks-per-node=8 --gpus-per-node=8 \
 #         --cpus-per-task=7 --network=disable_rdzv_get submit.slurm
 # Links, from the guide: 4 x 200 Gbit/s per node; 50 to 200 GB/s between two GPUs of a node:
