@@ -196,7 +196,7 @@ def test_a_submit_script_runs_on_this_machine(tmp_path):
 @pytest.mark.parametrize(("env", "message"), [
     ({"SITE": "atlantis"}, "SITE=atlantis: there is no submit/sites/atlantis.sh"),
     ({"VENV": "/nowhere"}, "no environment in /nowhere: make setup SITE=here"),
-    ({"FLAGS": "--data-dir 'my data'"}, "no flag may hold")])  # PBS would tear it apart
+    ({"FLAGS": "--data-dir 'my data'"}, "no flag may contain")])  # PBS would tear it apart
 def test_what_is_missing_is_named(env, message):
     env = {"SITE": "here", "VENV": sys.prefix, "PBS_O_WORKDIR": str(ROOT / "03_ddp")} | env
     done = execute(["bash", "submit.pbs"], cwd=ROOT / "03_ddp", env=env)
