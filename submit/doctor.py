@@ -1,11 +1,11 @@
-"""Find what keeps ranks from training together.
+"""Find out what keeps ranks from training together.
 
 Run it first on a compute node, started exactly as a chapter is:
 
     mpiexec -n 4 python submit/doctor.py       # or srun, or torchrun; python alone is one rank
 
-It changes nothing, and it ends by itself. What is wrong is one line, which says what to do, and an
-exit code other than 0.
+It changes nothing, and it ends by itself. Each problem is one line, which says what to do, and the
+exit code is then not 0.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from itertools import groupby
 from ranks import find_ranks, gather, launched, run
 
 if __name__ == "__main__":  # before torch is imported
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # its exceptions say it, too
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # the guard ends what hangs
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # its exceptions have the same text
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # the Guard ends ranks that hang
 try:
     import psutil
     import torch
@@ -37,36 +37,36 @@ try:
 except (ImportError, OSError) as problem:
     sys.exit(f"doctor.py: {problem}, in {sys.executable}: "
              "load the site's modules, activate the environment")
-if not hasattr(torch, "accelerator"):  # what chapters 2 to 5 choose their GPU with
+if not hasattr(torch, "accelerator"):  # chapters 2 to 5 choose their GPU with it
     sys.exit(f"doctor.py: torch {torch.__version__} in {sys.executable} is older than 2.6, which "
-             "the chapters need: load a newer module of the site's, or make setup without SITE=")
+             "the chapters need: load a newer module of the site, or make setup without SITE=")
 
-DRIVERS = {"11": 450, "12": 525, "13": 580}  # at least: docs.nvidia.com/deploy/cuda-compatibility
+DRIVERS = {"11": 450, "12": 525, "13": 580}  # minimum: docs.nvidia.com/deploy/cuda-compatibility
 SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the last on GPUs only
 MPI = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
-MEETING = ("unset MASTER_PORT; set MASTER_ADDR to rank 0's address in the cluster's network; "
-           "is there a firewall? Do ranks start late (--timeout)?")
+RENDEZVOUS = ("unset MASTER_PORT; set MASTER_ADDR to rank 0's address in the cluster's network; "
+              "is there a firewall? Do ranks start late (--timeout)?")
 GPUS = "compare nvidia-smi with torch.version.cuda; try another node"
-OTHER_BUILD = "take another build of PyTorch (docs/SETUP.md, Versions)"
+OTHER_BUILD = "install another build of PyTorch (docs/SETUP.md, Versions)"
 NETWORK = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the site's file, to an "
-           "interface of the cluster's network; NCCL_DEBUG=INFO tells more")
+           "interface of the cluster's network; NCCL_DEBUG=INFO prints more")
 
 
-# How it ends
+# Time-outs
 
 class Guard:
-    """A process that ends this one if a stage takes too long; MPI_Init would stop a thread."""
+    """A process that ends this one after a time-out; MPI_Init can block all threads."""
 
     def __init__(self, seconds, rank):
         self.seconds = seconds
         reading, self.writing = os.pipe()
         warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
-        if os.fork() == 0:  # rank 0 is the first to give up
+        if os.fork() == 0:  # rank 0 gives up first
             os.close(self.writing)
             self.wait(reading, 3 + seconds * min(2, rank + 1))
 
     def wait(self, reading, limit):
-        """End the parent with the line of its stage if it begins no other within the limit."""
+        """Print the line of the current stage and kill the parent if a stage exceeds the limit."""
         parent, line = os.getppid(), b""
         while select.select([reading], [], [], limit)[0]:
             line = os.read(reading, 9999)
@@ -77,34 +77,34 @@ class Guard:
         os._exit(0)
 
     @contextmanager
-    def stage(self, symptom, cure):
-        """End this rank with one line where the block hangs, or raises an exception."""
-        line = f"doctor.py: {symptom}: no end after {self.seconds:g} s: {cure}\n"
+    def stage(self, name, fix):
+        """End this rank with one line if the block hangs, or raises an exception."""
+        line = f"doctor.py: {name} timed out after {self.seconds:g} s: {fix}\n"
         os.write(self.writing, line.encode())
         try:
             yield
         except Exception as problem:
             text = " ".join(str(problem).split())
-            sys.exit(f"{symptom}: {type(problem).__name__}: {text:.200}: {cure}")
+            sys.exit(f"{name} failed: {type(problem).__name__}: {text:.200}: {fix}")
 
 
-def refuse_lone_ranks():
-    """Exit where a launcher that is not known here has started several of this process."""
+def refuse_unknown_launcher():
+    """Exit if an unknown launcher has started several of this process."""
     me = psutil.Process()
-    time.sleep(max(0, me.create_time() + 3 - time.time()))  # until it has started all
+    time.sleep(max(0, me.create_time() + 3 - time.time()))  # until all have been started
     count = 0
     for process in psutil.process_iter(["ppid", "cmdline"]):
         siblings = process.info["ppid"] == me.ppid()
         count += siblings and process.info["cmdline"] == me.cmdline()
     if count > 1:
-        sys.exit(f"{count} processes on {socket.gethostname()} take themselves for rank 0 of 1, "
+        sys.exit(f"{count} processes on {socket.gethostname()} each believe they are rank 0 of 1, "
                  "and would train alone: start them with mpiexec, srun or torchrun")
 
 
 # What each rank sees
 
 def installed():
-    """Return the versions of what has to be the same on all nodes."""
+    """Return the versions that must be the same on all nodes."""
     versions = {package.name.lower(): package.version for package in distributions()}
     mpi = sys.modules.get("mpi4py.MPI")
     library = re.split("[\n,]", mpi.Get_library_version())[0] if mpi else "no MPI"
@@ -114,8 +114,8 @@ def installed():
             f"DeepSpeed {versions.get('deepspeed', 'not installed')}")
 
 
-def gloo_takes():
-    """Return the interface that gloo is told to take, or the address of this node's name."""
+def gloo_interface():
+    """Return the interface that gloo is set to use, or the address of this node's hostname."""
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -124,7 +124,7 @@ def gloo_takes():
 
 
 def driver_version():
-    """Return the version of NVIDIA's driver, as 580.65.06; nothing where there is none to read."""
+    """Return the NVIDIA driver's version, such as 580.65.06, or "" if there is none to read."""
     try:
         with open("/proc/driver/nvidia/version") as file:
             return re.search(r" (\d+\.[\d.]+) ", file.read())[1]
@@ -133,17 +133,17 @@ def driver_version():
 
 
 def try_gpu(index):
-    """Take a GPU as the chapters do, and compute with it; return why that fails, or nothing."""
+    """Select a GPU as the chapters do, and compute on it; return why that fails, or ""."""
     try:
         torch.accelerator.set_device_index(index)
         torch.ones(1, device="cuda").add(1).item()
-    except RuntimeError as problem:  # no kernel for this GPU, memory of another job, a broken one
+    except RuntimeError as problem:  # no kernel for it, memory used by another job
         return str(problem).splitlines()[0]
     return ""
 
 
 def examine():
-    """Return what this rank sees of itself."""
+    """Return the facts of this rank: node, GPUs, cores, versions, interfaces."""
     local_rank = int(os.environ["LOCAL_RANK"])
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(gpus)]
@@ -151,20 +151,20 @@ def examine():
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cores = os.sched_getaffinity(0)
     return {"node": socket.gethostname(), "local_rank": local_rank, "uuids": uuids,
-            "takes": uuids[local_rank % gpus] if gpus else None,
+            "gpu": uuids[local_rank % gpus] if gpus else None,
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES", "not set"),
             "driver": os.path.exists("/dev/nvidia0"), "driver_version": driver_version(),
             "cuda": torch.version.cuda, "fails": try_gpu(local_rank % gpus) if gpus else "",
             "cores": sorted(cores),
-            "all_cores": os.cpu_count(), "versions": installed(), "gloo": gloo_takes(),
+            "all_cores": os.cpu_count(), "versions": installed(), "gloo": gloo_interface(),
             "nccl": os.environ.get("NCCL_SOCKET_IFNAME", "not set"),
             "interfaces": ", ".join(psutil.net_if_addrs())}
 
 
-# What rank 0 makes of it
+# What rank 0 concludes
 
-def numbers(values):
-    """Return whole numbers in short: 0-3,7."""
+def ranges(values):
+    """Return whole numbers as ranges: 0-3,7."""
     texts = []
     for _, pairs in groupby(enumerate(sorted(values)), lambda pair: pair[1] - pair[0]):
         row = [number for _, number in pairs]
@@ -186,65 +186,65 @@ def show(ranks, launcher):
     print(f"launcher: {launcher or 'none'}")
     print(f"versions: {ranks[0]['versions']}")
     print(f"ranks: {len(ranks)}, nodes: {len(nodes)}")
-    for node, here in nodes.items():
-        print(f"node {node}: local ranks {numbers(facts['local_rank'] for facts in here)}, "
-              f"interfaces {here[0]['interfaces']}, gloo takes {here[0]['gloo']}, "
-              f"NCCL_SOCKET_IFNAME: {here[0]['nccl']}")
+    for node, node_ranks in nodes.items():
+        print(f"node {node}: local ranks {ranges(facts['local_rank'] for facts in node_ranks)}, "
+              f"interfaces {node_ranks[0]['interfaces']}, gloo uses {node_ranks[0]['gloo']}, "
+              f"NCCL_SOCKET_IFNAME: {node_ranks[0]['nccl']}")
     for rank, facts in enumerate(ranks):
         print(f"rank {rank}: {facts['node']}, local rank {facts['local_rank']}, "
-              f"CPU cores: {numbers(facts['cores'])}, GPUs: {len(facts['uuids'])} "
-              f"(CUDA_VISIBLE_DEVICES: {facts['visible']}), takes: {facts['takes'] or 'none'}")
+              f"CPU cores: {ranges(facts['cores'])}, GPUs: {len(facts['uuids'])} "
+              f"(CUDA_VISIBLE_DEVICES: {facts['visible']}), uses: {facts['gpu'] or 'none'}")
 
 
 def diagnose(ranks):
-    """Return what is wrong with the facts of all ranks, as lines."""
+    """Return the problems in the facts of all ranks, as lines."""
     findings, nodes = [], by_node(ranks)
-    any_gpu = any(facts["takes"] for facts in ranks)
-    for node, here in nodes.items():
-        findings += [f"{node}: {text}" for text in diagnose_gpus(here, any_gpu)]
-        cores = {core for facts in here for core in facts["cores"]}
-        if len(cores) < min(len(here), here[0]["all_cores"]):
-            findings.append(f"{node}: {len(here)} ranks are bound to core {numbers(cores)}: "
+    any_gpu = any(facts["gpu"] for facts in ranks)
+    for node, node_ranks in nodes.items():
+        findings += [f"{node}: {text}" for text in diagnose_gpus(node_ranks, any_gpu)]
+        cores = {core for facts in node_ranks for core in facts["cores"]}
+        if len(cores) < min(len(node_ranks), node_ranks[0]["all_cores"]):
+            findings.append(f"{node}: {len(node_ranks)} ranks are bound to core {ranges(cores)}: "
                             "mpiexec --depth --cpu-bind, srun --cpus-per-task, --bind-to none")
-        if len(nodes) > 1 and here[0]["gloo"].startswith("127."):
-            findings.append(f"{node}: its name means {here[0]['gloo']}, which other nodes cannot "
-                            f"reach: {NETWORK}")
-        if here[0]["versions"] != ranks[0]["versions"]:
-            findings.append(f"{node}: other versions than rank 0's, {here[0]['versions']}: "
+        if len(nodes) > 1 and node_ranks[0]["gloo"].startswith("127."):
+            findings.append(f"{node}: its hostname resolves to {node_ranks[0]['gloo']}, which "
+                            f"other nodes cannot reach: {NETWORK}")
+        if node_ranks[0]["versions"] != ranks[0]["versions"]:
+            findings.append(f"{node}: versions differ from rank 0's, {node_ranks[0]['versions']}: "
                             "activate one environment on all nodes")
     return findings
 
 
-def diagnose_gpus(here, any_gpu):
-    """Return what is wrong with the GPUs of one node's ranks, as lines."""
-    gpus = {uuid for facts in here for uuid in facts["uuids"]}
-    taken = [facts["takes"] for facts in here]
-    if None in taken and (here[0]["driver"] or any_gpu):
-        return [without_gpu(here[taken.index(None)])]
-    if gpus and len(here) > len(gpus):
-        return [f"{len(here)} ranks see {len(gpus)} GPUs: start one rank per GPU (mpiexec --ppn, "
-                "srun --ntasks-per-node, torchrun --nproc-per-node)"]
-    if gpus and len(set(taken)) < len(taken):
-        return ["several ranks have the same GPU: unset CUDA_VISIBLE_DEVICES, or give each rank "
+def diagnose_gpus(node_ranks, any_gpu):
+    """Return the problems with the GPUs of one node's ranks, as lines."""
+    gpus = {uuid for facts in node_ranks for uuid in facts["uuids"]}
+    used = [facts["gpu"] for facts in node_ranks]
+    if None in used and (node_ranks[0]["driver"] or any_gpu):
+        return [without_gpu(node_ranks[used.index(None)])]
+    if gpus and len(node_ranks) > len(gpus):
+        return [f"{len(node_ranks)} ranks see {len(gpus)} GPUs: start one rank per GPU (mpiexec "
+                "--ppn, srun --ntasks-per-node, torchrun --nproc-per-node)"]
+    if gpus and len(set(used)) < len(used):
+        return ["several ranks use the same GPU: unset CUDA_VISIBLE_DEVICES, or give each rank "
                 "its own; use one launcher per node"]
-    return [f"GPU {facts['takes']} does not compute: {facts['fails']}: if it is free, {OTHER_BUILD}"
-            for facts in here if facts["fails"]]
+    return [f"cannot run a kernel on GPU {facts['gpu']}: {facts['fails']}: if no other job uses "
+            f"it, {OTHER_BUILD}" for facts in node_ranks if facts["fails"]]
 
 
 def without_gpu(facts):
     """Return why a rank sees no GPU where there should be one, and what to do."""
     cuda, driver = facts["cuda"], facts["driver_version"]
     if facts["driver"] and not cuda:
-        return f"NVIDIA's GPUs, and a PyTorch that is not built for CUDA: {OTHER_BUILD}"
+        return f"NVIDIA GPUs found, but this PyTorch is built without CUDA: {OTHER_BUILD}"
     least = DRIVERS.get((cuda or "").split(".")[0], 0)
     if driver and int(driver.split(".")[0]) < least:
         return (f"a rank sees no GPU: PyTorch is built for CUDA {cuda}, which needs driver {least} "
-                f"or newer, and this is {driver}: {OTHER_BUILD}")
+                f"or newer, but this is {driver}: {OTHER_BUILD}")
     return "a rank sees no GPU: ask for one GPU per rank; is CUDA_VISIBLE_DEVICES empty?"
 
 
 def judge(store, launcher, rank, world_size):
-    """Let rank 0 judge the facts of all ranks; end them all where something is wrong."""
+    """Let rank 0 judge the facts of all ranks; exit on all if something is wrong."""
     store.set(f"facts of rank {rank}", json.dumps(examine()))
     if rank == 0:
         names = [f"facts of rank {other}" for other in range(world_size)]
@@ -255,31 +255,31 @@ def judge(store, launcher, rank, world_size):
             print(f"wrong: {line}")
         store.set("verdict", "wrong" if findings else "right")
     if store.get("verdict") == b"wrong":
-        time.sleep(1)  # what rank 0 printed comes first
+        time.sleep(1)  # rank 0's output comes first
         sys.exit(1)
 
 
 # The all-reduce
 
 def measure(size, device):
-    """Return the median seconds of all-reduces of so many bytes; raise where a sum is wrong."""
+    """Return the median seconds of all-reduces of `size` bytes; raise if a sum is wrong."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     tensor = torch.empty(size // 4, device=device)
     times = []
     for _ in range(6):
         tensor.fill_(rank + 1)
-        tensor[0].item()  # the GPU has nothing left to do
+        tensor[0].item()  # wait until the GPU is idle
         started = time.perf_counter()
         dist.all_reduce(tensor)
         tensor[0].item()
         times.append(time.perf_counter() - started)
         if not (tensor == world_size * (world_size + 1) / 2).all():
-            raise ValueError("a wrong sum, by hardware or a network plugin (try NCCL_NET=Socket)")
+            raise ValueError("a wrong sum: bad hardware or network plugin (try NCCL_NET=Socket)")
     return statistics.median(times[1:])  # the first one connects
 
 
 def all_reduce(store, rank, world_size, seconds):
-    """Time and check all-reduces over the chapters' backends; return records of them."""
+    """Time and check all-reduces over the chapters' backends; return their records."""
     records = []
     libraries, backends = {"cpu": "gloo"}, "gloo"
     if torch.cuda.is_available():
@@ -296,7 +296,7 @@ def all_reduce(store, rank, world_size, seconds):
             if rank == 0:
                 print(f"all-reduce over {library}, {name}: {median:.6f} s, "
                       f"bus bandwidth {bandwidth:.3f} GB/s")
-    nodes = len(set(gather(socket.gethostname())))  # all wait: nobody leaves while others talk
+    nodes = len(set(gather(socket.gethostname())))  # also a barrier: no rank leaves early
     return [record | {"ranks": world_size, "nodes": nodes} for record in records]
 
 
@@ -304,28 +304,28 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.error = sys.exit  # one line from rank 0
     parser.add_argument("--timeout", type=float, default=60,
-                        help="seconds that ranks wait for each other (60)")
+                        help="seconds to wait for other ranks (60)")
     parser.add_argument("--results", metavar="FILE",
                         help="append the all-reduces as lines of JSON, for predict.py")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher passes it
     args = parser.parse_args()
     seconds = args.timeout
     if not 0 < seconds < math.inf:
-        parser.error(f"--timeout {seconds}: wait for some seconds")
+        parser.error(f"--timeout {seconds}: must be more than 0 seconds")
     sys.stdout.reconfigure(line_buffering=True)
 
     launcher, rank, world_size = launched()
     if not launcher:
-        refuse_lone_ranks()
+        refuse_unknown_launcher()
     guard = Guard(seconds, rank)
-    with guard.stage("MPI does not start", MPI):
+    with guard.stage("MPI_Init", MPI):
         find_ranks()
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    with guard.stage(f"the ranks do not meet at {place}", MEETING):
+    with guard.stage(f"rendezvous at {place}", RENDEZVOUS):
         store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
-    with guard.stage("a rank does not tell what it sees of its GPUs", GPUS):
+    with guard.stage("collecting what each rank sees of its GPUs", GPUS):
         judge(store, launcher, rank, world_size)
-    with guard.stage("the all-reduce fails", NETWORK):
+    with guard.stage("the all-reduce", NETWORK):
         records = all_reduce(store, rank, world_size, seconds)
     if rank == 0:
         print("nothing wrong was found")

@@ -1,12 +1,12 @@
-"""Meet a node's GPUs for the first time: does everything train there, correctly, and how fast?
+"""Check a new GPU node: does every chapter train correctly, and how fast?
 
     python submit/gpu.py                    # all parts; make gpu does the same
     python submit/gpu.py ladder scaling     # some of them
-    python submit/gpu.py --device cpu       # a try of this program itself, with small sizes
+    python submit/gpu.py --device cpu       # try this program itself, with small sizes
 
-It takes the Python that runs it, with torch >= 2.6, torchvision, scikit-learn, psutil and tqdm. No
-network is needed. What a part measures is printed, and appended to results/gpu.jsonl as lines of
-JSON. If a part fails, it says why, and the next one begins.
+It needs torch >= 2.6, torchvision, scikit-learn, psutil and tqdm in the Python that runs it, and no
+network. It prints what a part measures, and appends it to results/gpu.jsonl as lines of JSON. If a
+part fails, it says why, and continues with the next.
 """
 
 import json
@@ -23,17 +23,17 @@ from pathlib import Path
 import psutil
 from study import ROOT, Parser, append, machine, read, run
 
-# ResNet-50, an image of 224 pixels: multiply and add, forward and twice that backward
+# ResNet-50, per image of 224 pixels: multiply and add; the backward pass costs twice the forward
 FLOPS = 3 * 2 * 4.09e9
-PEAKS = {  # bf16 without sparsity, FLOP/s, from the makers' data sheets
+PEAKS = {  # bf16 FLOP/s without sparsity, from the vendors' data sheets
     "A100": 312e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "B200": 2250e12,
     "V100": 125e12, "L40S": 362e12}
 STEPS = {"cuda": 30, "cpu": 2}
 STARTED = time.monotonic()
 
 
-def start(ranks, program, *flags, timeout=120):
-    """Run a program on so many ranks; return its exit code, what it printed, and its records."""
+def run_program(ranks, program, *flags, timeout=120):
+    """Run a program on `ranks` ranks; return its exit code, its output, and its records."""
     words = [sys.executable]
     if ranks > 1:
         words += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost",
@@ -44,32 +44,32 @@ def start(ranks, program, *flags, timeout=120):
         if program.endswith("main.py"):
             words += ["--results", results]
         try:
-            code, printed = 0, run(words, timeout)
+            printed = run(words, timeout)
         except subprocess.CalledProcessError as problem:
-            code, printed = problem.returncode, problem.output
+            return problem.returncode, problem.output, read(results)
         except subprocess.TimeoutExpired:
-            code, printed = 124, f"no end within {timeout} s"
-        return code, printed, read(results)
+            return 124, f"timed out after {timeout} s", read(results)
+        return 0, printed, read(results)
 
 
-def check(name, right, printed=""):
-    """Return a record of what was tried: is it right, and if not, what was printed last?"""
+def check_record(name, right, printed=""):
+    """Return a record of a check: is it right, and if not, what was printed last?"""
     last_lines = "\n".join(printed.splitlines()[-12:])
     return {"check": name, "right": bool(right), "printed": "" if right else last_lines}
 
 
 def doctor(device, gpus):
-    """Does the doctor find anything? How fast are all-reduces?"""
-    code, printed, _ = start(gpus, "submit/doctor.py")
-    yield check("the doctor finds nothing wrong", code == 0, printed)
+    """Does the doctor find a problem? How fast are all-reduces?"""
+    code, printed, _ = run_program(gpus, "submit/doctor.py")
+    yield check_record("the doctor finds nothing wrong", code == 0, printed)
     for library, size, seconds, speed in re.findall(
             r"all-reduce over (\w+), (.*?): ([\d.]+) s, bus bandwidth ([\d.]+) GB/s", printed):
         yield {"all-reduce": size, "over": library, "seconds": float(seconds),
                "GB/s": float(speed)}
 
 
-def same(device, gpus):
-    """Is the loss the same on the CPU, one GPU, all GPUs? Do checkpoints pass between them?"""
+def compare_devices(device, gpus):
+    """Is the loss the same on the CPU, one GPU and all GPUs? Can each resume the others' files?"""
     runs = {"chapter 1 on the CPU": ("01_single_node", 1, "cpu"),
             "chapter 1 on the device": ("01_single_node", 1, device),
             "chapter 3 on one rank": ("03_ddp", 1, device),
@@ -78,25 +78,25 @@ def same(device, gpus):
     for precision, tolerance in ("fp64", 1e-10), ("fp32", 0.02):
         cpu_loss = None
         for name, (folder, ranks, place) in runs.items():
-            _, printed, records = start(
+            _, printed, records = run_program(
                 ranks, f"{folder}/main.py", "--precision", precision, "--device", place,
                 "--global-batch-size", 48, "--epochs", 2)
             loss = records[0]["loss"] if records else math.nan
             cpu_loss = loss if cpu_loss is None else cpu_loss
             difference = abs(loss - cpu_loss)
-            yield {"loss": loss, "difference": difference} | check(
+            yield {"loss": loss, "difference": difference} | check_record(
                 f"{name}, {precision}: the loss of the CPU", difference < tolerance, printed)
     for first, second in ("cpu", device), (device, "cpu"):
         with tempfile.TemporaryDirectory() as folder:
             saved = "01_single_node/main.py", "--checkpoint", f"{folder}/c.pt"
-            start(1, *saved, "--epochs", 1, "--device", first)
-            code, printed, _ = start(1, *saved, "--epochs", 2, "--resume", "--device", second)
-        yield check(f"a checkpoint of {first} continues on {second}",
+            run_program(1, *saved, "--epochs", 1, "--device", first)
+            code, printed, _ = run_program(1, *saved, "--epochs", 2, "--resume", "--device", second)
+        yield check_record(f"a checkpoint of {first} continues on {second}",
                     code == 0 and "epoch 2/2" in printed, printed)
 
 
-def bare(device, batch, side, rung):
-    """Return images/s and peak bytes of a bare ResNet-50 loop on one batch (on a CPU ResNet-18)."""
+def plain_loop(device, batch, side, rung):
+    """Return images/s and peak bytes of a ResNet-50 loop on one batch (ResNet-18 on a CPU)."""
     import torch
     from torchvision.models import resnet18, resnet50
 
@@ -127,53 +127,54 @@ def bare(device, batch, side, rung):
     return batch * STEPS[device] / (time.perf_counter() - started), peak
 
 
-def ladder(device, gpus):
-    """How fast is one GPU, rung by rung, and is main.py as fast as a bare loop?"""
+def single_gpu_speed(device, gpus):
+    """How fast is one GPU, rung by rung, and is main.py as fast as a plain loop?"""
     side, batches = (224, (256, 64, 128, 512)) if device == "cuda" else (32, (8, 4))
     rungs = [(rung, batches[0]) for rung in ("fp32", "TF32", "bf16", "bf16, channels last")]
     rungs += [("bf16, channels last", batch) for batch in batches[1:]]
     for rung, batch in [*rungs, ("bf16, channels last, compile", batches[0])]:
-        call = f"gpu.bare({device!r}, {batch}, {side}, {rung!r})"
+        call = f"gpu.plain_loop({device!r}, {batch}, {side}, {rung!r})"
         code = f"import json, gpu; print(json.dumps({call}))"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "submit", text=True,
                               capture_output=True, timeout=150)
-        if done.returncode:  # at 512 images memory may not suffice
+        if done.returncode:  # 512 images may not fit in memory
             reason = done.stderr.strip().splitlines()[-1][:150]
             yield {"rung": rung, "batch": batch, "failed": reason}
             continue
         speed, peak = json.loads(done.stdout.splitlines()[-1])
-        yield {"rung": rung, "batch": batch, "images/s": speed, "peak bytes": peak, **share(speed)}
+        yield {"rung": rung, "batch": batch, "images/s": speed, "peak bytes": peak,
+               **peak_fraction(speed)}
     for precision in "fp32", "bf16":
-        yield from chapter(1, "01_single_node", device, side, batches[0], precision)
+        yield from run_chapter(1, "01_single_node", device, side, batches[0], precision)
 
 
-def chapter(ranks, name, device, side, batch, precision):
+def run_chapter(ranks, name, device, side, batch, precision):
     """Return the images/s of a chapter's main.py with ResNet-50."""
     model = "resnet50" if device == "cuda" else "resnet18"
-    _, printed, records = start(
+    _, printed, records = run_program(
         ranks, f"{name}/main.py", "--device", device, "--dataset", "synthetic", "--model", model,
         "--image-size", side, "--batch-size", batch, "--precision", precision, "--lr", 0.001,
         "--epochs", 1, "--max-steps", 5 + STEPS[device])
     if not records:
-        return [check(f"{name}, {ranks} ranks, {precision}", False, printed)]
+        return [check_record(f"{name}, {ranks} ranks, {precision}", False, printed)]
     speed = records[0]["images_per_second"]
     return [{"main.py": name, "ranks": ranks, "precision": precision, "batch": batch, "side": side,
              "images/s": speed, "peak bytes": records[0]["peak_memory_bytes"],
-             **share(speed / ranks)}]
+             **peak_fraction(speed / ranks)}]
 
 
-def share(speed):
-    """Return the share of the GPU's peak (MFU) of so many images/s, where the peak is known."""
+def peak_fraction(speed):
+    """Return the fraction of the GPU's peak (MFU) at `speed` images/s, if the peak is known."""
     words = re.split(r"[ ,-]+", machine()["processor"])  # NVIDIA A100-SXM4-40GB
     peaks = [peak for name, peak in PEAKS.items() if name in words]
     return {"of its peak": speed * FLOPS / peaks[0]} if peaks else {}
 
 
 def scaling(device, gpus):
-    """How does chapter 3 scale over the GPUs, with the batch of each the same?"""
+    """How does chapter 3 scale over the GPUs, with the same batch per GPU?"""
     side, batch = (224, 128) if device == "cuda" else (32, 8)
     for ranks in sorted({1, min(2, gpus), max(1, gpus // 2), gpus}):
-        yield from chapter(ranks, "03_ddp", device, side, batch, "bf16")
+        yield from run_chapter(ranks, "03_ddp", device, side, batch, "bf16")
 
 
 def kill_rank_1():
@@ -183,58 +184,63 @@ def kill_rank_1():
 
 
 def failures(device, gpus):
-    """Does a rank that dies end the job?"""
+    """Does the job end if a rank dies?"""
     threading.Timer(30, kill_rank_1).start()
     place = device if gpus > 1 else "cpu"
-    code, printed, _ = start(
+    code, printed, _ = run_program(
         max(2, gpus), "03_ddp/main.py", "--device", place, "--epochs", 100_000)
-    yield check("a rank that dies ends the job", code not in (0, 124), printed)
+    yield check_record("a rank that dies ends the job", code not in (0, 124), printed)
 
 
-PARTS = {part.__name__: part for part in (doctor, same, ladder, scaling, failures)}
+PARTS = {"doctor": doctor, "same": compare_devices, "ladder": single_gpu_speed,
+         "scaling": scaling, "failures": failures}
 
 
 def line_of(record):
-    """Return a record as text, with numbers of four digits."""
+    """Return a record as text, with four digits per number."""
     words = []
     for key, value in record.items():
         text = f"{value:,.4g}" if isinstance(value, float) else value
-        words += [] if value == "" else [f"{key}: {text}"]
+        if value != "":
+            words.append(f"{key}: {text}")
     return "   ".join(words)
 
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("parts", nargs="*", metavar="PART",
+                        help=f"parts to run (all): {', '.join(PARTS)}")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "gpu.jsonl",
-                        help="a file (results/gpu.jsonl)")
+                        help="file to append to (results/gpu.jsonl)")
     args = parser.parse_args()
     if unknown := set(args.parts) - PARTS.keys():
-        parser.error(f"{', '.join(unknown)}: no part; there are {', '.join(PARTS)}")
+        parser.error(f"unknown part {', '.join(unknown)}: choose from {', '.join(PARTS)}")
     if args.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
-    gpus = torch.cuda.device_count() if args.device == "cuda" else 2  # ranks of a CPU
+    gpus = torch.cuda.device_count() if args.device == "cuda" else 2  # ranks on the CPU
     if not gpus:
-        sys.exit("gpu.py: PyTorch sees no GPU here: compare nvidia-smi with torch.version.cuda, "
+        sys.exit("gpu.py: PyTorch sees no GPU: compare nvidia-smi with torch.version.cuda, "
                  "or try --device cpu")
     args.results.parent.mkdir(parents=True, exist_ok=True)
 
-    here, bad = machine() | {"ranks": gpus, "device": args.device}, 0
-    print(f"{here['processor']}, torch {here['torch']}, {here['git']}, {here['time']}")
+    environment = machine() | {"ranks": gpus, "device": args.device}
+    failed = 0
+    print(", ".join([environment["processor"], f"torch {environment['torch']}",
+                     environment["git"], environment["time"]]))
     for name in args.parts or PARTS:
         print(f"\n{name}: {PARTS[name].__doc__}", flush=True)
         try:
             for record in PARTS[name](args.device, gpus):
-                bad += not record.get("right", True)
+                failed += not record.get("right", True)
                 print(f"    {line_of(record)}", flush=True)
-                append(args.results, {"part": name, **record, **here})
+                append(args.results, {"part": name, **record, **environment})
         except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as problem:
-            bad += 1
+            failed += 1
             print(f"    {name} failed: {type(problem).__name__}: {problem}")
-    print(f"\n{bad} of the checks failed; {time.monotonic() - STARTED:.0f} s; {args.results}")
-    sys.exit(bad > 0)
+    print(f"\n{failed} of the checks failed; {time.monotonic() - STARTED:.0f} s; {args.results}")
+    sys.exit(failed > 0)
 
 
 if __name__ == "__main__":

@@ -1,64 +1,66 @@
 #!/usr/bin/env bash
-# A cluster on this machine: nodes with host names and addresses of their own, a switch, a link whose speed you choose.
+# A cluster on this machine: nodes with their own host names and addresses, a switch, links whose speed you choose.
 #
 #     submit/lab.sh up 2 --rate 1gbit                  # nid1 and nid2; [--slurm]
-#     submit/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec, each node an equal share, rounded up; [--ppn 1]
-#     submit/lab.sh rate 100mbit                       # at once, also while something runs; none: no limit
+#     submit/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec, with equal shares per node, rounded up; [--ppn 1]
+#     submit/lab.sh rate 100mbit                       # at once, also during a run; none: no limit
 #     submit/lab.sh on nid2 ip address                 # a command on a node, or on login
 #     submit/lab.sh kill nid2                          # the node dies, with all that runs on it
 #     submit/lab.sh status
 #     submit/lab.sh down
 #
-# LAB=name submit/lab.sh ... is another lab beside it. A node is a set of Linux namespaces, held by a process; all end with
-# the first of these processes. Processors, memory and disks are this machine's: only the wire is like a cluster's. LAB.md
-# has the rest.
+# LAB=name submit/lab.sh ... is a second lab next to it. A node is a set of Linux namespaces, held by a process; all end with
+# the first of these processes. The nodes share this machine's processors, memory and disks; only the network is separate.
+# More in LAB.md.
 set -euo pipefail
 program=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lab.sh
 PATH="$PATH:/usr/sbin:/sbin"
-lab=${LAB_FOLDER:-${TMPDIR:-/tmp}/lab-$UID-${LAB:-lab}}  # LAB_FOLDER: set for what runs in a lab
+lab=${LAB_FOLDER:-${TMPDIR:-/tmp}/lab-$UID-${LAB:-lab}}  # LAB_FOLDER: set for commands within a lab
 spaces=(--net --mount --uts --ipc --pid)
 network=10.77.0
 most=32
-last=  # set where nothing comes after a command: it takes this process's place, and is ended with it
+use_exec=  # set: replace this process by the command (exec), so that signals reach it
 
 fail() {
     echo "lab.sh: $1" >&2
     exit 2
 }
 
-# What was asked
+# Arguments
 
-check_rate() { [[ $1 =~ ^0*[1-9][0-9]*(\.[0-9]+)?[kmg]bit$ || $1 == none ]] || fail "$1 is no rate: 100mbit, say, or none"; }
+check_rate() {
+    [[ $1 =~ ^0*[1-9][0-9]*(\.[0-9]+)?[kmg]bit$ || $1 == none ]] || fail "invalid rate $1: use for example 100mbit, or none"
+}
 check_count() { [[ $2 =~ ^[1-9][0-9]{0,3}$ ]] || fail "$1: $2 is not a whole number above 0"; }
-check_value() { [ $# -gt 1 ] || fail "$1 wants a value"; }
+check_value() { [ $# -gt 1 ] || fail "$1 requires a value"; }
 check_node() {
-    [[ $1 == login || ($1 == nid* && -e $lab/nodes/$1) ]] || fail "there is no node $1, but login $(nodes)"
-    lives "$1" || fail "the node $1 is dead"
+    [[ $1 == login || ($1 == nid* && -e $lab/nodes/$1) ]] || fail "unknown node $1: choose from login $(nodes)"
+    lives "$1" || fail "node $1 is dead"
 }
 check_lab() {
     [ -e "$lab/ready" ] || fail "no lab is up: submit/lab.sh up 2"
     is_up || fail "the lab has died: submit/lab.sh down, and up again"
 }
 
-# What there is: the first process of a lab is in the file holder; those of the nodes, with the numbers that they have
-# within the lab, are in nodes/.
+# State: the file holder contains the process id of the lab's first process; nodes/ has those of the nodes, as numbered
+# within the lab.
 
 nodes() { (cd "$lab/nodes" && printf "%s\n" nid*) | sort -V | paste -s -d " "; }
 is_up() { [ -s "$lab/holder" ] && grep -q -a -F "$lab" "/proc/$(<"$lab/holder")/cmdline" 2>/dev/null; }
 lives() { [ "$1" = login ] || as_root test -e "/proc/$(<"$lab/nodes/$1")/ns/net"; }
-as_root() {  # a command on the login node, by one who may change the lab
+as_root() {  # COMMAND: run it on the login node, as root of the lab
     local user=()
     [ ! -e "$lab/user" ] || user=(--user --preserve-credentials)
-    ${last:+exec} nsenter --target "$(<"$lab/holder")" "${user[@]}" "${spaces[@]}" setpriv --pdeathsig TERM "$@"
+    ${use_exec:+exec} nsenter --target "$(<"$lab/holder")" "${user[@]}" "${spaces[@]}" setpriv --pdeathsig TERM "$@"
 }
-at() {  # a node, a command there, from within the lab
-    ${last:+exec} nsenter --target "$(<"$lab/nodes/$1")" "${spaces[@]}" env -C "$PWD" setpriv --pdeathsig TERM "${@:2}"
+at() {  # NODE COMMAND, from within the lab
+    ${use_exec:+exec} nsenter --target "$(<"$lab/nodes/$1")" "${spaces[@]}" env -C "$PWD" setpriv --pdeathsig TERM "${@:2}"
 }
-as_user() {  # who made himself root of the lab by a user namespace is himself again
+as_user() {  # back to the invoking user, if a user namespace made him root
     if [ -e "$lab/user" ]; then
-        ${last:+exec} unshare --user --map-user="$(head -n 1 "$lab/user")" --map-group="$(tail -n 1 "$lab/user")" "$@"
+        ${use_exec:+exec} unshare --user --map-user="$(head -n 1 "$lab/user")" --map-group="$(tail -n 1 "$lab/user")" "$@"
     else
-        ${last:+exec} "$@"
+        ${use_exec:+exec} "$@"
     fi
 }
 
@@ -74,26 +76,26 @@ up() {
         case $1 in
             --rate) check_value "$@"; check_rate "$2"; rate=$2; shift 2 ;;
             --slurm) slurm=yes; shift ;;
-            *) fail "up: no option $1" ;;
+            *) fail "up: unknown option $1" ;;
         esac
     done
-    [[ ${LAB:-lab} =~ ^[A-Za-z0-9_-]+$ ]] || fail "LAB=$LAB: a name has letters, digits, - and _"
-    [ "$(uname)" = Linux ] || fail "nodes are made of Linux namespaces: take a Linux machine, or a virtual one"
+    [[ ${LAB:-lab} =~ ^[A-Za-z0-9_-]+$ ]] || fail "LAB=$LAB: use letters, digits, - and _ only"
+    [ "$(uname)" = Linux ] || fail "nodes are made of Linux namespaces: use a Linux machine, or a virtual one"
     need iproute2 ip tc
     need util-linux nsenter unshare setpriv
     [ $slurm = no ] || need "slurmctld slurmd slurm-client munge" slurmctld slurmd srun munged
     if ! unshare "${spaces[@]}" --fork --mount-proc ip link set lo up 2>/dev/null; then
         user=(--user --map-root-user)
         unshare "${user[@]}" "${spaces[@]}" --fork --mount-proc ip link set lo up 2>/dev/null ||
-            fail "this kernel lets you make no namespaces: LAB.md says what allows them, or run it as root"
+            fail "this kernel does not let you create namespaces: see LAB.md, or run it as root"
     fi
     ! is_up || fail "the lab ${LAB:-lab} is up already: submit/lab.sh down, or LAB=another submit/lab.sh up $count"
-    [ ! -e "$lab/holder" ] || rm -rf "$lab"  # of a lab that died
+    [ ! -e "$lab/holder" ] || rm -rf "$lab"  # left by a lab that died
     (umask 077 && mkdir "$lab") 2>/dev/null ||
-        fail "cannot make the folder $lab: another up is at work, or was killed: then submit/lab.sh down"
+        fail "cannot create the folder $lab: another up is running, or was killed: then submit/lab.sh down"
     trap 'kill -KILL $parent 2>/dev/null; rm -rf "$lab"; exit 130' INT TERM
     mkdir "$lab/nodes"
-    ln -s "$program" "$lab/lab.sh"  # mpiexec takes no launcher with a blank in its path
+    ln -s "$program" "$lab/lab.sh"  # the launcher's path must not contain a space
     [ ${#user[@]} = 0 ] || { id -u; id -g; } >"$lab/user"
     id -un >"$lab/name"
     echo "$rate" >"$lab/rate"
@@ -104,18 +106,18 @@ up() {
     if [ ! -e "$lab/ready" ]; then
         problem=$(tail -n 1 "$lab/log")
         rm -rf "$lab"
-        fail "the lab does not come up: $problem"
+        fail "the lab could not start: $problem"
     fi
     status
 }
-need() {  # a Debian package, its programs
+need() {  # PACKAGE PROGRAM...: a Debian package and its programs
     local name
     for name in "${@:2}"; do
-        command -v "$name" >/dev/null || fail "no $name here: apt install $1"
+        command -v "$name" >/dev/null || fail "$name not found: apt install $1"
     done
 }
 
-# The processes that hold the lab and its nodes; bash also takes leave of those that lose their parents
+# The processes that hold the lab and its nodes; bash also reaps orphaned processes
 
 stay() {
     while true; do
@@ -124,10 +126,10 @@ stay() {
     done
 }
 
-hold() {  # the lab's folder, the number of nodes, with Slurm or not: the login node and the switch
+hold() {  # FOLDER COUNT yes|no: start the login node, the switch and COUNT nodes, with Slurm or not
     lab=$1
     local count=$2 number holder
-    read -r holder _ </proc/self/stat  # this process by the outer system's count: /proc is still that system's
+    read -r holder _ </proc/self/stat  # process id in the outer system, whose /proc is still mounted
     echo "$holder" >"$lab/holder"
     mount -t proc proc /proc
     hostname login
@@ -138,7 +140,7 @@ hold() {  # the lab's folder, the number of nodes, with Slurm or not: the login 
     } >"$lab/hosts"
     mount --bind "$lab/hosts" /etc/hosts
     ip link set lo up
-    # Its own address; else it has that of a wire, which may be killed, and nodes go on sending there for a minute
+    # Set its own address; otherwise it uses that of a wire, and if that is killed, nodes send there for a minute
     ip link add name switch address 02:00:00:00:00:fe type bridge
     ip address add $network.254/24 dev switch
     ip link set switch mtu 9000 up
@@ -158,18 +160,18 @@ hold() {  # the lab's folder, the number of nodes, with Slurm or not: the login 
     stay
 }
 
-hold_node() {  # the lab's folder, the node's name
+hold_node() {  # FOLDER NODE
     local number
     read -r number _ </proc/self/stat
     mount -t proc proc /proc
-    mount -t tmpfs tmpfs /dev/shm  # nodes share no memory
+    mount -t tmpfs tmpfs /dev/shm  # nodes must not share memory
     hostname "$2"
     ip link set lo up
     echo "$number" >"$1/nodes/$2"
     stay
 }
 
-limit() {  # the lab's folder, the rate of what each node sends, and of what the switch sends to it
+limit() {  # FOLDER RATE: limit what each node sends, and what the switch sends to it
     lab=$1
     local node wire
     echo "$2" >"$lab/rate"
@@ -180,7 +182,7 @@ limit() {  # the lab's folder, the rate of what each node sends, and of what the
         if ip link show "$wire" >/dev/null 2>&1; then limit_device "$2" "$wire"; fi
     done
 }
-limit_device() {  # rate, device, words that go to where it is
+limit_device() {  # RATE DEVICE PREFIX...: the prefix runs tc on the device's node
     if [ "$1" = none ]; then
         "${@:3}" tc qdisc delete dev "$2" root 2>/dev/null || true  # there may be no limit
     else
@@ -188,7 +190,7 @@ limit_device() {  # rate, device, words that go to where it is
     fi
 }
 
-start_slurm() {  # A controller on the login node, a slurmd on each. A node has 4 GPUs to ask for, and none to compute with.
+start_slurm() {  # COUNT: slurmctld on the login node, a slurmd on each node. A node's 4 GPUs can be requested, not used.
     mkdir "$lab/slurm"
     dd if=/dev/urandom of="$lab/slurm/key" bs=128 count=1 status=none
     chmod 600 "$lab/slurm/key"
@@ -225,7 +227,7 @@ NodeName=nid[1-$1] CPUs=64 RealMemory=16000 Gres=gpu:4
 PartitionName=debug Nodes=ALL Default=YES MaxTime=60 OverSubscribe=YES
 CONF
     for device in null zero full random; do echo "NodeName=nid[1-$1] Name=gpu File=/dev/$device"; done >"$lab/slurm/gres.conf"
-    # With Debian's slurm-wlm-torque, qsub takes PBS scripts, too: they look for PBS_NODEFILE. (Its -v takes no blanks.)
+    # With Debian's slurm-wlm-torque, qsub accepts PBS scripts, which need PBS_NODEFILE. (Its -v accepts no blanks.)
     echo "optional spank_pbs.so" >"$lab/slurm/plugstack.conf"
     cat >"$lab/slurm/prolog" <<'PROLOG'
 #!/bin/sh
@@ -247,7 +249,7 @@ PROLOG
     exit 1
 }
 
-# While it is up
+# While the lab is up
 
 run() {
     local ranks="" each="" living=() node
@@ -255,7 +257,7 @@ run() {
         case $1 in
             -n) check_value "$@"; check_count -n "$2"; ranks=$2; shift 2 ;;
             --ppn) check_value "$@"; check_count --ppn "$2"; each=$2; shift 2 ;;
-            *) fail "run: no option $1" ;;
+            *) fail "run: unknown option $1" ;;
         esac
     done
     [[ -n $ranks && $# -gt 0 ]] || fail "usage: run -n RANKS [--ppn K] COMMAND"
@@ -265,17 +267,17 @@ run() {
     done
     each=${each:-$(((ranks + ${#living[@]} - 1) / ${#living[@]}))}
     ((ranks <= each * ${#living[@]})) || fail "$ranks ranks are more than $each on each of ${#living[@]} nodes"
-    [[ $(mpiexec --version 2>/dev/null) == *HYDRA* ]] || fail "no mpiexec of MPICH on the path: . .venv/bin/activate"
+    [[ $(mpiexec --version 2>/dev/null) == *HYDRA* ]] || fail "MPICH's mpiexec is not on the path: . .venv/bin/activate"
     enter_lab mpiexec -launcher ssh -launcher-exec "$lab/lab.sh" -hosts "$(IFS=,; echo "${living[*]}")" \
         -n "$ranks" -ppn "$each" "$@"
 }
 
-enter_lab() {  # a command on the login node, that knows where it is
-    export LAB_FOLDER=$lab LAB_LINK  # the second: for the record of a run
+enter_lab() {  # COMMAND: run it on the login node, with LAB_FOLDER set
+    export LAB_FOLDER=$lab LAB_LINK  # LAB_LINK is written to the record of a run
     LAB_LINK=$(<"$lab/rate")
-    export MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp  # MPICH's first choice takes memory which it believes to be shared
+    export MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp  # MPICH's default assumes that all ranks share memory
     if [ -e "$lab/slurm" ]; then export SLURM_CONF=$lab/slurm/slurm.conf SITE=${SITE:-slurm_cpu}; fi
-    last=yes
+    use_exec=yes
     as_root env -C "$PWD" "$@"
 }
 
@@ -285,8 +287,9 @@ kill_node() {
     [ "$1" != login ] || fail "the login node is the lab itself: submit/lab.sh down"
     local number
     number=$(<"$lab/nodes/$1")
-    as_root nsenter --target "$number" --net ip link set eth0 down  # first the wire: it takes leave of nobody
-    as_root bash -c 'kill -KILL "$1"' _ "$number"  # not every system has a program kill
+    # Take the link down first, so that no connection is closed cleanly
+    as_root nsenter --target "$number" --net ip link set eth0 down
+    as_root bash -c 'kill -KILL "$1"' _ "$number"  # some systems have no program kill
 }
 
 status() {
@@ -332,19 +335,19 @@ case ${1:-} in
     hold | hold_node | limit) "$@" ;;
     as_user)
         lab=$2
-        last=yes
+        use_exec=yes
         as_user "${@:3}"
         ;;
     at_node)
-        last=yes
+        use_exec=yes
         if [ "$2" = login ]; then
             as_user "${@:3}"
         else
             at "$2" bash "$program" as_user "$lab" "${@:3}"
         fi
         ;;
-    -x)  # mpiexec starts its helper on a node, as it would with ssh
-        last=yes
+    -x)  # mpiexec starts its helper on a node as if by ssh
+        use_exec=yes
         at "$2" bash "$program" as_user "$lab" sh -c "${*:3}"
         ;;
     *) fail "up NODES [--rate 1gbit] [--slurm], run -n RANKS [--ppn K] COMMAND, on NODE COMMAND, \

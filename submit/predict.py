@@ -4,8 +4,8 @@
     python submit/predict.py run.jsonl --measured doctor.jsonl --epochs 90 --samples 1281167
 
 run.jsonl has a record of a chapter's --results, or of `agree.py --results run.jsonl my_train.py`;
-records of smaller batches tell how fast these are. doctor.jsonl is what `doctor.py --results`
-wrote on two nodes or more. 03_ddp/cost_model.py models a step.
+records of smaller batches show how fast these are. doctor.jsonl is what `doctor.py --results`
+wrote on two or more nodes. 03_ddp/cost_model.py models a step.
 """
 
 import math
@@ -27,9 +27,9 @@ SAME = ("chapter", "model", "dataset", "image_size", "precision", "device", "ran
 
 
 def step_times(records):
-    """Return {batch per rank: seconds of a step} of the last record's training, it the last.
+    """Return {batch per rank: step seconds} for the last record's configuration, it last.
 
-    Of several ranks on a node the jitter is taken out, their communication is not.
+    Times of several ranks on a node are corrected for jitter, but include communication.
     """
     times = {}
     for record in records:
@@ -42,7 +42,7 @@ def step_times(records):
 
 
 def compute_seconds(times, batch):
-    """Return the seconds of a batch on one GPU: between measured ones on the line that joins them.
+    """Return the seconds of a batch on one GPU: a linear interpolation of measured batches.
 
     Below the smallest measured batch the time is proportional to the batch, which is optimistic.
     """
@@ -52,10 +52,10 @@ def compute_seconds(times, batch):
 
 
 def predict(record, times, args, nodes, constants=model.CENTRAL):
-    """Return cost_model.plan's rows for so many nodes each, as a DataFrame."""
+    """Return cost_model.plan's rows for each number of `nodes`, as a DataFrame."""
     batch = list(times)[-1]
     chapter = record.get("chapter", "")
-    if args.level:  # was measured
+    if args.level:  # the bandwidth level was measured
         constants = replace(constants, level=args.level * constants.level / model.CENTRAL.level)
     return pandas.DataFrame(model.plan(
         args.epochs * args.samples, partial(compute_seconds, times), batch,
@@ -67,24 +67,23 @@ def predict(record, times, args, nodes, constants=model.CENTRAL):
 
 
 def scaling_table(record, times, args):
-    """Return what a proposal asks for, a row for each number of nodes."""
+    """Return the scaling table of a proposal, a row for each number of nodes."""
     rows = predict(record, times, args, args.nodes)
     batch, seconds = list(times.items())[-1]
     gpus, rate = rows.nodes * args.gpus, rows.images_per_second
-    pessimist, optimist = (
-        predict(record, times, args, args.nodes, constants).images_per_second
-        for constants in (model.PESSIMIST, model.OPTIMIST))
+    pessimistic = predict(record, times, args, args.nodes, model.PESSIMIST).images_per_second
+    optimistic = predict(record, times, args, args.nodes, model.OPTIMIST).images_per_second
     speed_up = rate / (batch / seconds)
     return pandas.DataFrame({
         "nodes": rows.nodes, "GPUs": gpus, "global batch": rows.batch * gpus, "samples/s": rate,
         "speed-up": speed_up, "efficiency": speed_up / gpus,
-        "pessimist": pessimist / rate * speed_up / gpus,
-        "optimist": optimist / rate * speed_up / gpus,
+        "pessimist": pessimistic / rate * speed_up / gpus,
+        "optimist": optimistic / rate * speed_up / gpus,
         "hours": rows.hours, "node hours": rows.hours * rows.nodes})
 
 
 def errors():
-    """Return {tests: this model's relative errors of samples/s}, for recorded runs."""
+    """Return {set of recorded runs: the model's relative errors of samples/s}."""
     published = pandas.read_csv(RECORDS / "published.csv")
     published["error"] = [model.predict(row) / row["images_per_second"] - 1
                           for row in published.to_dict("records")]
@@ -96,7 +95,7 @@ def errors():
 
 
 def draw(table, path):
-    """Draw samples/s by nodes into a file."""
+    """Save a plot of samples/s by nodes."""
     ideal = table["samples/s"] / table.efficiency
     axis = table.assign(predicted=table["samples/s"], ideal=ideal).plot(
         "nodes", ["predicted", "ideal"], style=["o-", "--"], color=["#D55E00", "gray"],
@@ -111,21 +110,24 @@ def draw(table, path):
 def parse_args():
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("run", type=Path, help="records of one training on one GPU, or on those of one node")
-    add("--site", metavar="NAME", help="of submit/sites, or a path: what its nodes are")
-    add("--measured", type=Path, metavar="FILE", help="of doctor.py --results, on two nodes")
-    add("--nodes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], metavar="N")
-    add("--gpus", type=int, default=4, help="of a node (4)")
+    add("run", type=Path, help="records of a training on one GPU or one node")
+    add("--site", metavar="NAME", help="nodes described by a site of submit/sites, or by a path")
+    add("--measured", type=Path, metavar="FILE", help="records of doctor.py --results on two nodes")
+    add("--nodes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], metavar="N",
+        help="numbers of nodes (1 ... 64)")
+    add("--gpus", type=int, default=4, help="GPUs per node (4)")
     add("--node-link", type=float, metavar="BYTES/S",
-        help="of a node, if neither --site nor --measured has it: 100e9 is 4 x 200 Gbit/s")
-    add("--gpu-link", type=float, metavar="BYTES/S", default=300e9, help="of a GPU (300e9)")
-    add("--epochs", type=int, default=1)
-    add("--samples", type=int, help="of an epoch, if the record does not have their number")
-    add("--batch", type=int, help="of the last record, if it counted something else than samples")
-    add("--largest-batch", type=float, default=math.inf, help="that learns as well (the data set)")
+        help="bandwidth per node, unless given by --site or --measured: 100e9 is 4 x 200 Gbit/s")
+    add("--gpu-link", type=float, metavar="BYTES/S", default=300e9,
+        help="bandwidth per GPU within a node (300e9)")
+    add("--epochs", type=int, default=1, help="epochs to train (1)")
+    add("--samples", type=int, help="samples per epoch (those of the record)")
+    add("--batch", type=int, help="batch size in samples (that of the last record)")
+    add("--largest-batch", type=float, default=math.inf,
+        help="largest global batch that still converges as well (the whole data set)")
     add("--strong", action="store_true", help="keep the global batch of the fewest nodes")
-    add("--csv", type=Path, metavar="FILE")
-    add("--figure", type=Path, metavar="FILE", help="such as scaling.png")
+    add("--csv", type=Path, metavar="FILE", help="save the table to FILE")
+    add("--figure", type=Path, metavar="FILE", help="save a plot, such as scaling.png")
     args = parser.parse_args()
     if args.site:
         path = Path(args.site)
@@ -143,7 +145,7 @@ def parse_args():
                      "agree.py --results")
     args.samples = args.samples or records[-1].get("images")
     if not args.samples:
-        parser.error("--samples N: the record does not say how many samples an epoch has")
+        parser.error("--samples N: the record does not contain the samples per epoch")
     args.largest_batch = min(args.largest_batch, args.samples)
     records[-1]["global_batch_size"] = args.batch or records[-1]["global_batch_size"]
     args.level = None
@@ -166,15 +168,16 @@ def main():
         predict(records[-1], times, args, doublings).to_dict("records"))
     print(f"a step of {list(times.values())[-1]:.3g} s on one device ({records[-1]['device']}), "
           f"{records[-1]['gradient_bytes'] / 1e6:,.1f} MB of gradients")
-    print(f"nodes of {args.gpus} such devices, {args.node_link / 1e9:.3g} GB/s a node; "
+    print(f"nodes of {args.gpus} such devices, {args.node_link / 1e9:.3g} GB/s per node; "
           f"--epochs {args.epochs} of {args.samples:,} samples")
     formats = dict.fromkeys(("pessimist", "efficiency", "optimist"), "{:.0%}".format)
     formats |= {"samples/s": "{:,.0f}".format, "speed-up": "{:,.1f}".format}
     print(table.to_string(index=False, formatters=formats, float_format="{:,.3g}".format))
-    print(f"worth asking for: {enough} nodes; up to there each doubling is 1.5 times as fast")
+    print(f"worth asking for: {enough} nodes; each doubling up to there is at least 1.5 times "
+          "as fast")
     if table["global batch"].iloc[-1] < min(times) * table.GPUs.iloc[-1]:
-        print(f"batches below {min(times)} on a GPU: assumed to be as fast; measure a smaller one")
-    print("not known here: whether these global batches learn as well (--largest-batch), reading "
+        print(f"batches below {min(times)} per GPU were not measured: assumed the same samples/s")
+    print("not modelled: whether these global batches learn as well (--largest-batch), reading "
           "data, other jobs' traffic, failures")
     for name, error in errors().items():
         print(f"{len(error)} predictions for {name}: median error {error.abs().median():.1%}, "

@@ -1,39 +1,48 @@
 #!/usr/bin/env bash
-# Is the cluster ready for the course? Submits what the attendees will submit, waits, and says so of each job.
+# Is the cluster ready for the course? Submits the attendees' jobs, waits, and reports on each.
 #
 #     . /shared/course.sh
-#     bash submit/ready.sh                                       # the doctor, chapter 3 on one node and on two
+#     bash submit/ready.sh                                       # the doctor, chapter 3 on one and two nodes
 #     bash submit/ready.sh --dataset svhn --data-dir /shared/data    # and chapter 3 with these flags
 #
-# The jobs run at once. Their output stays in results/ready. The exit code is the number of jobs that are not ready.
+# The jobs run at the same time. Their output is in results/ready. The exit code is the number of jobs that are not ready.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 logs=$PWD/results/ready
 mkdir -p "$logs"
 if ! command -v sbatch >/dev/null && ! command -v qsub >/dev/null; then
-    echo "ready.sh: there is neither sbatch nor qsub: run it on the cluster's login node" >&2
+    echo "ready.sh: neither sbatch nor qsub found: run it on the cluster's login node" >&2
     exit 2
 fi
 
-submit() {  # name, folder, script, nodes, the line that it ends with, flags: submit a job, wait for it, say how it went
-    local log=$logs/$1.txt nodes=$4 started=$SECONDS select
-    : >"$log"
-    cd "$2" || return
+run_job() {  # SCRIPT NODES LOG FLAGS...: submit a job and wait for its end
+    local script=$1 nodes=$2 log=$3 select
+    shift 3
     if command -v sbatch >/dev/null; then
-        sbatch --wait --output="$log" --nodes="$nodes" "$3.slurm" "${@:6}" >"$log.submit" 2>&1
+        sbatch --wait --output="$log" --nodes="$nodes" "$script.slurm" "$@"
     else
-        select=$(sed -n "s/^#PBS -l \(select=\)[0-9]*/\1$nodes/p" "$3.pbs")
-        FLAGS="${*:6}" qsub -W block=true -j oe -o "$log" -l "$select" "$3.pbs" >"$log.submit" 2>&1
-    fi && grep -q "$5" "$log" && {
-        echo "$1: ready; $((SECONDS - started)) s from submitting to its end; $(grep -m 1 '^ranks: ' "$log" | cut -d , -f 1,2)"
+        select=$(sed -n "s/^#PBS -l \(select=\)[0-9]*/\1$nodes/p" "$script.pbs")
+        FLAGS="$*" qsub -W block=true -j oe -o "$log" -l "$select" "$script.pbs"
+    fi
+}
+
+submit() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report if its output matches the pattern
+    local name=$1 folder=$2 script=$3 nodes=$4 pattern=$5 started=$SECONDS ranks
+    local log=$logs/$name.txt
+    shift 5
+    : >"$log"
+    cd "$folder" || return
+    if run_job "$script" "$nodes" "$log" "$@" >"$log.submit" 2>&1 && grep -q "$pattern" "$log"; then
+        ranks=$(grep -m 1 '^ranks: ' "$log" | cut -d , -f 1,2)
+        echo "$name: ready; $((SECONDS - started)) s from submission to end; $ranks"
         return 0
-    }
-    echo "$1: not ready"
+    fi
+    echo "$name: not ready"
     {
         grep -h -E "^(wrong|doctor.py|main.py|qsub|sbatch: error|[A-Za-z.]*Error): |^srun: error: .*code" "$log.submit" "$log" ||
             tail -n 3 "$log"
     } | sort -u | head -n 4 | sed 's/^/    /'
-    echo "    all of it: $log"
+    echo "    full log: $log"
     return 1
 }
 

@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# Sourced by every submit script, with SITE set: the site's settings and the workshop's environment. `launch COMMAND...`
-# then starts RANKS ranks, on NODES nodes, where that is set (submit/sweep.py does), else what the allocation is for.
-case "${PBS_O_WORKDIR:+${FLAGS:-}}" in  # a PBS script leaves FLAGS to the shell, which splits it at blanks
+# Sourced by every submit script, with SITE set: the site's settings and the workshop's environment. Then `launch COMMAND...`
+# starts RANKS ranks on NODES nodes, if these are set (submit/sweep.py does), or else as many as were allocated.
+case "${PBS_O_WORKDIR:+${FLAGS:-}}" in  # in a PBS script the shell splits FLAGS at blanks
     *[]*?[\'\"\\]*)
-        echo "FLAGS=$FLAGS: no flag may hold a blank, a wildcard, a quote or a backslash" >&2
+        echo "FLAGS=$FLAGS: no flag may contain a blank, a wildcard, a quote or a backslash" >&2
         exit 2 ;;
 esac
 workshop=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${VENV:-$workshop/.venv}
-case $SITE in  # a name, or the path of a file of one's own
+case $SITE in  # a name, or the path of your own file
     */*) site_file=$SITE ;;
     *) site_file=$workshop/submit/sites/$SITE.sh ;;
 esac

@@ -1,4 +1,4 @@
-"""Start ranks, do a series of runs that resumes where it was killed, append and read records.
+"""Start ranks, do a series of runs that can be resumed, append and read records.
 
     start("03_ddp", 2, "--epochs", 1)["images_per_second"]
     study(RECORDS / "zero.jsonl", [{"chapter": "05_zero", "ranks": 2}, ...], start)
@@ -33,19 +33,21 @@ LIBRARIES = ("torch", "tensorflow-cpu", "tensorflow", "horovod", "deepspeed")
 # Records
 
 def read(path: str | Path) -> list[dict]:
-    """Return the whole records of a file; a name without a folder is one of assets/records."""
+    """Return a file's complete records; a name without a folder is one in assets/records."""
     path = RECORDS / path if isinstance(path, str) and "/" not in path else Path(path)
     records = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    if not path.exists():
+        return records
+    for line in path.read_bytes().splitlines():
         try:
             records.append(json.loads(line))
-        except ValueError:  # a killed program left it unfinished
+        except ValueError:  # incomplete: its program was killed
             continue
     return [record for record in records if isinstance(record, dict)]
 
 
 def append(path: str | Path, *records: dict) -> None:
-    """Append whole lines, which are on disk when this returns; close a broken last line first."""
+    """Append lines and flush them to disk; end an incomplete last line first."""
     with open(path, "ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -56,7 +58,7 @@ def append(path: str | Path, *records: dict) -> None:
 
 
 def processor() -> str:
-    """Return the names of the GPUs where there are any, else of the CPU."""
+    """Return the names of the GPUs, or of the CPU if there are none."""
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         names = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
@@ -67,15 +69,15 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """Return the commit of this tree, as 4cf4026 or 4cf4026-dirty; else "unknown"."""
-    if not shutil.which("git") or not (ROOT / ".git").exists():  # git would take a repository above
+    """Return the commit of this tree, as 4cf4026 or 4cf4026-dirty; or "unknown"."""
+    if not shutil.which("git") or not (ROOT / ".git").exists():  # git would use a repository above
         return "unknown"
     words = ["git", "--no-optional-locks", "-C", ROOT, "describe", "--always", "--dirty"]
     return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def machine() -> dict:
-    """Return where, when and with which versions a run happens."""
+    """Return host, processor, versions, commit and time, for a record."""
     versions = {library.name: library.version for library in distributions()
                 if library.name in LIBRARIES}
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017  for Python before 3.11
@@ -88,7 +90,7 @@ def machine() -> dict:
 # Ranks
 
 def command(chapter: str, ranks: int, *flags: object) -> list[str]:
-    """Return the words that start a chapter, or another program: with mpiexec for several ranks."""
+    """Return the command that starts a chapter or a program, with mpiexec for several ranks."""
     program = ROOT / chapter if chapter.endswith(".py") else ROOT / chapter / "main.py"
     mpiexec = str(Path(sys.executable).parent / "mpiexec")
     launcher = [mpiexec, "-n", str(ranks)] if ranks > 1 else []
@@ -96,26 +98,26 @@ def command(chapter: str, ranks: int, *flags: object) -> list[str]:
 
 
 def missing(chapter: str) -> str | None:
-    """Return why this environment cannot run a chapter, as set-up noted it; None if it can."""
+    """Return why this environment cannot run a chapter, as set-up recorded it, or None."""
     reason = Path(sys.prefix, "without-horovod")
     return reason.read_text() if chapter.startswith("02_horovod") and reason.exists() else None
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of ranks that share the cores: one thread per rank."""
+    """Return environment variables for ranks that share the cores: one thread per rank."""
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def run(words: list[object], timeout: float = 600, cwd: str | Path = ROOT,
         env: dict[str, str] | None = None) -> str:
-    """Run a command; return what it printed. No rank outlives this.
+    """Run a command and return its output; kill all its ranks if interrupted.
 
-    Raises subprocess.CalledProcessError, whose `output` is what it printed, or TimeoutExpired.
+    Raises subprocess.CalledProcessError, with its `output`, or TimeoutExpired.
     """
     words = list(map(str, words))
     process = subprocess.Popen(
         words, cwd=cwd, env=env or environment(), text=True, errors="replace",
-        stdin=subprocess.DEVNULL,  # mpiexec would read what is not for it
+        stdin=subprocess.DEVNULL,  # mpiexec would read this program's input
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         printed, _ = process.communicate(timeout=timeout)
@@ -128,7 +130,7 @@ def run(words: list[object], timeout: float = 600, cwd: str | Path = ROOT,
 
 
 def end(process: subprocess.Popen) -> None:
-    """End a run and all its ranks: those that do not heed SIGTERM within ten seconds by SIGKILL."""
+    """Terminate a run and all its ranks: SIGTERM, and after ten seconds SIGKILL."""
     for number in signal.SIGTERM, signal.SIGKILL:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
@@ -136,7 +138,7 @@ def end(process: subprocess.Popen) -> None:
 
 
 def records_of(words: list[object], timeout: float = 600) -> list[dict]:
-    """Run a command that takes --results FILE; return its records, with machine(), as dicts."""
+    """Run a command with --results FILE; return its records, with machine() added."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
         run([*words, "--results", results], timeout)
@@ -144,30 +146,30 @@ def records_of(words: list[object], timeout: float = 600) -> list[dict]:
 
 
 def start(chapter: str, ranks: int, *flags: object) -> dict:
-    """Run a chapter on so many ranks; return its record with machine(); raise as run()."""
+    """Run a chapter on `ranks` ranks; return its record with machine(). Raises as run() does."""
     record, = records_of(command(chapter, ranks, *flags))
     return record
 
 
 def last_words(problem: Exception) -> str:
-    """Return why a run failed: its exit code and the last lines that it printed."""
+    """Return why a run failed: its exit code and the last lines of its output."""
     if isinstance(problem, subprocess.CalledProcessError):
         return "\n".join([f"exit code {problem.returncode}", *problem.output.splitlines()[-10:]])
     if isinstance(problem, subprocess.TimeoutExpired):
-        return f"no end after {problem.timeout} s"
+        return f"timed out after {problem.timeout} s"
     return str(problem)
 
 
 # A series of runs
 
 def planned_records(path: str | Path, planned: dict) -> list[dict]:
-    """Return a file's records of a planned run: those with its names and values, unless failed."""
+    """Return a file's records that have a planned run's names and values, unless it failed."""
     return [record for record in read(path) if "failed" not in record
             and all(record.get(name) == value for name, value in planned.items())]
 
 
 def once(path: str | Path, planned: dict, do: Callable[..., dict | list[dict]]) -> list[dict]:
-    """Return the file's records of a planned run; if there are none, do(**planned) and append."""
+    """Return a planned run's records from the file; if it has none, do(**planned) and append."""
     records = planned_records(path, planned)
     if not records:
         result = do(**planned)
@@ -179,10 +181,10 @@ def once(path: str | Path, planned: dict, do: Callable[..., dict | list[dict]]) 
 
 def study(path: str | Path, plan: Iterable[dict], do: Callable[..., dict | list[dict]],
           show: Callable[[dict], None] = lambda record: None) -> list[dict]:
-    """Do the planned runs in turn, each by do(**run), and write all their records into the file.
+    """Do the planned runs in turn, each with do(**run), and write all their records to `path`.
 
-    Until the last has ended, the records are in the file's name with .part appended, and a study
-    that was killed or failed resumes there. show(record) is called when there is a record.
+    Until the last run has ended, the records are in the file {path}.part, from which a study that
+    was killed or failed resumes. show(record) is called for each record.
     """
     from tqdm import tqdm  # check_script.py runs without it
 
@@ -193,7 +195,7 @@ def study(path: str | Path, plan: Iterable[dict], do: Callable[..., dict | list[
            for name in ("git", "host")):
         print(f"discarded {part}: from another commit or another machine", file=sys.stderr)
         part.unlink()
-    stays = f"what was measured stays in {os.path.relpath(part)}, and the same command goes on"
+    advice = f"completed runs are in {os.path.relpath(part)}; run the same command to resume"
     records, name = [], ""
     try:
         for planned in tqdm(plan, unit="run", disable=None, leave=False):
@@ -202,23 +204,23 @@ def study(path: str | Path, plan: Iterable[dict], do: Callable[..., dict | list[
                 records.append(record)
                 show(record)
     except KeyboardInterrupt:
-        sys.exit(f"interrupted; {stays}")
+        sys.exit(f"interrupted; {advice}")
     except (subprocess.SubprocessError, OSError) as problem:
-        sys.exit(f"{name}: {last_words(problem)}\n{stays}")
+        sys.exit(f"{name}: {last_words(problem)}\n{advice}")
     part.write_text("".join(json.dumps(record) + "\n" for record in records))
     os.replace(part, path)
     return records
 
 
 def end_on_sigterm() -> None:
-    """Have SIGTERM end the run that is under way, too, as Ctrl-C does."""
+    """Let SIGTERM also end the run in progress, as Ctrl-C does."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 # Flags
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, which tells a mistake in one line of exit code 2; --help has the usage."""
+    """ArgumentParser that reports an error in one line, with exit code 2."""
 
     def __init__(self, doc: str, **options: object):
         super().__init__(description=doc.splitlines()[0], allow_abbrev=False, **options)

@@ -2,14 +2,14 @@
 
     python submit/sweep.py weak --chapters 03_ddp 04_deepspeed --results weak.jsonl -- --lr 0.1
 
-batch: one rank, a run for each batch size. weak: the batch per rank stays, and the global batch
-grows with the ranks. strong: the global batch stays. Everything after -- is passed to each main.py.
-A run is the chapter's own submit script with RANKS set, on this machine or within one allocation of
-PBS or Slurm (sweep.pbs, sweep.slurm).
+batch: one rank, a run per batch size. weak: a fixed batch per rank, so the global batch grows with
+the ranks. strong: a fixed global batch. Everything after -- is passed to each main.py. A run starts
+the chapter's own submit script with RANKS set, on this machine or within one allocation of PBS or
+Slurm (sweep.pbs, sweep.slurm).
 
 Each run appends one line to --results as soon as it ends. Started again with the same file, the
-sweep does only the runs that are missing or failed; use another file on another machine. Each
-repeat does all runs once, so that what slows the machine down for a while slows all of them.
+sweep does only runs that are missing or failed; use another file on another machine. Each repeat
+does all runs once, so that a temporary slowdown affects all of them.
 """
 
 import math
@@ -37,20 +37,20 @@ from study import (
 )
 from tqdm import tqdm
 
-STEPS = 35  # 5 of them warm up, 30 are timed
-KEY = ("study", "chapter", "ranks", "batch", "flags", "site", "repeat")  # of a run
+STEPS = 35  # 5 to warm up, 30 timed
+KEY = ("study", "chapter", "ranks", "batch", "flags", "site", "repeat")  # identifies a run
 TITLES = {"batch": "batch size; efficiency: compared with the best",
           "weak": "weak scaling, the batch per rank; efficiency: compared with the fewest ranks",
           "strong": "strong scaling, the global batch; efficiency: compared with the fewest ranks"}
 
 
 def names(flags):
-    """Return the names of flags, without a value after =."""
+    """Return the names of flags, without values after =."""
     return {flag.partition("=")[0] for flag in flags}
 
 
 def plan_runs(args):
-    """Return the runs in their order, each as a dict of KEY; chapter 1 has one rank only."""
+    """Return the runs in order, each a dict with the keys KEY; chapter 1 has one rank only."""
     site, flags = os.environ.get("SITE", "here"), shlex.join(args.flags)
     runs = []
     for repeat in range(args.repeats):
@@ -67,10 +67,10 @@ def plan_runs(args):
 
 
 def command(planned, results, script):
-    """Return the words of a run, its folder, and the variables that it needs."""
+    """Return the command of a run, its folder, and its environment variables."""
     size = "--global-batch-size" if planned["study"] == "strong" else "--batch-size"
     flags = [size, str(planned["batch"]), *shlex.split(planned["flags"]), "--results", str(results)]
-    if "--epochs" not in names(flags):  # enough for the steps, however few an epoch has
+    if "--epochs" not in names(flags):  # enough for STEPS, even at one step per epoch
         flags += ["--epochs", str(STEPS)]
     ranks_per_node = int(os.environ.get("SLURM_NTASKS_PER_NODE", planned["ranks"]))
     folder = ROOT / planned["chapter"]
@@ -84,7 +84,7 @@ def command(planned, results, script):
 
 
 def measure(args, **planned):
-    """Do a run; return its record, or with "failed" why there is none."""
+    """Do a run; return its record, or {"failed": the reason}."""
     # Next to the results, because rank 0 may be on another node
     with tempfile.TemporaryDirectory(dir=args.results.parent) as folder:
         results = Path(folder, "results.jsonl")
@@ -100,23 +100,23 @@ def measure(args, **planned):
         return {"failed": reason(printed) or "no record"}
     if records[0]["ranks"] != planned["ranks"]:
         return {"failed": f"{records[0]['ranks']} ranks were started: "
-                f"`launch` of sites/{planned['site']}.sh has to heed RANKS"}
+                f"`launch` of sites/{planned['site']}.sh must start RANKS ranks"}
     launcher = f"{args.script} with sites/{planned['site']}.sh"
     return records[0] | machine() | {"launcher": launcher}
 
 
 def reason(printed):
-    """Return the line that says why a run failed: main.py's own, else the last one."""
+    """Return the line that says why a run failed: the first of main.py, or else the last one."""
     lines = [line for line in printed.splitlines() if not line.startswith("srun: ")]
     mistakes = [line for line in lines if line.startswith("main.py: ")]
     return (mistakes[:1] or lines[-1:] or [""])[0]
 
 
 def summary(records: pandas.DataFrame) -> pandas.DataFrame:
-    """Return median, least and most images/s of repeated runs, with efficiency and remarks.
+    """Return median, lowest and highest images/s of repeated runs, with efficiency and remarks.
 
-    Efficiency: images/s per rank, divided by those of the run with the fewest ranks, for the same
-    chapter, flags, site and processor. In the batch study: images/s, divided by the best of them.
+    Efficiency: images/s per rank, relative to the run with the fewest ranks with the same chapter,
+    flags, site and processor. In the batch study: images/s, relative to the best batch size.
     """
     series = ["study", "flags", "site", "processor", "chapter"]
     runs = records.groupby([*series, "ranks", "batch"])
@@ -125,8 +125,9 @@ def summary(records: pandas.DataFrame) -> pandas.DataFrame:
     best = rows.groupby(series)["median"].transform("max")
     rows["per_rank"] = rows["median"] / rows["ranks"]
     first = rows.groupby([*series, "batch"])["per_rank"].transform("first")
-    rows["efficiency"] = (rows["per_rank"] / first).where(
-        rows["study"] != "batch", rows["median"] / best)
+    rows["efficiency"] = rows["per_rank"] / first
+    is_batch = rows["study"] == "batch"
+    rows.loc[is_batch, "efficiency"] = (rows["median"] / best)[is_batch]
     rows["remarks"] = [remarks(row) for row in rows.itertuples()]
     return rows
 
@@ -143,7 +144,7 @@ def remarks(row):
 
 
 def table(records: pandas.DataFrame) -> str:
-    """Return the summary as text: a block for each study, set of flags and kind of machine."""
+    """Return the summary as text: a block per study, flags, site and processor."""
     columns = ["chapter", "ranks", "batch", "median", "least", "most", "repeats", "efficiency",
                "remarks"]
     blocks = []
@@ -161,16 +162,18 @@ def parse_args():
     add = parser.add_argument
     add("studies", nargs="+", choices=("batch", "weak", "strong"))
     add("--chapters", nargs="+", default=["03_ddp"], help="folders with a main.py (03_ddp)")
-    add("--ranks", nargs="+", type=int, default=[1, 2, 4], help="for weak and strong (1 2 4)")
+    add("--ranks", nargs="+", type=int, default=[1, 2, 4], 
+        help="numbers of ranks for weak and strong (1 2 4)")
     add("--batch-sizes", nargs="+", type=int, default=[64, 128, 256, 512, 1024],
-        help="for batch (64 ... 1024)")
+        help="batch sizes for batch (64 ... 1024)")
     add("--batch-size", type=int, default=64,
-        help="per rank for weak, over all ranks for strong (64)")
-    add("--repeats", type=int, default=5)
-    add("--timeout", type=int, default=1800, help="seconds that a run may take (1800)")
-    add("--results", type=Path, required=True, metavar="FILE", help="one JSON line per run")
+        help="batch per rank for weak, global batch for strong (64)")
+    add("--repeats", type=int, default=5, help="repeats of each run (5)")
+    add("--timeout", type=int, default=1800, help="time limit of a run in seconds (1800)")
+    add("--results", type=Path, required=True, metavar="FILE",
+        help="file to append a JSON line per run to")
     add("--script", choices=("submit.slurm", "submit.pbs"), default="submit.slurm",
-        help="of each chapter; submit.pbs within a job of PBS")
+        help="submit script of each chapter (submit.slurm)")
     args = parser.parse_args(words[:stop])
     args.flags = words[stop + 1:]
     args.chapters = [chapter.rstrip("/") for chapter in args.chapters]
@@ -182,21 +185,21 @@ def parse_args():
 
 
 def check(args, refuse):
-    """Refuse what no run could do."""
+    """Refuse arguments with which each run would fail."""
     if min(*args.ranks, *args.batch_sizes, args.batch_size, args.repeats, args.timeout) < 1:
-        refuse("--ranks, --batch-sizes, --batch-size, --repeats and --timeout: from 1")
+        refuse("--ranks, --batch-sizes, --batch-size, --repeats and --timeout: must be 1 or more")
     for flag in names(args.flags) & {"--batch-size", "--global-batch-size", "--results"}:
-        refuse(f"{flag} belongs before --: it is the sweep's")
+        refuse(f"sweep.py sets {flag}: put it before --")
     for chapter in args.chapters:
         if not os.path.isfile(ROOT / chapter / args.script):
-            refuse(f"{chapter} is no chapter: name folders with a submit script, such as 03_ddp")
+            refuse(f"{chapter} is not a chapter: name folders with a submit script, such as 03_ddp")
         if missing(chapter):
             refuse(missing(chapter))
     try:
-        append(args.results)  # no record
+        append(args.results)  # writes nothing
         tempfile.TemporaryDirectory(dir=args.results.parent).cleanup()
     except OSError:
-        refuse(f"cannot write {args.results}: name a file in a folder that you may write to")
+        refuse(f"cannot write {args.results}: name a file in a folder that you can write to")
 
 
 def main():
@@ -219,7 +222,7 @@ def main():
         print(table(pandas.DataFrame(records)))
     if failed:
         sys.exit(f"sweep.py: {failed} of {len(runs)} runs failed; "
-                 "the same command tries them again")
+                 "run the same command to retry them")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ OTHERS = [  # words of programs that are no chapter's, and what the line has to 
     ("submit/sweep.py weekly --results {}/new", "weekly"),
     ("submit/sweep.py weak --results {}/missing/new", "cannot write"),
     ("submit/agree.py {}/none.py", "no file"),
-    ("submit/agree.py 03_ddp/your_script_ddp.py", "nobody to agree with"),
+    ("submit/agree.py 03_ddp/your_script_ddp.py", "needs at least 2 ranks"),
     ("submit/check_script.py {}/none", "no file"),
     ("submit/predict.py {}/none", "no record"),
     ("submit/predict.py exercises/10_predict/run.jsonl", "--node-link: give a number"),

@@ -43,7 +43,7 @@ def test_what_was_measured_stays_and_the_next_demo_goes_on(
             raise problem
         return made_up(folder, chapter, **run)
 
-    expected = rf"(?s){message}.*what was measured stays in .*, and the same command goes on"
+    expected = rf"(?s){message}.*completed runs are in .*; run the same command to resume"
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match=expected):
         patch.setattr(demo, "train", train)
         demo.main()

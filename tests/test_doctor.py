@@ -39,7 +39,7 @@ def test_nothing_is_wrong():
     ("SLURM_NTASKS=4, but", [*ALONE, *PYTHON], ALLOCATION),  # the batch script's own process
     ("mpiexec comes from Open MPI", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
     ("psutil.*activate the environment", [sys.executable, "-S", DOCTOR], {}),
-    ("all-reduce fails.*none9: set GLOO", [*MPIEXEC, *PYTHON], {"GLOO_SOCKET_IFNAME": "none9"})])
+    ("all-reduce failed.*none9: set GLOO", [*MPIEXEC, *PYTHON], {"GLOO_SOCKET_IFNAME": "none9"})])
 def test_what_keeps_a_rank_from_training(text, words, env):
     assert_named(text, side_by_side((words, env)))
 
@@ -51,14 +51,14 @@ def test_each_process_trains_alone():
 
 
 @pytest.mark.fault
-def test_ranks_do_not_meet():
+def test_ranks_cannot_connect():
     """Rank 0 finds its port taken, and rank 1 nobody who answers as PyTorch would."""
     with socket.create_server(("", 0)) as server:
         port = {"MASTER_PORT": str(server.getsockname()[1])}
         zero, one = side_by_side(*[([*PYTHON, "--timeout", 1], step(rank, 2) | port)
                                    for rank in range(2)])
-    assert_named("do not meet at localhost:.*address already in use.*unset MASTER_PORT", [zero])
-    assert_named("do not meet at localhost:.*no end after 1 s.*unset MASTER_PORT", [one])
+    assert_named("rendezvous at localhost:.*address already in use.*unset MASTER_PORT", [zero])
+    assert_named("rendezvous at localhost:.*timed out after 1 s.*unset MASTER_PORT", [one])
 
 
 @pytest.mark.fault
@@ -76,24 +76,25 @@ def test_what_hangs_is_ended_by_its_guard():
     """A program waits for ever, also for MPI or a GPU's driver, which no thread could end."""
     program = ("import sys, signal; sys.path.insert(0, sys.argv.pop()); import doctor\n"
                "with doctor.Guard(-2, 0).stage('a test', 'do'): signal.pause()")
-    assert_named("a test: no end", side_by_side(
+    assert_named("a test timed out", side_by_side(
         ([sys.executable, "-c", program, DOCTOR.parent], {})))
 
 
 @pytest.mark.check
 @pytest.mark.parametrize(("first", "second", "text"), [
-    ({"uuids": ["a", "b"], "takes": "a"}, {"uuids": ["a", "b"], "takes": "b"}, None),
-    ({"uuids": ["a", "b"], "takes": "a"}, {"uuids": ["a", "b"], "takes": "a"}, "the same GPU"),
-    ({"uuids": ["a"], "takes": "a"}, {"uuids": ["a"], "takes": "a"}, "2 ranks see 1 GPUs"),
+    ({"uuids": ["a", "b"], "gpu": "a"}, {"uuids": ["a", "b"], "gpu": "b"}, None),
+    ({"uuids": ["a", "b"], "gpu": "a"}, {"uuids": ["a", "b"], "gpu": "a"}, "the same GPU"),
+    ({"uuids": ["a"], "gpu": "a"}, {"uuids": ["a"], "gpu": "a"}, "2 ranks see 1 GPUs"),
     ({"driver": True}, {"driver": True}, "sees no GPU: ask for one GPU per rank"),
     ({"driver": True, "driver_version": "575.57.08"}, {"driver": True}, "driver 580 or newer"),
     ({"driver": True, "driver_version": "535.1", "cuda": "12.6"}, {}, "ask for one GPU per rank"),
-    ({"driver": True, "cuda": None}, {}, "not built for CUDA: take another build"),
-    ({"uuids": ["a"], "takes": "a", "fails": "no kernel image"}, {"uuids": ["b"], "takes": "b"},
-     "GPU a does not compute: no kernel image"),
+    ({"driver": True, "cuda": None}, {}, "built without CUDA: install another build"),
+    ({"uuids": ["a"], "gpu": "a", "fails": "no kernel image"}, {"uuids": ["b"], "gpu": "b"},
+     "cannot run a kernel on GPU a: no kernel image"),
     ({"cores": [0]}, {"cores": [0]}, "bound to core 0"),
-    ({"node": "nid1", "gloo": "127.0.1.1"}, {"node": "nid2"}, "nid1: its name means 127.0.1.1"),
-    ({"node": "nid1"}, {"node": "nid2", "versions": "torch 1"}, "nid2: other versions")])
+    ({"node": "nid1", "gloo": "127.0.1.1"}, {"node": "nid2"},
+     "nid1: its hostname resolves to 127.0.1.1"),
+    ({"node": "nid1"}, {"node": "nid2", "versions": "torch 1"}, "nid2: versions differ")])
 def test_facts_of_ranks_are_judged(first, second, text, monkeypatch):
     """None of it needs a GPU or a second node: rank 0 judges what it is handed."""
     doctor = load_module(DOCTOR)

@@ -29,4 +29,4 @@ def test_all_parts_on_the_cpu(tmp_path):
 
 def test_a_wrong_part_is_named():
     done = execute([*GPU, "leiter"])
-    assert done.code == 2 and "leiter: no part; there are doctor," in done.err
+    assert done.code == 2 and "unknown part leiter: choose from doctor," in done.err

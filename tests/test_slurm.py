@@ -136,13 +136,13 @@ def test_srun_without_mpi(cluster, tmp_path):
 @real_slurm
 @pytest.mark.slow
 def test_the_doctor_as_a_job(cluster):
-    """Each node's gloo takes the address that the other one reaches."""
+    """Each node's gloo uses the address that the other one reaches."""
     jobs = [cluster.sbatch(chapter="submit", script="doctor.slurm"),
             cluster.qsub(chapter="submit", script="doctor.pbs")]
     for job in jobs:
         state, printed = cluster.end(job, "submit")
         assert state == "COMPLETED 0:0", printed
-        assert re.search("node nid2: local ranks 0, .*gloo takes 10.77.0.2,", printed), printed
+        assert re.search("node nid2: local ranks 0, .*gloo uses 10.77.0.2,", printed), printed
         assert "ranks: 2, nodes: 2\n" in printed and "nothing wrong was found" in printed
 
 
@@ -160,7 +160,7 @@ def test_the_evening_before(cluster, reservation):
                           codes=(0,) if is_ready else (3,))
     if is_ready:
         cluster.run("scontrol", "delete", "ReservationName=course")
-    ready = re.findall("ready; .* s from submitting to its end; ranks: ", printed)
+    ready = re.findall("ready; .* s from submission to end; ranks: ", printed)
     assert len(ready) == 3 * is_ready, printed
     assert printed.endswith("\nready\n") or "Requested reservation is invalid" in printed
 
@@ -196,7 +196,7 @@ def test_a_submit_script_runs_on_this_machine(tmp_path):
 @pytest.mark.parametrize(("env", "message"), [
     ({"SITE": "atlantis"}, "SITE=atlantis: there is no submit/sites/atlantis.sh"),
     ({"VENV": "/nowhere"}, "no environment in /nowhere: make setup SITE=here"),
-    ({"FLAGS": "--data-dir 'my data'"}, "no flag may hold")])  # PBS would tear it apart
+    ({"FLAGS": "--data-dir 'my data'"}, "no flag may contain")])  # PBS would tear it apart
 def test_what_is_missing_is_named(env, message):
     env = {"SITE": "here", "VENV": sys.prefix, "PBS_O_WORKDIR": str(ROOT / "03_ddp")} | env
     done = execute(["bash", "submit.pbs"], cwd=ROOT / "03_ddp", env=env)
@@ -243,9 +243,9 @@ def test_the_header_check_passes_ours_and_names_what_is_wrong(tmp_path):
     path = tmp_path / "submit"
     (tmp_path / "here").mkdir()
     for line, message in {
-            "# SBATCH --nodes=2": "not read by the scheduler", "#Sbatch -N 2": "wants `#SBATCH `",
-            "#sbatch -N 2 # nodes": "wants `#SBATCH `", "ls\n#SBATCH --nodes=2": "first command",
-            " #SBATCH -N 2": "wants `#SBATCH `", "#SBATCH --output=logs/%j.out": "no folder logs:",
+            "# SBATCH --nodes=2": "not read by the scheduler", "#Sbatch -N 2": "write `#SBATCH `",
+            "#sbatch -N 2 # nodes": "write `#SBATCH `", "ls\n#SBATCH --nodes=2": "first command",
+            " #SBATCH -N 2": "write `#SBATCH `", "#SBATCH --output=logs/%j.out": "no folder logs:",
             "#SBATCH -N 1 -e logs/%x # mine": "no folder logs:", "#PBS -o logs/": "no folder logs:",
             "#SBATCH --error 'here/%j/err'": "no folder here/%j", "#SBATCH -o here/": "is a folder",
             "#SBATCH -o $HOME/out": "no folder $HOME", "#SBATCH -o /usr/logs/%j": "/usr/logs:",

@@ -49,7 +49,7 @@ def test_partial_results_from_another_commit_or_machine_are_discarded(name, tmp_
 
     here, part = study.machine(), tmp_path / "r.jsonl.part"
     study.append(part, {"n": 1} | here)
-    with pytest.raises(SystemExit, match="2: no space left\nwhat was measured stays in"):
+    with pytest.raises(SystemExit, match="2: no space left\ncompleted runs are in"):
         study.study(tmp_path / "r.jsonl", [{"n": 1}, {"n": 2}], do)
     assert lines(part) == [{"n": 1} | here]
     part.write_text(json.dumps(here | {"n": 1, name: "another"}))

@@ -59,8 +59,8 @@ def test_a_killed_sweep_resumes(tmp_path):
 @pytest.mark.check
 @pytest.mark.fault
 @pytest.mark.parametrize(("script", "reason"), [
-    ("echo '{\"ranks\": 1}' > results.jsonl", "1 ranks were started: .* has to heed RANKS"),
-    ("sleep 50", "no end after 1 s"),
+    ("echo '{\"ranks\": 1}' > results.jsonl", "1 ranks were started: .* must start RANKS ranks"),
+    ("sleep 50", "timed out after 1 s"),
     ("echo one; echo two; exit 3", "two")])
 def test_a_run_that_gives_no_record_says_why(script, reason, tmp_path, monkeypatch):
     def command(planned, results, name):

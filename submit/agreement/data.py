@@ -1,4 +1,4 @@
-"""The samples that a rank trains on: what its DataLoaders draw, and what its models are given."""
+"""Records the samples that a rank trains on, drawn by DataLoaders or given to models."""
 
 import torch
 from torch.utils.data import (
@@ -12,41 +12,44 @@ from torch.utils.data import (
     dataloader,
 )
 
-from .hooks import around, harmless
-from .sums import likeness, samples
+from .fingerprints import dataset_checksum, sample_checksums
+from .hooks import never_raise, wrap_method
 
 LONGEST = 10_000  # samples of an epoch whose numbers are recorded
 
 
 class Data:
-    """What reached a training step. A batch did if it was the loader's last before a backward."""
+    """Records the samples used in each training step.
+
+    The last batch that a loader returned before backward() counts as used.
+    """
 
     def __init__(self):
         self.loaders = {}  # {id of a DataLoader: its facts}
         self.current = {}  # {id of a DataLoader: (its epoch, its last batch)}
         self.forwards = []  # (module, its arguments) since the last backward
-        self.given = []  # of the step that is under way: a list of samples per backward
+        self.step_samples = []  # checksums in the current step: a list per backward
 
     def install(self):
         iterator = dataloader._BaseDataLoaderIter
-        around(iterator, "__init__", before=self.begin_epoch)
-        around(iterator, "_reset", before=self.begin_next_epoch)
-        around(iterator, "_next_index", after=self.note_numbers)
-        around(iterator, "__next__", after=self.note_batch)
+        wrap_method(iterator, "__init__", before=self.begin_epoch)
+        wrap_method(iterator, "_reset", before=self.begin_next_epoch)
+        wrap_method(iterator, "_next_index", after=self.note_numbers)
+        wrap_method(iterator, "__next__", after=self.note_batch)
 
-    @harmless
+    @never_raise
     def begin_epoch(self, iterator, loader, *_):
         facts = self.loaders.setdefault(id(loader), describe(loader))
         iterator.agree = loader, {"numbers": [], "used": False}
         facts["epochs"].append(iterator.agree[1])
 
-    @harmless
+    @never_raise
     def begin_next_epoch(self, iterator, loader, first_iter=False):
-        """Persistent workers keep their iterator: it is new in the first epoch only."""
+        """Begin an epoch of persistent workers, whose iterator is new in the first epoch only."""
         if not first_iter:
             self.begin_epoch(iterator, loader)
 
-    @harmless
+    @never_raise
     def note_numbers(self, index, iterator):
         loader, epoch = iterator.agree
         drawn = index if isinstance(index, (list, tuple)) else [index]
@@ -54,44 +57,44 @@ class Data:
             epoch["numbers"] += [number_in_whole(loader.dataset, number) for number in drawn
                                  if hasattr(number, "__index__")]
 
-    @harmless
+    @never_raise
     def note_batch(self, batch, iterator):
         if batch is not None and torch.is_grad_enabled():
             loader, epoch = iterator.agree
             self.current[id(loader)] = epoch, batch
 
-    @harmless
+    @never_raise
     def note_forward(self, module, arguments):
         self.forwards.append((module, arguments))
 
-    @harmless
+    @never_raise
     def note_backward(self):
-        """Note what this backward's loss was computed from; an earlier look at a batch is not."""
+        """Record the last batches before this backward; earlier ones were only looked at."""
         for key, (epoch, batch) in self.current.items():
             epoch["used"] = True
-            self.loaders[key]["batches"].append(samples(batch))
+            self.loaders[key]["batches"].append(sample_checksums(batch))
         self.current = {}
         given = [sample for module, arguments in self.forwards
-                 if module is self.forwards[-1][0] for sample in samples(arguments)]
+                 if module is self.forwards[-1][0] for sample in sample_checksums(arguments)]
         self.forwards = []
         if given:
-            self.given.append(given)
+            self.step_samples.append(given)
 
     def report(self, steps: int) -> list[dict]:
-        """Return the facts of the loaders that fed at least half of an optimizer's steps."""
+        """Return the facts of the loaders that fed at least half of the optimizer's steps."""
         fed = [facts for facts in self.loaders.values() if 2 * len(facts["batches"]) >= steps]
         return [facts | {"epochs": [epoch["numbers"] for epoch in facts["epochs"]
                                     if epoch["used"]]} for facts in fed if facts["batches"]]
 
 
 def describe(loader):
-    """Return the facts of a DataLoader that stay the same in all epochs."""
+    """Return the facts of a DataLoader; "dealt": its sampler draws without replacement."""
     data = loader.dataset
     while hasattr(data, "dataset"):  # a Subset, or another wrapper
         data = data.dataset
     stream = isinstance(loader.dataset, IterableDataset)
     facts = {"items": 0 if stream else len(loader.dataset), "stream": stream, "epochs": [],
-             "batches": [], "like": likeness(data), "dealt": False}
+             "batches": [], "like": dataset_checksum(data), "dealt": False}
     sampler = loader.sampler
     if isinstance(sampler, DistributedSampler):
         facts |= {"dealt": True, "shuffle": sampler.shuffle, "ranks": sampler.num_replicas}
@@ -102,7 +105,7 @@ def describe(loader):
 
 
 def number_in_whole(dataset, number):
-    """Return the number that a sample of a subset has in the whole data set."""
+    """Return the index in the whole data set of a sample of a subset."""
     if isinstance(dataset, Subset):
         return number_in_whole(dataset.dataset, dataset.indices[number])
     return int(number)

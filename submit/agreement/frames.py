@@ -1,4 +1,4 @@
-"""Where a running program is, by the frames of its stack."""
+"""Finds out from its stack where a running program is, and whether it waits."""
 
 import os
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def places(frame: FrameType, script: str) -> list[str]:
 
 
 def waits(frame: FrameType, on_gpu: bool) -> bool:
-    """Return True if the program waits in communication, or in backward, where DDP waits.
+    """Return True if the program waits in communication, or in backward(), where DDP waits.
 
     On a GPU any place counts, because a kernel launch may wait for the queue. Compiling does not.
     """

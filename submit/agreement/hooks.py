@@ -1,34 +1,34 @@
-"""Hooks that cannot harm: they observe, change nothing, and their own mistakes end in a note."""
+"""Hooks that observe and change nothing; their own exceptions end in a note."""
 
 import functools
 from collections.abc import Callable
 
 import torch
 
-dropped = {}  # {name of a hook: the first exception that it caught}
+failed_hooks = {}  # {name of a hook: the first exception that it caught}
 
 
-def harmless(hook: Callable) -> Callable:
-    """Return a hook whose exceptions end here: what it would have seen is dropped, and noted."""
+def never_raise(hook: Callable) -> Callable:
+    """Return a hook whose exceptions are recorded in failed_hooks instead of raised."""
     @functools.wraps(hook)
     def call(*args, **kwargs):
-        if torch.compiler.is_compiling():  # of torch.compile, which would compile the hook, too
+        if torch.compiler.is_compiling():  # torch.compile would compile the hook, too
             return None
         try:
             return hook(*args, **kwargs)
         except Exception as problem:
             reason = f"{type(problem).__name__}: {problem}".splitlines()[0]
-            dropped.setdefault(hook.__name__, reason)
+            failed_hooks.setdefault(hook.__name__, reason)
             return None
 
     return call
 
 
-def around(owner: object, name: str, before: Callable | None = None,
-           after: Callable | None = None) -> None:
-    """Let owner.name call before(*its arguments) first, and after(its result, *them) at its end.
+def wrap_method(owner: object, name: str, before: Callable | None = None,
+                after: Callable | None = None) -> None:
+    """Wrap owner.name so that it calls before(*args) first and after(result, *args) at the end.
 
-    The result is None where the original raises.
+    The result is None if it raised.
     """
     original = getattr(owner, name)
 

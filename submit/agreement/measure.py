@@ -1,4 +1,4 @@
-"""What a step of a training takes on one rank: seconds, samples, and bytes of gradients."""
+"""Measures a training step on one rank: seconds, samples, and bytes of gradients."""
 
 import statistics
 import time
@@ -8,7 +8,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
-from .hooks import around, harmless
+from .hooks import never_raise, wrap_method
 
 WARM_UP = 5  # steps that are not timed: the first ones compile, choose algorithms, fill caches
 
@@ -16,29 +16,29 @@ WARM_UP = 5  # steps that are not timed: the first ones compile, choose algorith
 class Measure:
     """Hooks that time a script's steps, and call done() after WARM_UP + `steps` of them.
 
-    A step is one of the first optimizer that makes one; the gradients of all optimizers count.
+    Only the steps of the first optimizer that takes one count, but the gradients of all.
     """
 
     def __init__(self, steps: int, done: Callable[[], None]):
         self.steps, self.done = steps, done
         self.first = None  # the optimizer whose steps are counted
-        self.marks = []  # when its steps were over: seconds, or events on a GPU
+        self.marks = []  # end of each step: seconds, or events on a GPU
         self.device = torch.device("cpu")
         self.gradients = {}  # {parameter: bytes of its gradient}
-        self.drawn = self.given = 0  # samples since the last step: of loaders, of a model
+        self.drawn = self.given = 0  # samples since the last step: from loaders, into a model
         self.data_size = None  # samples in the data set
 
     def install(self) -> None:
         register_optimizer_step_post_hook(self.after_step)
-        around(dataloader._BaseDataLoaderIter, "__init__", before=self.note_loader)
-        around(dataloader._BaseDataLoaderIter, "__next__", after=self.note_batch)
+        wrap_method(dataloader._BaseDataLoaderIter, "__init__", before=self.note_loader)
+        wrap_method(dataloader._BaseDataLoaderIter, "__next__", after=self.note_batch)
         self.forwards = torch.nn.modules.module.register_module_forward_pre_hook(self.note_input)
 
-    @harmless
+    @never_raise
     def note_loader(self, iterator, loader, *_):
         iterator.measured = loader
 
-    @harmless
+    @never_raise
     def note_batch(self, batch, iterator):
         if batch is None or not torch.is_grad_enabled() or len(self.marks) >= WARM_UP:
             return
@@ -46,14 +46,14 @@ class Measure:
         if hasattr(iterator.measured.dataset, "__len__"):
             self.data_size = len(iterator.measured.dataset)
 
-    @harmless
+    @never_raise
     def note_input(self, module, arguments):
-        """Without a loader, the samples are the first dimension of what a model is given."""
+        """Count samples without a loader: the first dimension of the model's input."""
         if torch.is_grad_enabled() and not self.given and not self.drawn and any(
                 parameter.requires_grad for parameter in module.parameters()):
             self.given = first_length(arguments)
 
-    @harmless
+    @never_raise
     def after_step(self, optimizer, *_):
         self.first = self.first or optimizer
         if len(self.marks) < WARM_UP:
@@ -79,7 +79,7 @@ class Measure:
         return gpus.current_stream().record_event(gpus.Event(enable_timing=True))
 
     def record(self) -> dict | None:
-        """Return the record of the steps, as a chapter's --results has it; None if too few."""
+        """Return a record as a chapter's --results writes it; None if there are too few steps."""
         marks = self.marks[WARM_UP - 1:]
         if len(marks) < 2:
             return None
@@ -97,7 +97,7 @@ class Measure:
 
 
 def first_length(batch: object) -> int:
-    """Return the first dimension of the first tensor in a batch; 0 if there is none."""
+    """Return the first dimension of the first tensor in a batch, or 0 if there is none."""
     if torch.is_tensor(batch) and batch.dim():
         return len(batch)
     parts = batch.values() if isinstance(batch, dict) else batch

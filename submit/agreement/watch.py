@@ -1,4 +1,4 @@
-"""What agree.py sees of a rank's training: its models, gradients, optimizers and weights."""
+"""Observes the training of a rank: its models, gradients, optimizers and weights."""
 
 import functools
 import socket
@@ -16,43 +16,43 @@ from torch.optim.optimizer import (
 
 from . import frames, hooks
 from .data import Data
-from .hooks import around, harmless
-from .sums import PROJECTIONS, local_part, state_of, values_of
+from .fingerprints import PROJECTIONS, gradient_projections, local_part, parameter_state
+from .hooks import never_raise, wrap_method
 
 WRAPPERS = {
     "DistributedDataParallel": "DDP",
     "FullyShardedDataParallel": "FSDP1",
     "DeepSpeedEngine": "DeepSpeed"}
-NODES = 4  # of a loss's graph, from its root, in which divisions are looked for
+NODES = 4  # searched for divisions in a loss's graph, from its root
 
 
 class Watch:
     """The hooks of a rank.
 
-    `done` is called before an optimizer's step number `steps` + 1. A step is one of an optimizer
-    after a backward. The rank's state before it is compared, and its gradients when it is made.
+    `done` is called before an optimizer's step number `steps` + 1. A step is an optimizer.step()
+    that follows a backward pass. The parameters are compared before it, the gradients during it.
     """
 
     def __init__(self, script: str, steps: int, done: Callable[[], None]):
         self.script, self.steps, self.done = script, steps, done
         self.data = Data()
         self.names = {}  # {parameter: its name}
-        self.hooked = set()  # ids of parameters whose gradients are noted
-        self.shards = {}  # {name of a parameter of which each rank has another part: is it a sum?}
-        self.parts = set()  # ids of modules that were called, and of the modules inside
-        self.models = []  # the outermost modules that brought parameters
-        self.keys = {}  # {id of an optimizer: its name, the same on all ranks}
-        self.stepped = defaultdict(int)  # {id of an optimizer: backwards at its last step}
-        self.counts = defaultdict(int)  # {id of an optimizer: its steps}
-        self.module_depth = self.step_depth = self.backward_depth = 0  # they call each other
+        self.hooked = set()  # ids of parameters with a gradient hook
+        self.shards = {}  # {name of a sharded parameter: do the shards' gradients add up?}
+        self.seen_modules = set()  # ids of called modules and their submodules
+        self.models = []  # the outermost modules with new parameters
+        self.optimizer_names = {}  # {id: a name that is the same on all ranks}
+        self.backwards_at_last_step = defaultdict(int)  # {id of an optimizer: backwards}
+        self.step_counts = defaultdict(int)  # {id of an optimizer: steps}
+        self.module_depth = self.step_depth = self.backward_depth = 0  # these calls nest
         self.on_gpu = self.hooks_fsdp = False
-        self.micro_batches = 0  # whose gradients were added up since the last step
-        self.backwards = self.events = 0  # events grow while the training goes on
+        self.micro_batches = 0  # since the last step
+        self.backwards = self.events = 0  # events: grows while the training makes progress
         self.local = {}  # {name: projections} of this rank's own gradients since the last step
-        self.final = {}  # {name: projections} of what the optimizer takes
-        self.divisors = []  # by which losses were divided since the last step
-        self.step = None  # that is under way
-        self.first = {}  # {name: state} before the first backward's gradients are used
+        self.final = {}  # {name: projections} of the gradients that the optimizer uses
+        self.divisors = []  # of the losses since the last step
+        self.step = None  # the step in progress
+        self.first = {}  # {name: state} before the first backward pass
         self.record = {
             "host": socket.gethostname(), "gpu": None, "device": "cpu", "half": False,
             "hook": "", "mpi": False, "group": False,
@@ -62,15 +62,15 @@ class Watch:
         modules = torch.nn.modules.module
         modules.register_module_forward_pre_hook(self.before_forward)
         modules.register_module_forward_hook(self.after_forward, always_call=True)
-        around(torch.autograd, "backward", self.before_backward, self.after_backward)
-        around(torch.autograd, "grad", self.before_grad, self.after_backward)
+        wrap_method(torch.autograd, "backward", self.before_backward, self.after_backward)
+        wrap_method(torch.autograd, "grad", self.before_grad, self.after_backward)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
         self.data.install()
 
-    # Modules: the outermost that is called with parameters to train is a model.
+    # Modules: an outermost module with parameters to train is a model.
 
-    @harmless
+    @never_raise
     def before_forward(self, module, args):
         self.events += 1
         self.module_depth += 1
@@ -80,16 +80,16 @@ class Watch:
         if not any(parameter.requires_grad for _, parameter in parameters):
             return
         self.note_model(module, parameters)
-        # Hooks of all modules are not given the keyword arguments; their caller has them.
+        # Global hooks do not get the keyword arguments; the calling frame has them.
         arguments = sys._getframe(2).f_locals.get("kwargs", {})
         self.data.note_forward(module, [args, arguments])
 
-    @harmless
+    @never_raise
     def after_forward(self, *_):
         self.module_depth -= 1
 
     def parameters_of(self, module):
-        """Return [(name, parameter)]; in place of one that FSDP has gathered, its shard."""
+        """Return [(name, parameter)], with the shard of each parameter that FSDP has gathered."""
         shards = {}
         for part in module.modules():
             group = part._get_fsdp_state()._fsdp_param_group if is_fsdp2(part) else None
@@ -101,10 +101,10 @@ class Watch:
 
     def note_model(self, module, parameters):
         for part in module.modules():
-            if id(part) not in self.parts:
-                self.parts.add(id(part))
+            if id(part) not in self.seen_modules:
+                self.seen_modules.add(id(part))
                 self.note_wrapper(part)
-        # Not yet: the shapes of lazy layers are unknown before their first forward.
+        # Skip lazy layers before their first forward pass: their shapes are unknown.
         new = [(name, parameter) for name, parameter in parameters
                if id(parameter) not in self.hooked and parameter.requires_grad
                and not isinstance(parameter, UninitializedTensorMixin)]
@@ -124,21 +124,21 @@ class Watch:
                 self.record["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
 
     def name(self, parameter, name):
-        """Give a parameter a name that is the same on all ranks, and note its gradients."""
+        """Name a parameter, the same on all ranks, and record its gradients."""
         self.hooked.add(id(parameter))
         for old in [old for old, other in self.names.items() if other == name]:
-            del self.names[old]  # FSDP has put a shard in its place
+            del self.names[old]  # FSDP has replaced it by a shard
             self.hooked.discard(id(old))
         self.names[parameter] = name
         if hasattr(parameter, "to_local") or "FSDP1" in self.record["wrappers"]:
             self.shards[name] = True
         else:
             if hasattr(parameter, "ds_tensor"):
-                self.shards[name] = False  # DeepSpeed hands out whole gradients
+                self.shards[name] = False  # DeepSpeed returns full gradients
             parameter.register_hook(functools.partial(self.note_local, parameter, name))
 
     def note_wrapper(self, part):
-        """Note a module that communicates, and hook it where it does so out of sight."""
+        """Record a module that communicates, and hook it if its communication is hidden."""
         name = type(part).__name__
         wrapper = WRAPPERS.get(name)
         if is_fsdp2(part):
@@ -150,13 +150,13 @@ class Watch:
         if wrapper == "DDP":
             self.record["hook"] = part._get_ddp_logging_data().get("comm_hook", "")
         elif wrapper == "DeepSpeed":
-            around(part, "step", functools.partial(self.before_deepspeed, part))
+            wrap_method(part, "step", functools.partial(self.before_deepspeed, part))
         elif wrapper == "FSDP2":
             self.hook_fsdp()
 
     # Gradients.
 
-    @harmless
+    @never_raise
     def before_grad(self, *_, **__):
         self.backward_depth += 1
         self.backwards += 1
@@ -165,33 +165,33 @@ class Watch:
         if not self.first:
             self.first = self.state(self.names)
 
-    @harmless
+    @never_raise
     def before_backward(self, tensors, *_, **__):
         self.before_grad()
         self.micro_batches += 1
         root = tensors if torch.is_tensor(tensors) else tensors[0]
         self.divisors += divisors_of(root.grad_fn)
 
-    @harmless
+    @never_raise
     def after_backward(self, *_, **__):
         self.backward_depth -= 1
 
-    @harmless
+    @never_raise
     def note_local(self, parameter, name, gradient):
-        """Add to this rank's own gradient, before anybody averages it."""
+        """Add to this rank's own gradient, before it is averaged."""
         self.events += 1
         self.names.setdefault(parameter, name)
         self.record["half"] = self.record["half"] or gradient.element_size() < 4
         thrown_away = parameter.grad is None or not local_part(parameter.grad)[0].any()
-        for part, values in values_of(name, gradient).items():
+        for part, values in gradient_projections(name, gradient).items():
             if thrown_away and "DeepSpeed" not in self.record["wrappers"]:
-                self.local.pop(part, None)  # the earlier one, without a step
+                self.local.pop(part, None)  # drop a gradient that no step used
             earlier = self.local.get(part, [0.0] * PROJECTIONS)
             self.local[part] = [a + b for a, b in zip(earlier, values)]
 
-    @harmless
+    @never_raise
     def before_deepspeed(self, engine, *_, **__):
-        """DeepSpeed keeps its gradients elsewhere; it hands them out between backward and step."""
+        """Record the gradients that DeepSpeed stores elsewhere, between backward and step."""
         if not engine.is_gradient_accumulation_boundary():
             return
         from deepspeed.utils import safe_get_full_grad
@@ -199,25 +199,25 @@ class Watch:
         for parameter, name in self.names.items():
             gradient = safe_get_full_grad(parameter)
             if gradient is not None:
-                self.final |= values_of(name, gradient)
+                self.final |= gradient_projections(name, gradient)
 
     def hook_fsdp(self):
-        """Note whole gradients where FSDP reduces them: the parameters themselves are shards."""
+        """Record full gradients when FSDP reduces them; its parameters are shards."""
         from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
         if not self.hooks_fsdp:
             self.hooks_fsdp = True
-            around(fsdp, "foreach_reduce", self.before_fsdp)
+            wrap_method(fsdp, "foreach_reduce", self.before_fsdp)
 
-    @harmless
+    @never_raise
     def before_fsdp(self, parameters, gradients, *_, **__):
         for parameter, gradient in zip(parameters, gradients):
             name = self.names.get(parameter.sharded_param)
             if name:
                 self.note_local(parameter.sharded_param, name, gradient)
 
-    # Optimizers. Wrappers call another step within theirs: the innermost sees the final gradients.
+    # Optimizers. Wrappers nest steps: the innermost sees the final gradients.
 
-    @harmless
+    @never_raise
     def before_step(self, optimizer, args, kwargs):
         self.events += 1
         self.step_depth += 1
@@ -226,86 +226,94 @@ class Watch:
         self.note_final(optimizer)
 
     def begin_step(self, optimizer):
-        """Note the state before a step."""
-        self.step, key = None, id(optimizer)
+        """Record the parameters before a step."""
+        self.step = None
+        key = id(optimizer)
         parameters = [parameter for group in optimizer.param_groups
                       for parameter in group["params"]]
         known = {parameter: self.names[parameter] for parameter in parameters
                  if parameter in self.names}
         self.record["mpi"] = self.record["mpi"] or uses_mpi()
         self.record["group"] = self.record["group"] or torch.distributed.is_initialized()
-        if key not in self.keys:
+        if key not in self.optimizer_names:
             self.note_optimizer(optimizer, parameters, known)
-        scaler = getattr(optimizer, "found_inf", None)  # GradScaler's, of a fused optimizer
-        if scaler is not None and scaler.item():  # not finite: it makes no step
+        scaler = getattr(optimizer, "found_inf", None)  # set by GradScaler for a fused optimizer
+        if scaler is not None and scaler.item():  # not finite: the optimizer skips this step
             return
-        if self.counts[key] == self.steps and self.backwards > self.stepped[key]:
+        has_gradients = self.backwards > self.backwards_at_last_step[key]
+        if has_gradients and self.step_counts[key] == self.steps:
             self.done()
         self.step = {
-            "optimizer": self.keys[key], "within backward": self.backward_depth > 0,
+            "optimizer": self.optimizer_names[key], "within backward": self.backward_depth > 0,
             "state": self.state(known or self.names),
             "rate": max(float(group.get("lr", 1)) for group in optimizer.param_groups)}
 
     def note_optimizer(self, optimizer, parameters, known):
-        """Name an optimizer, and its parameters that no module's call has shown."""
+        """Name an optimizer, and those of its parameters that no called module has."""
         first = next(iter(known.values()), "")
         kind = type(optimizer).__name__
-        self.keys[id(optimizer)] = f"{kind} of {first or len(parameters)}"
+        self.optimizer_names[id(optimizer)] = f"{kind} of {first or len(parameters)}"
         if hasattr(optimizer, "_allreduce_delay") and "Horovod" not in self.record["wrappers"]:
             self.record["wrappers"].append("Horovod")
         for number, parameter in enumerate(parameters):
             if id(parameter) not in self.hooked and parameter.requires_grad:
                 self.hooked.add(id(parameter))
-                name = f"parameter {number} of {self.keys[id(optimizer)]}"
+                name = f"parameter {number} of {self.optimizer_names[id(optimizer)]}"
                 parameter.register_hook(functools.partial(self.note_local, parameter, name))
 
     def state(self, parameters):
-        return {name: state_of(parameter) for parameter, name in list(parameters.items())
+        return {name: parameter_state(parameter) for parameter, name in list(parameters.items())
                 if parameter.device.type != "meta"}
 
     def note_final(self, optimizer):
-        if "FSDP1" in self.record["wrappers"]:  # it has no hook for its own gradients
+        if "FSDP1" in self.record["wrappers"]:  # FSDP1 has no hook for a rank's own gradients
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 name = self.names.get(parameter)
                 if name and parameter.grad is not None:
-                    self.final |= values_of(name, parameter.grad)
+                    self.final |= gradient_projections(name, parameter.grad)
 
-    @harmless
+    @never_raise
     def after_step(self, optimizer, args, kwargs):
         self.step_depth -= 1
-        if any(map(callable, [*args[1:], *kwargs.values()])):  # a closure computes them in the step
+        if any(map(callable, [*args[1:], *kwargs.values()])):  # a closure calls backward()
             self.note_final(optimizer)
         if self.step_depth:
             return
-        step, self.step, final, self.final = self.step, None, self.final, {}
-        if step is None or self.backwards == self.stepped[id(optimizer)]:
-            return  # Horovod broadcasts a state by a step without a backward
+        step = self.step
+        final = self.final
+        self.step = None
+        self.final = {}
+        if step is None or self.backwards == self.backwards_at_last_step[id(optimizer)]:
+            return  # Horovod broadcasts optimizer state by a step without a backward pass
         local = {name: self.local.pop(name) for name in list(final or self.local)
                  if name in self.local}
         self.record["steps"].append(step | {
-            "local": local, "final": final, "divisors": self.divisors, "given": self.data.given,
-            "backwards": self.micro_batches, "without gradient": sum(
+            "local": local, "final": final, "divisors": self.divisors,
+            "given": self.data.step_samples, "backwards": self.micro_batches,
+            "without gradient": sum(
                 parameter.grad is None for group in optimizer.param_groups
                 for parameter in group["params"])})
-        self.divisors, self.data.given, self.micro_batches = [], [], 0
-        self.stepped[id(optimizer)] = self.backwards
-        self.counts[id(optimizer)] += 1
+        self.divisors = []
+        self.data.step_samples = []
+        self.micro_batches = 0
+        self.backwards_at_last_step[id(optimizer)] = self.backwards
+        self.step_counts[id(optimizer)] += 1
 
     # Reports.
 
     def report(self) -> dict:
-        """Return what was seen, in types that JSON has."""
+        """Return what was seen, as values for JSON."""
         horovod = sys.modules.get("horovod.torch")
         return self.record | {
             "first": self.first, "last": self.state(self.names), "shards": self.shards,
-            "backwards": self.backwards, "models": len(self.models), "dropped": hooks.dropped,
-            "loaders": self.data.report(max(self.counts.values(), default=0)),
+            "backwards": self.backwards, "models": len(self.models), "dropped": hooks.failed_hooks,
+            "loaders": self.data.report(max(self.step_counts.values(), default=0)),
             "horovod": bool(horovod and horovod.is_initialized())}
 
     def whereabouts(self) -> dict:
-        """Return where the main thread is, and whether it waits there for others."""
+        """Return where the main thread is, and whether it waits there for other ranks."""
         frame = sys._current_frames().get(threading.main_thread().ident)
         return {"stack": frames.places(frame, self.script), "events": self.events,
                 "waits": frames.waits(frame, self.on_gpu)}
@@ -316,7 +324,7 @@ def is_fsdp2(module) -> bool:
 
 
 def uses_mpi() -> bool:
-    """Return True if a module of the script, or of a library, has mpi4py's communicators."""
+    """Return True if a loaded module has imported mpi4py's communicators."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and any(
         value is mpi or type(value).__module__ == "mpi4py.MPI"
@@ -325,14 +333,14 @@ def uses_mpi() -> bool:
 
 
 def divisors_of(node) -> list[float]:
-    """Return the numbers by which a loss was divided last, read off its graph."""
+    """Return the numbers by which a loss was divided last, from its autograd graph."""
     divisors = []
     for _ in range(NODES):
         name = node.name() if node else ""
         if not name.startswith(("DivBackward", "MulBackward")):
             break
         other = node._saved_other
-        if other is None:  # of a product with a tensor that needs a gradient
+        if other is None:  # the other factor is a tensor that needs a gradient
             break
         number = float(other)
         if number:

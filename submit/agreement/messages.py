@@ -1,4 +1,4 @@
-"""The words for each finding: what it is, and what to do, in the order of what was seen."""
+"""The messages: what each finding means, and what to do."""
 
 
 def always(reports):
@@ -42,25 +42,26 @@ SYMPTOMS = {
     "weights": "the ranks train different weights from the beginning",
     "apart": "the ranks' weights drift apart",
     "nothing trains": "no weight has changed",
-    "own gradients": "each rank takes its own gradients: there are as many trainings as ranks",
+    "own gradients": "each rank uses its own gradients: there are as many trainings as ranks",
     "part": "some parameters' gradients are averaged, others are each rank's own",
-    "one rank's": "all ranks take the gradients of one of them, and the others' samples are lost",
+    "one rank's": "all ranks use the gradients of one of them, and the others' samples are lost",
     "sum": "the gradients are summed, not averaged: as many times too large as there are ranks",
     "twice": "the gradients are averaged twice: as many times too small as there are ranks",
     "not finite": "gradients are infinite or not a number",
-    "other gradients": "the optimizer takes no mean of the ranks' gradients, and no rank's own",
+    "other gradients": "the optimizer's gradients are neither the mean over the ranks nor any "
+                       "rank's own",
     "same data": "all ranks train on the same samples",
     "overlap": "ranks train on other ranks' samples, too",
-    "sampler": "the sampler deals for another number of ranks than train",
+    "sampler": "the sampler's num_replicas differs from the world size",
     "order": "two epochs have the same order",
-    "steps": "some ranks have made fewer optimizer steps than others",
+    "steps": "some ranks have taken fewer optimizer steps than others",
     "one GPU": "several ranks are on one GPU",
-    "hang": "the ranks wait for each other for ever",
+    "hang": "the ranks wait for each other forever",
     "sequence": "the ranks call different collectives",
 }
 
 # {finding: [(does it apply to these reports?, what to do)]}; the first that applies is shown.
-CURES = {
+FIXES = {
     "alone": [
         (by_torchrun, "init_process_group(), and DistributedDataParallel(model)"),
         (always, "if the script has DDP for torchrun, start it with torchrun, or begin it with "
@@ -74,12 +75,12 @@ CURES = {
                  "no random change of the weights")],
     "nothing trains": [
         (always, "give the optimizer the parameters of the model that is called, after it was "
-                 "wrapped, sharded or moved; see that the loss depends on them")],
+                 "wrapped, sharded or moved; make sure the loss depends on them")],
     "own gradients": [
-        (within_backward, "step after backward(): within it a gradient is not averaged yet"),
+        (within_backward, "call step() after backward(): within it gradients are not averaged yet"),
         (has("DDP"), "call the wrapped model, not the one inside; leave no_sync() before the last "
                      "backward of a step"),
-        (horovod, "step hvd.DistributedOptimizer(optimizer)"),
+        (horovod, "call step() of hvd.DistributedOptimizer(optimizer)"),
         (always, "call a model that DistributedDataParallel wraps, or all-reduce the gradients")],
     "part": [
         (has("DDP"), "wrap every model that is trained, when it is complete"),
@@ -88,7 +89,7 @@ CURES = {
     "sum": [(always, "divide by the number of ranks, or use op=AVG")],
     "twice": [
         (without("DDP", "Horovod"), "divide the sum by the number of ranks once"),
-        (always, "leave out the division: the wrapper has averaged")],
+        (always, "remove the division: the wrapper has averaged")],
     "not finite": [
         (always, "look at these ranks' loss: a division by 0, sqrt or log of 0, an overflow, "
                  "too high a learning rate")],
@@ -96,20 +97,20 @@ CURES = {
         (by_hand, "average first; then clip, unscale or change them, on all ranks alike"),
         (always, "change gradients after the wrapper has averaged them, on all ranks alike")],
     "same data": [
-        (no_loader, "deal out the rows, order[rank::world_size] of one permutation, or draw them "
-                    "by a seed that differs by rank, set after the model is wrapped"),
-        (stream, "deal out the stream: split_dataset_by_node(data, rank, world_size) of Hugging "
-                 "Face, or islice(stream, rank, None, world_size), and each worker its share"),
-        (always, "deal the data out: DistributedSampler(data) instead of shuffle=True")],
+        (no_loader, "shard the rows, order[rank::world_size] of one permutation, or draw them "
+                    "with a seed that differs by rank, set after the model is wrapped"),
+        (stream, "shard the stream: split_dataset_by_node(data, rank, world_size) of Hugging "
+                 "Face, or islice(stream, rank, None, world_size); then shard it over workers"),
+        (always, "shard the data: DistributedSampler(data) instead of shuffle=True")],
     "overlap": [
         (always, "DistributedSampler(data) instead of shuffle=True; one seed on all ranks for a "
                  "split of the data")],
     "sampler": [
         (horovod, "DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())"),
-        (always, "DistributedSampler(data), made after init_process_group()")],
+        (always, "DistributedSampler(data), created after init_process_group()")],
     "order": [(always, "sampler.set_epoch(epoch) at the start of each epoch")],
-    "steps": [(always, "give all ranks equally many batches")],
+    "steps": [(always, "give all ranks the same number of batches")],
     "one GPU": [(always, "torch.cuda.set_device(local_rank) before the model is moved")],
-    "hang": [(always, "all ranks have to make the same calls in one order: look at these lines")],
+    "hang": [(always, "all ranks must make the same calls in the same order: look at these lines")],
     "sequence": [(always, "let all ranks make this call, outside of `if rank == 0`")],
 }

@@ -1,4 +1,4 @@
-"""Numbers that stand for tensors, so that ranks can compare what is too large to send."""
+"""Checksums and random projections of tensors: ranks compare these, not the tensors."""
 
 import functools
 import re
@@ -9,17 +9,17 @@ import torch
 
 COLUMNS = 2**16
 PROJECTIONS = 3
-SAMPLE = 1000  # entries of a list, an array or a tensor that likeness() reads
-LARGEST_BATCH = 10_000  # samples that are looked at one by one
+SAMPLE = 1000  # entries that dataset_checksum() reads of a list, array or tensor
+LARGEST_BATCH = 10_000  # samples with a checksum each
 DEEPEST = 4  # levels of a batch's containers
 
 
 def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return this rank's part of a tensor, dense, and where it begins in the whole.
+    """Return this rank's shard of a tensor, dense, and its offset in the whole.
 
-    Raises ValueError if its memory has been freed: to read it would crash.
+    Raises ValueError if its memory has been freed, because reading it would crash.
     """
-    if hasattr(tensor, "ds_tensor"):  # stage 3 of DeepSpeed's ZeRO
+    if hasattr(tensor, "ds_tensor"):  # DeepSpeed ZeRO stage 3
         return tensor.ds_tensor.detach(), 0
     first = 0
     if hasattr(tensor, "to_local"):
@@ -37,18 +37,18 @@ def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     return tensor if tensor.layout == torch.strided else tensor.to_dense(), first
 
 
-def halves(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return {name: tensor}; of a complex tensor its real and its imaginary part."""
+def real_and_imaginary(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return {name: tensor}, or the real and imaginary parts of a complex tensor."""
     if not tensor.is_complex():
         return {name: tensor}
     tensor, _ = local_part(tensor)
     return {f"{name}, real": tensor.real, f"{name}, imaginary": tensor.imag}
 
 
-def fingerprint(tensor: torch.Tensor) -> int:
-    """Return a checksum of a dense tensor's bytes: equal tensors have equal ones.
+def tensor_checksum(tensor: torch.Tensor) -> int:
+    """Return a checksum of a dense tensor's bytes.
 
-    It is one of a copy, because FSDP could not free a storage that NumPy has seen.
+    It reads a copy, because FSDP could not free a storage that NumPy has seen.
     """
     whole = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
     return zlib.crc32(whole.view(-1).view(torch.uint8).numpy())
@@ -63,8 +63,8 @@ def random_weights():
 def projections(tensor: torch.Tensor) -> list[float]:
     """Return PROJECTIONS sums of all elements, with random weights that repeat after COLUMNS.
 
-    They are linear, as averaging is: the projections of averaged gradients are the average of
-    their projections, and those of a whole tensor are the sum of its shards'.
+    They are linear: the projections of a mean are the mean of the projections, and those of a
+    whole tensor are the sum of its shards' projections.
     """
     local, first = local_part(tensor)
     flat, before = local.reshape(-1), first % COLUMNS
@@ -77,22 +77,22 @@ def projections(tensor: torch.Tensor) -> list[float]:
     return (flat.cpu().double() @ weights).tolist()
 
 
-def values_of(name: str, tensor: torch.Tensor) -> dict[str, list[float]]:
-    """Return {name: projections} of a gradient."""
-    return {part: projections(values) for part, values in halves(name, tensor).items()}
+def gradient_projections(name: str, tensor: torch.Tensor) -> dict[str, list[float]]:
+    """Return {name: projections} of a gradient, two for a complex one."""
+    return {part: projections(values) for part, values in real_and_imaginary(name, tensor).items()}
 
 
-def state_of(tensor: torch.Tensor) -> list[float]:
-    """Return what stands for a parameter: its checksum, and its projections."""
+def parameter_state(tensor: torch.Tensor) -> list[float]:
+    """Return a parameter's checksum, followed by its projections."""
     local, _ = local_part(tensor)
     real = torch.view_as_real(local) if local.is_complex() else local
-    return [fingerprint(real), *projections(real)]
+    return [tensor_checksum(real), *projections(real)]
 
 
 # Data.
 
 def tensors_in(batch: object, depth: int = 0) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch: of lists, dicts, arrays, and objects that hold tensors."""
+    """Yield the tensors of a batch: in lists, dicts, arrays, and objects that contain tensors."""
     if torch.is_tensor(batch):
         yield batch
     elif hasattr(batch, "__array_interface__"):
@@ -109,11 +109,11 @@ def tensors_in(batch: object, depth: int = 0) -> Iterator[torch.Tensor]:
                 yield from tensors_in(part, depth + 1)
 
 
-def samples(batch: object) -> list[int]:
-    """Return a checksum of each whole sample of a batch: its inputs and labels.
+def sample_checksums(batch: object) -> list[int]:
+    """Return a checksum of each sample of a batch: its inputs and labels.
 
-    It is one of the whole batch where its tensors have no common first dimension, and where it is
-    one row of numbers: single numbers are equal by chance.
+    It is one checksum of the whole batch if its tensors have no common first dimension, or if it
+    is one row of numbers, because single numbers are equal by chance.
     """
     tensors = [local_part(tensor)[0].cpu() for tensor in tensors_in(batch)]
     tensors = [torch.view_as_real(part) if part.is_complex() else part for part in tensors]
@@ -123,15 +123,15 @@ def samples(batch: object) -> list[int]:
         return []
     one_row = len(tensors) == 1 and tensors[0].dim() == 1
     if len(sizes) > 1 or one_row or sizes.pop() > LARGEST_BATCH:
-        return [zlib.crc32(repr([fingerprint(tensor) for tensor in tensors]).encode())]
-    return [zlib.crc32(repr([fingerprint(part) for part in row]).encode())
+        return [zlib.crc32(repr([tensor_checksum(tensor) for tensor in tensors]).encode())]
+    return [zlib.crc32(repr([tensor_checksum(part) for part in row]).encode())
             for row in zip(*tensors)]
 
 
-def likeness(dataset: object) -> int:
-    """Return a checksum of a data set, as far as it is cheap to read: equal for equal ones.
+def dataset_checksum(dataset: object) -> int:
+    """Return a checksum of the parts of a data set that are cheap to read.
 
-    It is 0 where no attribute has as many entries as the data set: samples may be generated.
+    It is 0 if no attribute has len(dataset) entries: samples may be generated on the fly.
     """
     values = list(vars(dataset).values()) if hasattr(dataset, "__dict__") else []
     for value in list(values):
@@ -139,11 +139,11 @@ def likeness(dataset: object) -> int:
             values += value
     items = [value for value in values if hasattr(value, "__len__") and getattr(value, "ndim", 1)
              and hasattr(dataset, "__len__") and len(value) == len(dataset)]
-    text = repr([beginning(value) for value in items])
+    text = repr([first_entries(value) for value in items])
     return zlib.crc32(re.sub("0x[0-9a-f]+", "", text).encode()) if items else 0
 
 
-def beginning(value):
+def first_entries(value):
     if hasattr(value, "reshape"):  # a tensor or an array
         return value.reshape(-1)[:SAMPLE].tolist()
     return value[:SAMPLE] if isinstance(value, (list, tuple)) else value
