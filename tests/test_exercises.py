@@ -7,7 +7,7 @@ import forked
 import pytest
 from conftest import ROOT, environment, execute, skip_without
 
-from exercises.grade import FOLDERS, NOT_RUN, NOT_YET, RIGHT
+from exercises.grade import FAILED, FOLDERS, NOT_RUN, PASSED
 
 WRONG = {(number, name): wrong for number, folder in FOLDERS.items()
          for name, wrong in runpy.run_path(f"{ROOT}/tests/wrong/{folder.name}.py")["WRONG"].items()}
@@ -50,7 +50,7 @@ def graded(number, text, tmp_path):
 @pytest.mark.parametrize("number", cases(NUMBERS, slow=[]))
 def test_the_solution_passes(number, tmp_path):
     done = graded(number, solution(number, tmp_path), tmp_path)
-    assert done.code == RIGHT and "all right" in done.out, done.out + done.err
+    assert done.code == PASSED and "all checks passed" in done.out, done.out + done.err
     if number == 10:  # what the ring sends is what the formula says
         assert "600,000 bytes each" in done.out, done.out
 
@@ -68,7 +68,7 @@ def test_the_names_of_exercise_9_are_those_of_agree(name, mistake):
 @pytest.mark.parametrize("number", cases(NUMBERS, slow=[8]))
 def test_an_untouched_exercise_gets_a_hint(number, tmp_path):
     done = graded(number, (FOLDERS[number] / "exercise.py").read_text(), tmp_path)
-    assert done.code in (NOT_YET, NOT_RUN) and "hint: " in done.out
+    assert done.code in (FAILED, NOT_RUN) and "hint: " in done.out
     assert "Traceback" not in done.out + done.err
 
 
@@ -80,6 +80,6 @@ def test_a_wrong_solution_has_its_hint(number, name, tmp_path):
         assert old in text
         text = text.replace(old, new, 1)
     done = graded(number, text, tmp_path)
-    assert done.code in (NOT_YET, NOT_RUN), done.out + done.err
+    assert done.code in (FAILED, NOT_RUN), done.out + done.err
     assert hint in done.out.split("hint: ")[-1], done.out
     assert done.out.count("hint: ") == 1 and "Traceback" not in done.out + done.err
