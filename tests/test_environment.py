@@ -58,7 +58,7 @@ def test_another_site_and_a_set_up_that_failed_are_something_to_do(ready, monkey
     monkeypatch.setattr(set_up, "make_venv", lambda *_: 1 / 0)
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")  # which set-up sets, too
     with pytest.raises(ZeroDivisionError):
-        set_up.make(ready)
+        set_up.create_environment(ready)
     assert not set_up.ready(ready) and set_up.stamp(ready)[1:] == ("NCCL", "cc")
 
 
@@ -100,15 +100,15 @@ def test_the_pins_are_a_whole(python):
 def test_what_the_machine_lacks_is_one_line_before_anything_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(build_horovod.os.path, "exists", lambda path: False)
-    set_up.look_around()
+    set_up.check_machine()
     assert capsys.readouterr().out.count("\n") == 1
     monkeypatch.setattr(set_up.importlib.util, "find_spec", lambda name: None)
     packages = r"apt install python3-venv g\+\+ make python3-dev$"
     with pytest.raises(set_up.SetUpFailed, match=packages):
-        set_up.look_around()
+        set_up.check_machine()
     monkeypatch.setattr(sys, "version_info", (3, 7, 2))
-    with pytest.raises(set_up.SetUpFailed, match="or newer: make PYTHON="):
-        set_up.look_around()
+    with pytest.raises(set_up.SetUpFailed, match="is required; run make setup PYTHON="):
+        set_up.check_machine()
 
 
 @pytest.mark.check
@@ -122,7 +122,7 @@ def test_older_pythons_can_read_what_tells_them_that_they_are_too_old():
 def test_a_site_that_does_not_exist_and_somebody_else_s_environment_are_refused(ready, monkeypatch):
     done = execute(["make", "setup", "SITE=atlantis"], cwd=ROOT)
     assert done.code != 0 and "there is no submit/sites/atlantis.sh" in done.err
-    assert "another place with VENV=" in refused("--venv", ready, env={"SITE_MPICC": "cc"})
+    assert "another folder with VENV=" in refused("--venv", ready, env={"SITE_MPICC": "cc"})
     monkeypatch.setattr(set_up, "may_write", lambda venv: False)
     monkeypatch.setattr(sys, "argv", ["setup.py", "--venv", str(ready)])
     set_up.main()  # a shared environment that is ready
@@ -137,20 +137,22 @@ def test_a_site_that_does_not_exist_and_somebody_else_s_environment_are_refused(
 def test_a_horovod_that_does_not_build_leaves_the_rest_working(ready, tmp_path, monkeypatch):
     """Its source is not the known one. A compiler that comes later completes the environment."""
     (tmp_path / "CMakeLists.txt").write_text("set(CMAKE_CXX_STANDARD 20)")
-    monkeypatch.setattr(build_horovod, "key", lambda venv: "")
+    monkeypatch.setattr(build_horovod, "cache_key", lambda venv: "")
     monkeypatch.setattr(build_horovod, "build", lambda *_: build_horovod.change(tmp_path))
     monkeypatch.setattr(sys, "prefix", ready)
-    for lacks, reason in ([], "not that of 0.28.1"), (["g++"], "apt install g++"):
-        monkeypatch.setattr(build_horovod, "lacking", lambda include, lacks=lacks: lacks)
+    for lacks, reason in ([], "differs from version 0.28.1"), (["g++"], "apt install g++"):
+        monkeypatch.setattr(
+            build_horovod, "missing_build_tools", lambda include, lacks=lacks: lacks)
         set_up.add_horovod(ready, tmp_path, "")
         assert reason in missing("02_horovod/pytorch") and missing("03_ddp") is None
         assert set_up.ready(ready)
-    monkeypatch.setattr(build_horovod, "lacking", lambda include: [])
+    monkeypatch.setattr(build_horovod, "missing_build_tools", lambda include: [])
     assert not set_up.ready(ready)
 
 
 @pytest.mark.check
 def test_horovod_is_there_where_it_can_be_built():
     """So that a build that fails is not taken for a missing compiler."""
-    lacking = build_horovod.lacking(set_up.ask(Path(sys.prefix), set_up.INCLUDE))
-    assert lacking or not missing("02_horovod/pytorch"), missing("02_horovod/pytorch")
+    headers = set_up.evaluate_in(Path(sys.prefix), set_up.INCLUDE)
+    reason = missing("02_horovod/pytorch")
+    assert build_horovod.missing_build_tools(headers) or not reason, reason
