@@ -148,7 +148,7 @@ HABITS = ROOT / "tests" / "programs" / "trainings" / "habits.py"
 
 
 @pytest.mark.parametrize("name", [*RIGHT, *MISTAKES])
-def test_habits_of_others(name):
+def test_patterns_of_public_scripts(name):
     done = forked.run([AGREE, "--timeout", 5, HABITS, name], 2, environment(), timeout=90)
     if name in RIGHT:
         assert done.code == 0 and f"verdict: {NOTHING}\n" in done.out, done.out + done.err
@@ -173,13 +173,13 @@ def test_two_ranks_on_one_gpu():
     ([[*range(50), 0, 1, 2], [*range(50, 100), 3, 4, 5]], [1, 1], set()),
     ([range(50), range(40, 90)], [1, 1], {"overlap"})],
     ids=["own data", "generated", "padded", "overlap"])
-def test_samples(drawn, like, expected):
+def test_data_verdicts(drawn, like, expected):
     loaders = [{"items": 100, "like": kind, "dealt": True, "batches": [list(numbers)],
                 "epochs": [list(numbers)]} for kind, numbers in zip(like, drawn)]
     assert verdicts.judge_loader(loaders)[1].keys() == expected
 
 
-def test_the_same_training_with_and_without(tmp_path):
+def test_agree_does_not_change_the_training(tmp_path):
     """The same losses, weights and random numbers."""
     numbers = "rank, loss.item(), model[0].weight.sum().item(), torch.rand(1).item()"
     printed = [(LOSS, f"{LOSS}\n            print({numbers})")]
@@ -195,7 +195,7 @@ def test_the_same_training_with_and_without(tmp_path):
 
 @pytest.mark.parametrize(("changes", "expected"), [
     ([], NOTHING), ([NO_SET_EPOCH], "wrong: order")], ids=["set_epoch", "no set_epoch"])
-def test_two_epochs(changes, expected, tmp_path):
+def test_sampler_order_over_two_epochs(changes, expected, tmp_path):
     """In the second epoch the other rank draws a rank's samples; the workers stay."""
     script = copy_of("03_ddp", tmp_path, *changes, name="your_script_ddp.py")
     done = watched(script, "--steps", 30)
@@ -206,12 +206,12 @@ def test_two_epochs(changes, expected, tmp_path):
 @pytest.mark.parametrize(("name", "problem"), [
     ("updates_by_hand", "the weights moved without one, and are apart"),
     ("starts_its_ranks", r"starts its ranks itself, at habits\.py:\d+")])
-def test_what_it_says_of_other_trainings(name, problem):
+def test_trainings_that_agree_cannot_judge(name, problem):
     done = forked.run([AGREE, HABITS, name], 2, environment(), timeout=90)
     assert done.code == 2 and re.search(f"^agree.py: .*{problem}", done.err, re.M), done.err
 
 
-def test_it_says_what_it_waits_for_and_for_how_long(tmp_path):
+def test_waiting_message_says_for_what_and_how_long(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text("import time\ntime.sleep(60)\n")
     done = forked.run([AGREE, "--first-step", 16, script], 2, environment(), timeout=90)
@@ -219,7 +219,7 @@ def test_it_says_what_it_waits_for_and_for_how_long(tmp_path):
     assert "waiting for the first step of a PyTorch optimizer, up to 16 s" in done.err
 
 
-def test_a_module(tmp_path):
+def test_python_m_module(tmp_path):
     """As python -m starts it; it imports from its package."""
     package = tmp_path / "package"
     package.mkdir()
@@ -241,7 +241,7 @@ def test_a_module(tmp_path):
      "rank 1 ended with exit code 1$"),
     ("mine.ipynb", "{}", "is a notebook: convert it")],
     ids=["no step", "dies", "os._exit", "a notebook"])
-def test_what_cannot_be_looked_at(name, text, problem, tmp_path):
+def test_scripts_that_agree_cannot_run(name, text, problem, tmp_path):
     (tmp_path / name).write_text(text)
     done = forked.run([AGREE, tmp_path / name], 2, environment(), timeout=90)
     lines = [line for line in done.err.splitlines() if line.startswith("agree.py: ")]

@@ -65,7 +65,7 @@ def words_of(text, folder):
 
 @pytest.mark.parametrize("chapter", [
     case("01_single_node"), case("02_horovod/tensorflow", marks=slow)])
-def test_every_mistake_is_one_line(chapter, files):
+def test_bad_flags_of_chapters(chapter, files):
     rows = [" ".join(words_of(flags, files)) for flags, _ in FLAGS]
     _, ends = in_one_process(chapter, rows, cwd=files)
     for (flags, message), end in zip(FLAGS, ends):
@@ -76,7 +76,7 @@ def test_every_mistake_is_one_line(chapter, files):
 @pytest.mark.parametrize(("flags", "message"), [
     ("--dataset mnist --data-dir {}/file", "no whole mnist"),
     ("--lr 1e12 --epochs 1", "nan in epoch 1")])
-def test_one_of_two_ranks_speaks(flags, message, files):
+def test_error_is_printed_once(flags, message, files):
     done = run("03_ddp", 2, *words_of(flags, files), cwd=files, timeout=60)
     refused(done, message)
     assert done.err.count("\n") == 1, done.err
@@ -84,7 +84,7 @@ def test_one_of_two_ranks_speaks(flags, message, files):
 
 @pytest.mark.core
 @pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod/pytorch", marks=slow)])
-def test_a_mistake_ends_mpiexec(chapter, files):
+def test_bad_flag_ends_mpiexec(chapter, files):
     done = run(chapter, 2, "--global-batch-size", 7, launcher=True, cwd=files, timeout=90)
     refused(done, "--global-batch-size: 7 is not a multiple of 2")
 
@@ -94,14 +94,14 @@ def test_a_mistake_ends_mpiexec(chapter, files):
     case("04_deepspeed", '{"bf16": {"enable": true}}', "ds_config.json.* enable "),
     case("05_zero", '{"zero_optimization": {"stage4": 1}}', "ds_config.json.* stage4 ", marks=slow),
     case("05_zero", '{"zero_optimization": {"stage": 3}}', "take stage, .* out of it", marks=slow)])
-def test_a_wrong_ds_config(chapter, text, message, tmp_path, files):
+def test_bad_ds_config(chapter, text, message, tmp_path, files):
     main = copy_of(chapter, tmp_path / "copy")
     main.with_name("ds_config.json").write_text(text)
     refused(run(main, 2, "--max-steps", 1, cwd=files, timeout=60), message)
 
 
 @pytest.mark.parametrize(("text", "message"), OTHERS)
-def test_other_programs(text, message, files):
+def test_bad_flags_of_tools(text, message, files):
     program, *flags = words_of(text, files)
     shell = "bash" if program.endswith(".sh") else sys.executable
     done = execute([shell, program, *flags], cwd=ROOT, timeout=60,

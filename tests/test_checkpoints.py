@@ -38,7 +38,7 @@ def whole(checkpoint):
 
 
 @kinds
-def test_a_kill_while_it_is_written_leaves_the_old_or_the_new_one(chapter, tmp_path):
+def test_kill_while_saving_leaves_a_whole_checkpoint(chapter, tmp_path):
     """In its first byte, in its middle, before it takes the old one's place, and after."""
     checkpoint = tmp_path / "checkpoint"
     assert train(chapter, 1, checkpoint).code == 0
@@ -70,7 +70,7 @@ def test_a_checkpoint_of_a_gpu_continues_on_a_cpu(tmp_path):
 
 
 @kinds
-def test_another_training_s_and_half_a_checkpoint_are_refused_and_left_alone(chapter, tmp_path):
+def test_foreign_or_truncated_checkpoint_is_refused(chapter, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     assert train(chapter, 1, checkpoint).code == 0
     before = whole(checkpoint)

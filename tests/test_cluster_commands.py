@@ -29,7 +29,7 @@ def commands():
 
 
 @pytest.mark.parametrize(("chapter", "flags"), commands())
-def test_what_a_page_prints_for_a_cluster_trains(chapter, flags):
+def test_cluster_commands_of_pages_train(chapter, flags):
     """Three steps: a ResNet's loss may be nan in the second where images do not vary."""
     ranks = 1 if chapter.startswith("01") else 2
     done = run(chapter, ranks, *flags.split(), "--max-steps", 3)

@@ -65,7 +65,7 @@ class Handler(SimpleHTTPRequestHandler):
 @pytest.mark.fault
 @pytest.mark.parametrize(("chapter", "dataset", "files"), [
     case("03_ddp", "svhn", 2), case("02_horovod/tensorflow", "mnist", 4, marks=slow)])
-def test_a_download_that_is_cut_off_is_one_line_and_rank_0_alone_mends_it(
+def test_truncated_download_is_reported_and_repeated(
         chapter, dataset, files, tmp_path):
     raw = write_mnist(tmp_path / "mnist", 120, 40)
     for path in list(raw.iterdir()):

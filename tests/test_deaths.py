@@ -94,7 +94,7 @@ def test_a_death_ends_the_job_and_is_reported(chapter, launcher, death, folder):
 
 
 @pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod/pytorch", marks=[slow])])
-def test_resume_after_a_death_reaches_what_an_uninterrupted_run_does(
+def test_resume_after_a_kill_equals_an_uninterrupted_run(
         chapter, folder, trained):
     """Killed anywhere, and continued on another number of ranks."""
     flags = "--precision", "fp64", "--lr", 0.001  # so low that rounding does not grow
@@ -123,7 +123,7 @@ def test_an_error_on_one_rank_alone_ends_the_job(folder):
     assert printed.count("Error: only here") == printed.count("Traceback") == 1, printed
 
 
-def test_a_rank_that_fails_while_the_others_wait_in_a_library_says_why(folder):
+def test_failure_in_deepspeed_initialize_is_reported(folder):
     """In deepspeed.initialize(), where rank 0 would wait for half an hour, whatever --timeout."""
     call = "        engine, optimizer, _, _ = deepspeed.initialize("
     fails = '        if os.environ["RANK"] == "1":\n            raise RuntimeError("bad ordinal")\n'

@@ -72,7 +72,7 @@ def test_no_compiler_is_needed(tmp_path):
 
 
 @pytest.mark.check
-def test_batchnorm_s_statistics_move_in_bf16():
+def test_batchnorm_statistics_update_in_bf16():
     """By less than a bf16 number can show in a step: after 200 they are those of plain fp32."""
     ds_config = load_module(ROOT / FOUR / "ds_config.py")
     plain, norm = (torch.nn.BatchNorm2d(2, momentum=0.001) for _ in range(2))

@@ -36,7 +36,7 @@ def fake_demo(tmp_path, monkeypatch):
 @pytest.mark.parametrize("problem, message", [
     (KeyboardInterrupt(), "^interrupted"),
     (OSError(28, "No space left on device"), "No space left on device")])
-def test_what_was_measured_stays_and_the_next_demo_goes_on(
+def test_interrupted_demo_continues(
         problem, message, fake_demo, monkeypatch, capsys):
     def train(folder, chapter, **run):
         if chapter == "03_ddp":
@@ -68,7 +68,7 @@ sys.argv[1:] = [{str(tmp_path)!r}]; demo.main()"""
     assert double["speed_up"] > 0
 
 
-def test_what_it_says_follows_its_numbers():
+def test_verdict_and_rows_match_the_numbers():
     record = fake_record(None, "03_ddp", "DDP", 2, "", None) | {"name": "DDP", "ranks": 2}
     records = [record | {"speed_up": speed_up, "others": 0.2} for speed_up in (None, 1.5, 0.5)]
     assert demo.verdict(records).startswith(

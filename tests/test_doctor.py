@@ -40,7 +40,7 @@ def test_nothing_is_wrong():
     ("this mpiexec is of Open MPI", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
     ("psutil.*activate the environment", [sys.executable, "-S", DOCTOR], {}),
     ("all-reduce fails.*none9: set GLOO", [*MPIEXEC, *PYTHON], {"GLOO_SOCKET_IFNAME": "none9"})])
-def test_what_keeps_a_rank_from_training(text, words, env):
+def test_causes_that_keep_a_rank_from_training(text, words, env):
     assert_named(text, side_by_side((words, env)))
 
 
@@ -51,7 +51,7 @@ def test_each_process_trains_alone():
 
 
 @pytest.mark.fault
-def test_ranks_do_not_meet():
+def test_ranks_cannot_connect():
     """Rank 0 finds its port taken, and rank 1 nobody who answers as PyTorch would."""
     with socket.create_server(("", 0)) as server:
         port = {"MASTER_PORT": str(server.getsockname()[1])}
@@ -72,7 +72,7 @@ def test_a_pytorch_that_is_too_old(tmp_path):
 
 
 @pytest.mark.fault
-def test_what_hangs_is_ended_by_its_guard():
+def test_guard_ends_a_hanging_process():
     """A program waits for ever, also for MPI or a GPU's driver, which no thread could end."""
     program = ("import sys, signal; sys.path.insert(0, sys.argv.pop()); import doctor\n"
                "with doctor.Guard(-2, 0).stage('a test', 'do'): signal.pause()")

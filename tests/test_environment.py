@@ -48,7 +48,7 @@ def test_nothing_to_do_is_silent(tmp_path):
 
 
 @pytest.mark.check
-def test_another_site_and_a_set_up_that_failed_are_something_to_do(ready, monkeypatch):
+def test_new_site_or_failed_set_up_is_not_ready(ready, monkeypatch):
     assert set_up.ready(ready)
     for name in "HOROVOD_GPU_OPERATIONS", "SITE_MPICC":
         with monkeypatch.context() as patch:
@@ -83,7 +83,7 @@ def test_without_a_network_one_line_says_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("python", [f"3.{minor}.0" for _, minor in (set_up.OLDEST, set_up.NEWEST)])
-def test_the_pins_are_a_whole(python):
+def test_requirements_match_pyproject(python):
     """uv resolves them, and installs nothing."""
     words = [BIN / "uv", "pip", "compile", "--quiet", "--system-certs", "--python", sys.executable,
              "--python-version", python, "--group", "tests", "--no-annotate", "--no-header",
@@ -97,7 +97,7 @@ def test_the_pins_are_a_whole(python):
 
 
 @pytest.mark.check
-def test_what_the_machine_lacks_is_one_line_before_anything_is_made(tmp_path, monkeypatch, capsys):
+def test_missing_tools_are_reported_first(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(build_horovod.os.path, "exists", lambda path: False)
     set_up.check_machine()
@@ -112,14 +112,14 @@ def test_what_the_machine_lacks_is_one_line_before_anything_is_made(tmp_path, mo
 
 
 @pytest.mark.check
-def test_older_pythons_can_read_what_tells_them_that_they_are_too_old():
+def test_setup_parses_on_python_3_6():
     """They run setup.py, and the files that it imports, up to that line."""
     for path in SETUP.parent.glob("*.py"):
         ast.parse(path.read_text(), feature_version=(3, 6))
 
 
 @pytest.mark.check
-def test_a_site_that_does_not_exist_and_somebody_else_s_environment_are_refused(ready, monkeypatch):
+def test_unknown_site_and_foreign_environment_are_refused(ready, monkeypatch):
     done = execute(["make", "setup", "SITE=atlantis"], cwd=ROOT)
     assert done.code != 0 and "there is no submit/sites/atlantis.sh" in done.err
     assert "another folder with VENV=" in refused("--venv", ready, env={"SITE_MPICC": "cc"})
@@ -134,7 +134,7 @@ def test_a_site_that_does_not_exist_and_somebody_else_s_environment_are_refused(
 # Horovod
 
 @pytest.mark.fault
-def test_a_horovod_that_does_not_build_leaves_the_rest_working(ready, tmp_path, monkeypatch):
+def test_failed_horovod_build_leaves_the_rest_working(ready, tmp_path, monkeypatch):
     """Its source is not the known one. A compiler that comes later completes the environment."""
     (tmp_path / "CMakeLists.txt").write_text("set(CMAKE_CXX_STANDARD 20)")
     monkeypatch.setattr(build_horovod, "cache_key", lambda venv: "")
@@ -151,7 +151,7 @@ def test_a_horovod_that_does_not_build_leaves_the_rest_working(ready, tmp_path, 
 
 
 @pytest.mark.check
-def test_horovod_is_there_where_it_can_be_built():
+def test_horovod_is_installed_if_it_can_be_built():
     """So that a build that fails is not taken for a missing compiler."""
     headers = set_up.evaluate_in(Path(sys.prefix), set_up.INCLUDE)
     reason = missing("02_horovod/pytorch")

@@ -39,7 +39,7 @@ def test_the_rate_is_what_was_asked_for(lab):
 
 
 @real_lab
-def test_nodes_have_names_and_addresses_of_their_own_and_share_no_memory(lab, tmp_path):
+def test_nodes_have_own_names_addresses_and_memory(lab, tmp_path):
     lab("up", 2)
     for node in "nid1", "nid2", "login":
         assert lab("on", node, "hostname").out == f"{node}\n"
@@ -54,7 +54,7 @@ def test_nodes_have_names_and_addresses_of_their_own_and_share_no_memory(lab, tm
 
 @pytest.mark.fault
 @real_lab
-def test_a_node_dies_and_others_live_on(lab):
+def test_other_nodes_survive_a_dead_node(lab):
     lab("up", 2)
     sleeper = lab.start("on", "nid2", "sleep", "1000")
     lab("kill", "nid2")

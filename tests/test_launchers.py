@@ -64,7 +64,7 @@ def one_rank(tmp_path_factory):
     case("03_ddp", "mpiexec of MPICH inside a Slurm allocation"),
     case("03_ddp", "mpiexec of Open MPI"), case("02_horovod/pytorch", "srun --mpi=pmi2"),
     case("03_ddp", "srun without MPI"), case("03_ddp", "torchrun")])
-def test_launcher(chapter, name, one_rank, tmp_path):
+def test_launcher_starts_one_world(chapter, name, one_rank, tmp_path):
     """Rank 0 alone prints, and no bar goes through a pipe."""
     words = [sys.executable, ROOT / chapter / "main.py", *FLAGS, "--results", tmp_path / "r"]
     done = side_by_side(*starts(name, words))
@@ -115,7 +115,7 @@ WORLDS = {  # the variables of two ranks, {} being the rank: None, or the one li
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_variables_of_two_ranks_are_a_world_or_one_line(name):
+def test_launcher_variables_give_a_world_or_an_error(name):
     variables, line = WORLDS[name]
     port = str(free_port())
     starts = [([sys.executable, DDP, *FLAGS],
@@ -131,7 +131,7 @@ def test_variables_of_two_ranks_are_a_world_or_one_line(name):
 
 
 @pytest.mark.check
-def test_slurm_s_first_node_is_the_address_and_each_job_step_has_a_port(monkeypatch):
+def test_slurm_address_and_port_of_each_job_step(monkeypatch):
     find_ranks, ports = load_module(DDP.with_name("ranks.py")).find_ranks, set()
     for nodes, first, job, number in (
             ("nid[003-004,007]", "nid003", "100", "0"), ("a,b[1-2]", "a", "100", "1"),
@@ -147,7 +147,7 @@ def test_slurm_s_first_node_is_the_address_and_each_job_step_has_a_port(monkeypa
     assert len(ports) == 3 and all(20000 <= port < 30000 for port in ports)
 
 
-def test_ranks_meet_though_mpi_sends_only_while_it_is_called():
+def test_ranks_connect_over_libfabric():
     """Over libfabric bcast returns before rank 0's message has left, and then rank 0 ends MPI."""
     done = run("03_ddp", 2, "--max-steps", 1, "--device", "cpu", "--global-batch-size", 40,
                launcher=True, timeout=100,
@@ -156,7 +156,7 @@ def test_ranks_meet_though_mpi_sends_only_while_it_is_called():
 
 
 @pytest.mark.parametrize(("gpus", "taken"), [((4, "same"), [0, 1]), ((1, "own"), [0, 0])])
-def test_local_rank_picks_the_gpu_and_a_single_one_is_number_0(gpus, taken):
+def test_local_rank_selects_the_gpu(gpus, taken):
     done = run("03_ddp", 2, hook=["gpus.py", *gpus])
     assert done.code == 3 and [f"rank {rank} takes GPU {index} of {gpus[0]}"
                                for rank, index in enumerate(taken)] == sorted(done.out.splitlines())

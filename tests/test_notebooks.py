@@ -43,7 +43,7 @@ def pictures(cell):
 @pytest.mark.parametrize("path", [
     pytest.param(path, id=path.stem, marks=pytest.mark.core if path.stem == "cost_model"
                  else pytest.mark.slow) for path in PATHS])
-def test_it_shows_again_what_is_stored(path):
+def test_rerun_reproduces_outputs(path):
     stored, again = nbformat.read(path, as_version=4), notebooks.run(path)
     for before, after in zip(code(stored), code(again), strict=True):
         assert pictures(after) == pictures(before), after.source
@@ -53,7 +53,7 @@ def test_it_shows_again_what_is_stored(path):
 
 @pytest.mark.check
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_it_was_stored_after_its_last_change(path):
+def test_outputs_belong_to_the_current_cells(path):
     notebook = nbformat.read(path, as_version=4)
     outputs = [output for cell in code(notebook) for output in cell.outputs]
     assert all(cell.execution_count for cell in code(notebook))
@@ -64,7 +64,7 @@ def test_it_was_stored_after_its_last_change(path):
     assert stored == notebooks.fingerprint(notebook), f"make notebooks ({path.stem})"
 
 
-def test_another_python_is_told_which_to_take():
+def test_wrong_kernel_is_told_what_to_run():
     program = ("import runpy, sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p];"
                "runpy.run_path(sys.argv[1], run_name='__main__'); import tools")
     words = [os.path.realpath(sys.executable), "-I", "-c", program, ready.__file__]
@@ -90,7 +90,7 @@ def test_a_slider_moves_the_figure():
 
 
 @pytest.mark.check
-def test_without_an_mpiexec_the_commands_of_the_notebooks_show_their_record(tmp_path, monkeypatch):
+def test_recorded_output_without_mpiexec(tmp_path, monkeypatch):
     monkeypatch.setattr(ready.shutil, "which", lambda _: None)
     monkeypatch.setenv("PATH", os.environ["PATH"])
     ready.find_mpiexec()

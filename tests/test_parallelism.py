@@ -46,7 +46,7 @@ def test_three_ways_are_one_training_and_hold_their_bytes(ranks, tmp_path):
         assert numbers == holds(way, rank, ranks)
 
 
-def test_a_training_that_differs_is_noticed(tmp_path):
+def test_a_different_training_is_detected(tmp_path):
     """Data parallel without DDP: each rank trains on its own images."""
     changed = copy_of("03_ddp", tmp_path, ("cross_entropy(ddp(images)",
                       "cross_entropy(network(images)"), name="three_ways.py")

@@ -21,7 +21,7 @@ def mpiexec(chapter):
 
 
 @pytest.mark.fault
-def test_a_reader_that_has_gone_ends_the_job():
+def test_closed_pipe_ends_the_job():
     """`mpiexec -n 2 python main.py | head -1` ends, soon."""
     words = [BIN / "mpiexec", "-n", 2, sys.executable, ROOT / "03_ddp" / "main.py", "--epochs", 50]
     done = execute(["sh", "-c", '"$@" | head -1', "sh", *words], timeout=100)
@@ -29,7 +29,7 @@ def test_a_reader_that_has_gone_ends_the_job():
 
 
 @every
-def test_a_folder_travels(chapter, tmp_path):
+def test_copied_folder_runs(chapter, tmp_path):
     """Each chapter's folder, copied to a place with blanks and umlauts in its name, runs there."""
     main, place = LESSONS[chapter], tmp_path / "Übung der Gäste"
     shutil.copytree(main.parent, place, ignore=shutil.ignore_patterns("__pycache__", "data"))
@@ -64,7 +64,7 @@ def test_a_read_only_checkout(chapter, tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full, which is a full disk")
 @pytest.mark.fault
-def test_a_record_that_finds_no_room_is_printed(tmp_path):
+def test_record_is_printed_if_the_disk_is_full(tmp_path):
     full_disk = tmp_path / "results"
     full_disk.symlink_to("/dev/full")  # only the last write notices
     done = run("03_ddp", 2, *SOME, "--results", full_disk, launcher=True)

@@ -63,7 +63,7 @@ def test_a_link_that_the_doctor_measured():
     close("a measured level", abs(level / model.CENTRAL.level - 1), ARITHMETIC)
 
 
-def test_the_run_of_a_script_that_nobody_has_converted(tmp_path):
+def test_run_of_an_unconverted_script(tmp_path):
     """Its record has the batch, the data set's size, and the bytes of all gradients."""
     script = copy_of("03_ddp", tmp_path, ("num_workers=2", "num_workers=0"), name="your_script.py")
     results = tmp_path / "run.jsonl"

@@ -50,7 +50,7 @@ def test_readers_serve_each_its_own_node(tmp_path):
     assert readers["nodes"] == 2 and readers["checksum"] == files["checksum"]
 
 
-def test_what_is_wrong_is_noticed(tmp_path):
+def test_faulty_ways_are_detected(tmp_path):
     once, place = "not each image once", "not where the order says"
     cases = [("readers", "order[member, step]", "order[0, step]", once),  # all ranks get one batch
              ("readers", "zip(members, batches)", "zip(members[::-1], batches)", place),

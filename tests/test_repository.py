@@ -25,7 +25,7 @@ def name_of(path):
 
 
 @pytest.mark.check
-def test_what_every_chapter_has_is_the_same_to_the_byte():
+def test_copies_are_identical():
     pairs = list(docs.copies())
     assert len(pairs) >= 10
     for master, copy in pairs:
@@ -33,7 +33,7 @@ def test_what_every_chapter_has_is_the_same_to_the_byte():
 
 
 @pytest.mark.check
-def test_a_function_that_a_lesson_keeps_is_the_same():
+def test_functions_shared_by_lessons_are_equal():
     """Except for main(), which is the lesson."""
     def functions(name):
         nodes = ast.parse((ROOT / name).read_text()).body
@@ -56,7 +56,7 @@ def test_page_is_fresh(path):
 
 @pytest.mark.check
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_every_file_and_make_command_that_a_page_names_is_there(path):
+def test_files_and_commands_named_on_pages_exist(path):
     """From the top folder or the page's own."""
     text = path.read_text()
     named = re.findall(r"(?<![\w/.-])(?:\.\./)?(?:0\w+|assets|docs|exercises|submit|tests|tools)"

@@ -135,7 +135,7 @@ def test_srun_without_mpi(cluster, tmp_path):
 
 @real_slurm
 @pytest.mark.slow
-def test_the_doctor_as_a_job(cluster):
+def test_doctor_runs_as_a_job(cluster):
     """Each node's gloo takes the address that the other one reaches."""
     jobs = [cluster.sbatch(chapter="submit", script="doctor.slurm"),
             cluster.qsub(chapter="submit", script="doctor.pbs")]
@@ -149,7 +149,7 @@ def test_the_doctor_as_a_job(cluster):
 @real_slurm
 @pytest.mark.parametrize("reservation", [
     pytest.param("course", marks=pytest.mark.slow), "of another day"])
-def test_the_evening_before(cluster, reservation):
+def test_readiness_script(cluster, reservation):
     """Jobs of eight ranks on two nodes, through a reservation; and what no job can start with."""
     words = f'. "$0" && SBATCH_RESERVATION="{reservation}" bash submit/ready.sh'
     is_ready = reservation == "course"
@@ -197,7 +197,7 @@ def test_a_submit_script_runs_on_this_machine(tmp_path):
     ({"SITE": "atlantis"}, "SITE=atlantis: there is no submit/sites/atlantis.sh"),
     ({"VENV": "/nowhere"}, "no environment in /nowhere: make setup SITE=here"),
     ({"FLAGS": "--data-dir 'my data'"}, "no flag may hold")])  # PBS would tear it apart
-def test_what_is_missing_is_named(env, message):
+def test_missing_site_or_environment_is_reported(env, message):
     env = {"SITE": "here", "VENV": sys.prefix, "PBS_O_WORKDIR": str(ROOT / "03_ddp")} | env
     done = execute(["bash", "submit.pbs"], cwd=ROOT / "03_ddp", env=env)
     assert done.code == 2 and message in done.err and not done.out, done.err
@@ -205,7 +205,7 @@ def test_what_is_missing_is_named(env, message):
 
 @pytest.mark.check
 @pytest.mark.parametrize("site", SITES, ids=lambda path: path.stem)
-def test_a_site_s_file_launches(site, tmp_path):
+def test_site_file_launches_ranks(site, tmp_path):
     """On as many ranks as the batch system gives, then as the sweep asks, by RANKS and NODES."""
     (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")  # each node counts once
     env = {"PBS_NODEFILE": "nodes", "SLURM_NTASKS": "8", "SLURM_NNODES": "2", "USER": "me",
@@ -223,7 +223,7 @@ def test_a_site_s_file_launches(site, tmp_path):
 # Headers
 
 @pytest.mark.check
-def test_the_chapters_scripts_are_those_that_are_tried():
+def test_submit_scripts_of_all_chapters_are_equal():
     for name in "submit.pbs", "submit.slurm":
         for folder in {path.parent for path in LESSONS.values()} - {ROOT / "01_single_node"}:
             text = re.sub(r"(-N |--job-name=)\w+", r"\1ddp", (folder / name).read_text())
@@ -231,7 +231,7 @@ def test_the_chapters_scripts_are_those_that_are_tried():
 
 
 @pytest.mark.check
-def test_the_header_check_passes_ours_and_names_what_is_wrong(tmp_path):
+def test_header_check_accepts_ours_and_reports_errors(tmp_path):
     """Lines of others: what Slurm's and PBS' own readers pass over, and what they do not."""
     def check(*paths):
         return execute([sys.executable, ROOT / "submit" / "check_script.py", *paths])

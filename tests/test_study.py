@@ -43,7 +43,7 @@ def test_a_killed_study_resumes(tmp_path):
 
 @pytest.mark.check
 @pytest.mark.parametrize("name", ["git", "host"])
-def test_partial_results_from_another_commit_or_machine_are_discarded(name, tmp_path, capsys):
+def test_partial_results_from_elsewhere_are_discarded(name, tmp_path, capsys):
     def do(n):
         raise OSError("no space left")
 

@@ -74,7 +74,7 @@ def test_a_run_that_gives_no_record_says_why(script, reason, tmp_path, monkeypat
 
 
 @pytest.mark.check
-def test_a_table_tells_efficiency_and_what_may_mislead():
+def test_table_has_efficiency_and_warnings():
     runs = [{"study": "weak", "chapter": "03_ddp", "flags": "", "ranks": ranks, "batch": 64,
              "nodes": 1, "cpus": 2, "device": "cpu", "processor": "a CPU", "site": "here",
              "images_per_second": speed}

@@ -60,7 +60,7 @@ def test_the_conversion_trains_as_the_ordinary_script(ordinary, tmp_path):
 
 @pytest.mark.slow
 @skip_without("02_horovod")
-def test_the_tensorflow_script_prints_the_same_on_one_rank_and_two(tmp_path):
+def test_tensorflow_script_agrees_on_one_and_two_ranks(tmp_path):
     script = copy_of(
         "02_horovod/tensorflow", tmp_path, ("hvd.init()", "hvd.init()\nkeras.config.set_floatx"
         "('float64')"), ("range(5)", "range(2)"), (":.4f}, test", ":.12f}, test"),

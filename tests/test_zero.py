@@ -94,7 +94,7 @@ def test_a_stage_is_the_plain_training_and_holds_its_bytes(chapter, stage, ranks
     expect_bytes(record, stage)
 
 
-def test_in_mixed_precision_a_rank_holds_what_the_paper_says(tmp_path):
+def test_mixed_precision_holds_the_bytes_of_the_paper(tmp_path):
     """16P/N at stage 3."""
     record = train(FIVE, 2, tmp_path, "--stage", 3, "--precision", "bf16", "--max-steps", 2)
     for counted in record["memory"]:
@@ -106,7 +106,7 @@ def test_in_mixed_precision_a_rank_holds_what_the_paper_says(tmp_path):
 @pytest.mark.core
 @pytest.mark.parametrize(("chapter", "flags", "ranks"), [
     (FIVE, ["--stage", 3], 2), (FSDP, ["--precision", "fp64"], 1)])
-def test_resume_reaches_the_parameters_of_an_uninterrupted_run(
+def test_resume_equals_an_uninterrupted_run(
         chapter, flags, ranks, plain, tmp_path):
     """DeepSpeed's checkpoint goes on with as many ranks, fsdp.py's with any number."""
     train(chapter, 2, tmp_path, *flags, "--checkpoint", tmp_path / "whole", "--epochs", 2)
@@ -131,7 +131,7 @@ def test_mistakes_are_one_line(chapter, flags, message, tmp_path):
 
 
 @pytest.mark.check
-def test_the_paper_s_example():
+def test_formula_reproduces_the_paper():
     """Rajbhandari et al., figure 1: 7.5 billion parameters, 64 ranks, mixed precision, in GB."""
     accounting = load_module(ROOT / FIVE / "accounting.py")
     formulae = [accounting.formula(stage, 64, 7_500_000_000, 0, width=2, master=4,
