@@ -1,4 +1,4 @@
-"""The three all-reduces of chapter 2: their sums, every byte and step that they count."""
+"""The three all-reduces of chapter 2: sums, counted bytes and steps."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ def mpiexec(ranks, *words, **options):
 
 
 def test_counts_match_the_formulas(tmp_path):
-    """On three ranks, left and right differ."""
+    """On three ranks, so that left and right neighbour differ."""
     results = tmp_path / "results.jsonl"
     padded = {1: 3, 1000: 1002, 1001: 1002}  # numbers in a tensor, and with the ring's zeros
     done = mpiexec(3, RING, "--repeats", 1, "--results", results,

@@ -1,4 +1,4 @@
-"""The demo: a row as soon as it is measured, and what it says is true of its numbers."""
+"""The demo prints each row when it is measured, and its summary matches the numbers."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Set-up: it knows when there is nothing to do, and what is in its way is one line."""
+"""Set-up does nothing if it is done, and reports every obstacle in one line."""
 
 import ast
 import os
@@ -20,7 +20,7 @@ build_horovod = set_up.build_horovod
 
 @pytest.fixture
 def ready(tmp_path, monkeypatch):
-    """A virtual environment with nothing in it that says that it is ready."""
+    """An empty virtual environment whose stamp says that it is ready."""
     for name in "HOROVOD_GPU_OPERATIONS", "SITE_MPICC":
         monkeypatch.delenv(name, raising=False)
     venv = tmp_path / "venv"
@@ -30,14 +30,14 @@ def ready(tmp_path, monkeypatch):
 
 
 def refused(*words, **options):
-    """Return what set-up says when it ends with one line."""
+    """Run set-up, assert that it fails with one line, and return that line."""
     done = execute([sys.executable, SETUP, *words], **options)
     assert done.code == 1 and done.err.count("\n") == 1, done.err
     assert done.err.startswith("set-up failed: "), done.err
     return done.err
 
 
-# What there is to do
+# What needs to be done
 
 @pytest.mark.check
 def test_nothing_to_do_is_silent(tmp_path):
@@ -71,11 +71,11 @@ def test_a_private_home_is_closed_to_others():
             assert set_up.closed_to_others(Path(home, "venv")) == closed
 
 
-# What is in its way
+# Obstacles
 
 @pytest.mark.fault
 def test_without_a_network_one_line_says_what_to_do(tmp_path):
-    """A new environment that finds no package."""
+    """A new environment without access to packages."""
     index = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_EXTRA_INDEX_URL": "",
              "PIP_FIND_LINKS": "", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
     assert "https_proxy" in refused("--venv", tmp_path / "venv", env=index)
@@ -84,7 +84,7 @@ def test_without_a_network_one_line_says_what_to_do(tmp_path):
 
 @pytest.mark.parametrize("python", [f"3.{minor}.0" for _, minor in (set_up.OLDEST, set_up.NEWEST)])
 def test_requirements_match_pyproject(python):
-    """uv resolves them, and installs nothing."""
+    """uv resolves pyproject.toml's packages to these versions, without installing."""
     words = [BIN / "uv", "pip", "compile", "--quiet", "--system-certs", "--python", sys.executable,
              "--python-version", python, "--group", "tests", "--no-annotate", "--no-header",
              "-c", set_up.REQUIREMENTS, ROOT / "pyproject.toml"]
@@ -113,7 +113,7 @@ def test_missing_tools_are_reported_first(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.check
 def test_setup_parses_on_python_3_6():
-    """They run setup.py, and the files that it imports, up to that line."""
+    """Older Pythons must be able to run setup.py as far as its version check."""
     for path in SETUP.parent.glob("*.py"):
         ast.parse(path.read_text(), feature_version=(3, 6))
 
@@ -135,7 +135,7 @@ def test_unknown_site_and_foreign_environment_are_refused(ready, monkeypatch):
 
 @pytest.mark.fault
 def test_failed_horovod_build_leaves_the_rest_working(ready, tmp_path, monkeypatch):
-    """Its source is not the known one. A compiler that comes later completes the environment."""
+    """Its source has changed. A compiler installed later completes the environment."""
     (tmp_path / "CMakeLists.txt").write_text("set(CMAKE_CXX_STANDARD 20)")
     monkeypatch.setattr(build_horovod, "cache_key", lambda venv: "")
     monkeypatch.setattr(build_horovod, "build", lambda *_: build_horovod.change(tmp_path))
@@ -152,7 +152,7 @@ def test_failed_horovod_build_leaves_the_rest_working(ready, tmp_path, monkeypat
 
 @pytest.mark.check
 def test_horovod_is_installed_if_it_can_be_built():
-    """So that a build that fails is not taken for a missing compiler."""
+    """A failed build must not pass for a missing compiler."""
     headers = set_up.evaluate_in(Path(sys.prefix), set_up.INCLUDE)
     reason = missing("02_horovod/pytorch")
     assert build_horovod.missing_build_tools(headers) or not reason, reason

@@ -40,15 +40,15 @@ def largest(one, other):
     return float(abs(one - other).max())
 
 
-# The base is what a reader would write
+# The baseline is a plain training loop
 
 @numbers
 @pytest.mark.parametrize(("chapter", "ranks"), [case(ONE, 1), case(DDP, 2)])
 def test_a_chapter_is_a_plain_loop_of_pytorch(chapter, ranks, tmp_path):
-    """Every image once per epoch, in another order each time; --lr is for 256 images and warms up.
+    """Every image once per epoch, each epoch in a new order; --lr is for 256 images and warms up.
 
-    So is the training on several ranks: no image is seen by two of them, and none is left out but
-    those that fill no global batch.
+    So it is on several ranks: no image is seen by two ranks, and none is left out except those that
+    do not fill a global batch.
     """
     batch, epochs = 80, 2
     record(chapter, ranks, "--batch-size", batch // ranks, "--lr", 0.3, "--warmup-epochs", 1,
@@ -133,11 +133,12 @@ OPTIMIZER = "hvd.DistributedOptimizer(optimizer, model.named_parameters())"
          id="TensorFlow, gradients not averaged")])
 @numbers
 def test_broken_copies_differ(chapter, line, changed, same, trained, tmp_path):
-    """And the frameworks mend parameters that differ at the start."""
+    """But the frameworks correct parameters that differ at the start."""
     main = copy_of(chapter, tmp_path / "copy", (line, changed))
     broken = train(main, 2, tmp_path / "c", *DOUBLE, "--epochs", 1)
     difference = largest(trained(BASE[chapter], *DOUBLE, "--epochs", 1), broken)
-    (close if same else apart)("parameters, fp64", difference, FP64)
+    check = close if same else apart
+    check("parameters, fp64", difference, FP64)
 
 
 # Resume, and other launchers
@@ -146,7 +147,7 @@ def test_broken_copies_differ(chapter, line, changed, same, trained, tmp_path):
 @pytest.mark.parametrize("chapter", [
     case(ONE), case(ONE_TF, marks=[slow]), case(HVD), case(HVD_TF, marks=[slow]), case(DDP)])
 def test_resume_equals_an_uninterrupted_run(chapter, trained, tmp_path):
-    """Stopped within the second epoch, and continued from its start on more ranks."""
+    """Stopped in the second epoch, and continued from its start on more ranks."""
     before, after = (1, 1) if chapter in (ONE, ONE_TF) else (2, 3)
     train(chapter, before, tmp_path / "c", *DOUBLE, "--max-steps", 40)
     resumed = train(chapter, after, tmp_path / "c", *DOUBLE, "--epochs", EPOCHS, "--resume",
@@ -171,14 +172,14 @@ def test_deepspeed_launcher_trains_as_mpiexec_does(tmp_path):
                     ROOT / DS / "main.py", *flags, tmp_path / "c"])
     assert done.code == 0 and "ranks: 2," in done.out, done.err
     same = train(DS, 2, tmp_path / "same", "--epochs", 1)
-    assert (parameters(tmp_path / "c") == same).all()  # two ranks' sums have one order
+    assert (parameters(tmp_path / "c") == same).all()  # a sum over two ranks has only one order
 
 
 # BatchNorm
 
 @pytest.mark.parametrize("chapter", [case(HVD), case(DDP)])
 def test_resnet_is_evaluated_with_rank_0_statistics(chapter, tmp_path):
-    """BatchNorm's running statistics differ by rank: all evaluate with those that rank 0 saves."""
+    """BatchNorm's running statistics differ by rank; evaluation uses those that rank 0 saves."""
     flags = ("--model", "resnet18", "--epochs", 1, "--global-batch-size", 240,
              "--checkpoint", tmp_path / "c")
     right = []

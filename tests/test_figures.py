@@ -1,4 +1,4 @@
-"""The pictures: each that a page names is there, and those of records show these records."""
+"""The figures: all that pages show exist, and those of records match the records."""
 
 import re
 

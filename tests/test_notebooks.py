@@ -1,4 +1,4 @@
-"""The notebooks: they run from top to bottom, and show again what is stored."""
+"""The notebooks run from top to bottom and reproduce their stored outputs."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def code(notebook):
 
 
 def texts(cell):
-    """Return a cell's outputs but for pictures, made-up names, and "Writing" or "Overwriting"."""
+    """Return a cell's text outputs without addresses and "Writing" or "Overwriting"."""
     outputs = []
     for output in cell.outputs:
         for kind, text in {"stream": output.get("text"), **output.get("data", {})}.items():
@@ -70,7 +70,7 @@ def test_wrong_kernel_is_told_what_to_run():
     words = [os.path.realpath(sys.executable), "-I", "-c", program, ready.__file__]
     done = subprocess.run(words, capture_output=True, text=True)
     assert re.match(r"No module named matplotlib.*make setup && .*jupyter lab\n", done.stderr)
-    assert done.returncode == 1  # so the next cell ends the run: there is no tools to import
+    assert done.returncode == 1  # so the next cell fails: it cannot import tools
 
 
 def test_a_slider_moves_the_figure():

@@ -9,7 +9,7 @@ from conftest import ROOT, TRACKED, execute, tracked
 
 from tools.pages import docs
 
-GROWN_FROM = {  # a lesson, and the one that it is compared with
+GROWN_FROM = {  # {lesson: the lesson that it is compared with}
     "02_horovod/pytorch/main.py": "01_single_node/main.py",
     "02_horovod/tensorflow/main.py": "01_single_node/main_tf.py",
     "03_ddp/main.py": "01_single_node/main.py",
@@ -57,7 +57,7 @@ def test_page_is_fresh(path):
 @pytest.mark.check
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_files_and_commands_named_on_pages_exist(path):
-    """From the top folder or the page's own."""
+    """Relative to the top folder or the page's."""
     text = path.read_text()
     named = re.findall(r"(?<![\w/.-])(?:\.\./)?(?:0\w+|assets|docs|exercises|submit|tests|tools)"
                        r"/[\w./]*\.(?:py|sh|pbs|slurm|md|ipynb|jsonl|csv|txt|png|svg)\b", text)

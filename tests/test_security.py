@@ -1,4 +1,4 @@
-"""No secret is in what is written or printed, and no word of a user reaches a shell."""
+"""No secret is written or printed, and user input reaches no shell."""
 
 import sys
 
@@ -26,8 +26,8 @@ def test_no_secret_is_written_or_printed(words, tmp_path):
 
 @pytest.mark.fault
 @pytest.mark.parametrize(("words", "word"), [
-    ([*SWEEP, "--dataset", "mnist", "--data-dir"], SHELL_WORDS),  # the sweep's runs get it
-    (["bash", SUBMIT / "lab.sh", "up"], "UID[$(touch {0})]")],  # bash would compute it
+    ([*SWEEP, "--dataset", "mnist", "--data-dir"], SHELL_WORDS),  # passed on to the sweep's runs
+    (["bash", SUBMIT / "lab.sh", "up"], "UID[$(touch {0})]")],  # bash would evaluate it
     ids=["sweep.py", "lab.sh"])
 def test_user_input_reaches_no_shell(words, word, tmp_path):
     made = tmp_path / "made"

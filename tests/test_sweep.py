@@ -1,4 +1,4 @@
-"""The sweep: every run recorded once, whatever interrupts it; what is remarkable is flagged."""
+"""The sweep records every run once, despite interruptions, and adds warnings."""
 
 import re
 import subprocess
@@ -48,7 +48,7 @@ def test_a_killed_sweep_resumes(tmp_path):
     psutil.wait_procs(left, 60)
 
     before = results.read_text()
-    assert len(before.splitlines()) == 1  # on disk when it was done
+    assert len(before.splitlines()) == 1  # written as soon as it was done
     results.write_text(before + before[:100])
     done = execute(words)
     assert done.code == 0 and "1 of 2 runs are in" in done.err, done.err
