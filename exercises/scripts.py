@@ -1,4 +1,4 @@
-"""Run a learner's script on ranks, as its launcher would, and see what it does.
+"""Run a learner's script on ranks, as its launcher would, and record what it does.
 
 load_data, build_model and the constants are those of the scripts of exercises 3, 4 and 8.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch._dynamo  # optimizers import it: here it is imported once for all ranks
 import torch.distributed as dist
-from runner import Points, counted, on_ranks, same
+from runner import Checks, on_ranks, record_calls, same
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -36,7 +36,7 @@ def build_model():
 # Running a script.
 
 def by_torchrun(file: Path, ranks: int) -> list[dict]:
-    """Return what the script did on each rank, started as torchrun does: see observe()."""
+    """Return observe() of each rank, started as torchrun does."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun's
     common = {
         "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
@@ -46,26 +46,30 @@ def by_torchrun(file: Path, ranks: int) -> list[dict]:
 
 
 def run_script(file: Path, variables: list[dict], start: dict | None = None) -> list[dict]:
-    """Return what the script did on each rank, with these variables; rank 0 has a start.pt."""
+    """Return observe() of each rank, run with these environment variables.
+
+    If `start` is given, rank 0 finds it as start.pt.
+    """
     def on_rank(rank):
         os.environ.update({name: str(value) for name, value in variables[rank].items()})
         sys.argv = [str(file)]
         if start and rank == 0:
             torch.save(start, "start.pt")
         return observe(file)
-    return on_ranks(file, on_rank, len(variables), meet=False)
+    return on_ranks(file, on_rank, len(variables), init_group=False)
 
 
 def observe(file):
-    """Run a script on this rank. Return its batches, its parameters at start and end, and so on.
+    """Run a script on this rank. Return a dict of what it did.
 
-    "calls" are the names of the collectives, "saved" is what each file holds.
+    "batches": inputs of each step; "printed": lines; "calls": names of the collectives;
+    "start", "end": the parameters; "saved": the content of each saved file.
     """
     facts = {"batches": [], "printed": []}
-    models, calls = [], counted()
+    models, calls = [], record_calls()
 
     def before_forward(module, args):
-        """The first module that is called in training is the model, wrapper and all."""
+        """Treat the first module called in training mode as the model (possibly wrapped)."""
         if not module.training or not torch.is_grad_enabled():
             return
         if not models:
@@ -79,10 +83,10 @@ def observe(file):
         print(*words, **options)
 
     register_module_forward_pre_hook(before_forward)
-    dist.destroy_process_group = lambda *_: None  # gloo may abort if it goes before DDP
+    dist.destroy_process_group = lambda *_: None  # gloo may abort if destroyed before DDP
     runpy.run_path(str(file), {"print": note_line}, "__main__")
     if not models:
-        raise RuntimeError("it has ended, and no model was trained: is main() called?")
+        raise RuntimeError("the script ended without training a model: is main() called?")
     saved = [torch.load(path, weights_only=False)
              for path in Path().iterdir() if path.name != "start.pt"]
     names = [name for name, *_ in calls]
@@ -95,7 +99,7 @@ def parameters(model):
 
 
 def same_tensors(tensors: dict, expected: dict) -> bool:
-    """Return True if both have the same names and, but for rounding, the same numbers."""
+    """Return True if both have the same names and, up to rounding, equal values."""
     return tensors.keys() == expected.keys() and all(
         same(tensors[name], expected[name]) for name in expected)
 
@@ -116,9 +120,9 @@ def model_with(parameters: dict) -> nn.Module:
 
 
 def replay(start: dict, batches: list, rate: float, state: dict | None = None) -> list[dict]:
-    """Return the parameters after each epoch of one rank with the batches of all ranks together.
+    """Return the parameters after each epoch of a one-rank training on all ranks' batches.
 
-    batches: those of each rank, in the order of the steps. state: of the optimizer.
+    batches: one list per rank, in the order of the steps; state: the optimizer's.
     """
     model = model_with(start)
     optimizer = torch.optim.SGD(model.parameters(), rate, MOMENTUM)
@@ -136,54 +140,55 @@ def replay(start: dict, batches: list, rate: float, state: dict | None = None) -
     return after
 
 
-# What exercises 3 and 4 both ask.
+# Checks shared by exercises 3 and 4.
 
-def points_of_data(ranks: list[dict]) -> Points:
-    share = len(label_of()) // len(ranks)  # of an epoch
+def check_data(ranks: list[dict]) -> Checks:
+    share = len(label_of()) // len(ranks)  # images per rank and epoch
     drawn = [{image.numpy().tobytes() for image in torch.cat(rank["batches"])[:share]}
              for rank in ranks]
     common = set.intersection(*drawn)
-    yield "each rank trains on images of its own", len(common) < 0.05 * share, (
-        "the loader of each rank goes through all images, or its sampler deals for others: after "
-        "the ranks have met, a DistributedSampler deals the images out, in place of shuffle=True")
+    yield "each rank trains on different images", len(common) < 0.05 * share, (
+        "each rank's loader goes through all images, or its sampler has the wrong number of ranks: "
+        "create a DistributedSampler after the process group, and drop shuffle=True")
     sizes = [len(rank["batches"][0]) for rank in ranks]
-    yield f"a step takes {BATCH} images, of all ranks together", sum(sizes) == BATCH, (
-        f"it takes {' + '.join(map(str, sizes))} = {sum(sizes)}: what a rank's loader is given is "
-        "its share of them")
+    yield f"a step takes {BATCH} images over all ranks", sum(sizes) == BATCH, (
+        f"it takes {' + '.join(map(str, sizes))} = {sum(sizes)}: divide the loader's batch "
+        "size by the number of ranks")
 
 
-def points_of_training(ranks: list[dict], rate: float, epochs: int, drift: str, hint: str,
-                       state: dict | None = None) -> Points:
-    """drift, hint: why ranks differ, and why they differ from one rank; state: of its optimizer."""
+def check_training(ranks: list[dict], rate: float, epochs: int, drift: str, hint: str,
+                       state: dict | None = None) -> Checks:
+    """drift: hint if ranks differ; hint: if they differ from one rank; state: the optimizer's."""
     yield "the ranks' parameters stay equal", all(
         same_tensors(rank["end"], ranks[0]["end"]) for rank in ranks), drift
     batches = [rank["batches"] for rank in ranks]
     steps = len(label_of()) // BATCH
     first, last = torch.cat(batches[0][:steps]), torch.cat(batches[0][-steps:])
-    yield "each epoch has another order", not torch.equal(first, last), (
-        "each epoch has the same order: the sampler shuffles by its seed and the number of the "
-        "epoch, and was not told it")
+    yield "the order changes every epoch", not torch.equal(first, last), (
+        "each epoch has the same order: the sampler shuffles by its seed and the epoch's number; "
+        "call sampler.set_epoch(epoch)")
     end = replay(ranks[0]["start"], batches, rate, state)[-1]
-    yield "the training ends where one rank with these batches ends, to rounding", (
-        same_tensors(ranks[0]["end"], end)), f"one rank ends elsewhere: {hint}"
+    yield "the result is that of one rank with the same batches, up to rounding", (
+        same_tensors(ranks[0]["end"], end)), f"the result differs from a one-rank run: {hint}"
 
     saving = [number for number, rank in enumerate(ranks) for _ in rank["saved"]]
-    yield "one rank saves, one file", len(saving) == 1, (
-        f"there are {len(saving)} files, of ranks {saving}: ranks that write one file at the same "
-        "time may spoil it")
+    yield "only one rank saves the model", len(saving) == 1, (
+        f"there are {len(saving)} files, from ranks {saving}: ranks that write the same file at "
+        "the same time may corrupt it")
     content = ranks[saving[0]]["saved"][0]
-    yield "what is saved loads into the plain model: its own names, the last parameters", (
+    yield "the saved state_dict loads into the plain model and has its final parameters", (
         isinstance(content, dict) and same_tensors(content, end)), (
-        "it is no state_dict of the plain model at the end; in the wrapper's every name begins "
-        'with "module."')
+        "it is not the plain model's final state_dict; in the wrapper's, every name begins with "
+        '"module."')
 
     counts = [len(rank["printed"]) for rank in ranks]
-    yield "one rank prints, each line once", sum(counts) == max(counts) == epochs + 1, (
-        f"ranks print {' and '.join(map(str, counts))} lines, and one rank alone would print "
-        f"{epochs + 1}")
+    yield "each line is printed once, by one rank", sum(counts) == max(counts) == epochs + 1, (
+        f"the ranks print {' and '.join(map(str, counts))} lines; expected: {epochs + 1} from one "
+        "rank")
     images, labels = load_data()[1].tensors
     right = model_with(end)(images).argmax(1) == labels
     accuracy = f"{right.double().mean().item():.4f}"
     line = next(rank["printed"][-1] for rank in ranks if rank["printed"])
-    yield "the accuracy that is printed is that of all test images", accuracy in line, (
-        f"all {len(labels)} together have {accuracy}, and the last line is: {line}")
+    yield "the printed accuracy is that of all test images", accuracy in line, (
+        f"the accuracy over all {len(labels)} images is {accuracy}, but the last line printed is: "
+        f"{line}")

@@ -1,4 +1,4 @@
-"""What the tests share: starting a chapter as an attendee does, on real ranks, with a time-out."""
+"""Shared by the tests: start a chapter as an attendee does, on real ranks, with a time-out."""
 
 import functools
 import importlib.util
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 THREADS = os.environ.get("TEST_THREADS", "1")  # per rank; `make test-cpus` tries another number
 os.environ["OMP_NUM_THREADS"] = THREADS  # before anything here imports PyTorch
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are about CPUs, and a machine's GPU may be one
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests run on CPUs
 
 import forked
 import pytest
@@ -33,13 +33,13 @@ NO_NETWORK = {name: "http://127.0.0.1:9"
 GLOBAL_BATCH = 48  # divides by 1, 2, 3 and 4, and does not divide the 1,437 images
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
-numbers = pytest.mark.numbers  # compares numbers that depend on the CPU: `make test-cpus`
+numbers = pytest.mark.numbers  # numeric results depend on the CPU: `make test-cpus`
 
 
 # Which tests run
 
 def case(chapter, *values, marks=(), **options):
-    """Return a case of a parametrized test, skipped where set-up had to leave the chapter out."""
+    """Return a case of a parametrized test, skipped if set-up had to leave the chapter out."""
     return pytest.param(chapter, *values, marks=[skip_without(chapter), *marks], **options)
 
 
@@ -48,7 +48,7 @@ def skip_without(chapter):
 
 
 def needs_root(reason):
-    """Mark tests that only root can run everywhere; reason: why they cannot run here, or None."""
+    """Mark tests that may need root; reason: why they cannot run here, or None."""
     skip = pytest.mark.skipif(bool(reason), reason=f"{reason} (as root: make test-root)")
     return lambda test: pytest.mark.root(skip(test))
 
@@ -56,12 +56,12 @@ def needs_root(reason):
 # Starting programs
 
 def environment():
-    """Return what a command finds in its environment, before what the test itself sets."""
+    """Return the base environment of a command."""
     return study.environment() | {"OMP_NUM_THREADS": THREADS}
 
 
 def execute(words, timeout=300, env=None, cwd=None):
-    """Run a command. Return its code, output and errors; a hang fails the test."""
+    """Run a command. Return its exit code, stdout and stderr; a hang fails the test."""
     done = subprocess.run([str(word) for word in words], timeout=timeout, cwd=cwd, text=True,
                           stdin=subprocess.DEVNULL, capture_output=True,
                           env=environment() | NO_NETWORK | (env or {}))
@@ -69,7 +69,7 @@ def execute(words, timeout=300, env=None, cwd=None):
 
 
 def side_by_side(*starts, timeout=120):
-    """Start commands with their variables at once. Return the code and all output of each."""
+    """Start (command, variables) pairs at once. Return (exit code, output) of each."""
     processes = [subprocess.Popen([str(word) for word in words], env=environment() | env, text=True,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT) for words, env in starts]
@@ -84,8 +84,8 @@ def side_by_side(*starts, timeout=120):
 def run(chapter, ranks, *flags, hook=(), launcher=False, timeout=300, env=None, cwd=None):
     """Run a chapter's main.py, or another program; its ranks are forked.
 
-    launcher: they are started as an attendee starts them. hook: a program in tests/programs and
-    its words, which runs main.py after it has changed one thing. Return what execute() returns.
+    launcher: start them as an attendee does. hook: a script of tests/programs and its arguments; it
+    patches one thing and then runs main.py. Return what execute() returns.
     """
     words, env = command(str(chapter), ranks, *flags), env or {}
     place = words.index(sys.executable) + 1
@@ -98,7 +98,7 @@ def run(chapter, ranks, *flags, hook=(), launcher=False, timeout=300, env=None, 
 
 
 def record(chapter, ranks, *flags, folder, **options):
-    """Run a chapter, which has to succeed. Return the record that it wrote."""
+    """Run a chapter, which must succeed. Return the record that it wrote."""
     results = Path(folder, f"results-{chapter.replace('/', '-')}-{ranks}.jsonl")
     results.unlink(missing_ok=True)
     done = run(chapter, ranks, *flags, "--results", results, **options)
@@ -107,16 +107,16 @@ def record(chapter, ranks, *flags, folder, **options):
 
 
 def refused(done, message, program=r"\w+\.py"):
-    """Assert a mistake's one line, from one rank."""
+    """Assert exit code 2 and one error line from one rank."""
     lines = re.findall(rf"^{program}: .*", done.err, re.M)
     assert done.code == 2 and len(lines) == 1 and "Traceback" not in done.err, done
     assert re.search(message, lines[0]), done.err
 
 
 def in_one_process(chapter, rows, **options):
-    """Run a chapter's main() on one rank with each row of flags: importing takes the time.
+    """Run a chapter's main() on one rank with each row of flags, importing it only once.
 
-    Return all that was printed, and for each row what it exited with, or None.
+    Return the output, and for each row its exit message or None.
     """
     done = run(chapter, 1, json.dumps(rows), hook=["in_turn.py"], **options)
     answers = [json.loads(line[5:]) for line in done.err.splitlines() if line.startswith("end: ")]
@@ -125,7 +125,7 @@ def in_one_process(chapter, rows, **options):
 
 
 def train(chapter, ranks, checkpoint, *flags, **options):
-    """Train with the tests' global batch. Return the parameters."""
+    """Train with the tests' global batch size. Return the parameters."""
     done = run(chapter, ranks, "--global-batch-size", GLOBAL_BATCH, "--checkpoint", checkpoint,
                *flags, **options)
     assert done.code == 0, done.err
@@ -134,24 +134,24 @@ def train(chapter, ranks, checkpoint, *flags, **options):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A function of chapter and flags: its parameters on one rank, trained once for all tests."""
+    """Return a cached function (chapter, *flags) -> parameters of a one-rank training."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
 
     @functools.cache
-    def find(chapter, *flags, hook=()):
+    def train_once(chapter, *flags, hook=()):
         name = re.sub(r"\W+", "-", " ".join(map(str, (chapter, *flags, *hook))))
         with FileLock(shared / f"{name}.lock"):
             if not (shared / name).exists():
                 train(chapter, 1, shared / name, *flags, hook=hook)
         return parameters(shared / name)
 
-    return find
+    return train_once
 
 
 @pytest.fixture(scope="session")
 def smooth(trained):
-    """A function of epochs: chapter 1's smooth twin in fp32, and the bound for what equals it."""
+    """Return a function epochs -> chapter 1's smooth variant: fp32 parameters, and the bound."""
     def find(epochs=1):
         twin = trained("01_single_node", "--epochs", epochs, hook=("smooth.py",))
         other = trained("01_single_node", "--epochs", epochs, hook=("smooth.py", "reversed"))
@@ -161,13 +161,13 @@ def smooth(trained):
 
 
 def wait(condition, seconds, what):
-    """Return what the condition gives once it is true; the test fails where that takes longer."""
+    """Return condition() once it is true; fail the test after so many seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if result := condition():
             return result
         time.sleep(0.1)
-    pytest.fail(f"not within {seconds} s: {what}")
+    pytest.fail(f"timed out after {seconds} s waiting for: {what}")
 
 
 # Files
@@ -177,7 +177,7 @@ def lines(path):
 
 
 def load_module(path):
-    """Return a file as a module, without running it; it imports what is in its own folder."""
+    """Import a file as a module; its own folder comes first on the path."""
     spec = importlib.util.spec_from_file_location("module_under_test", path)
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
@@ -192,7 +192,7 @@ def load_module(path):
 def copy_of(chapter, folder, *changes, name="main.py"):
     """Copy a chapter's folder, with (old, new) replaced in one of its files. Return its path.
 
-    Each old text has to be there once.
+    Each old text must occur exactly once.
     """
     folder.mkdir(exist_ok=True)
     for path in (ROOT / chapter).iterdir():
@@ -206,7 +206,7 @@ def copy_of(chapter, folder, *changes, name="main.py"):
     return folder / name
 
 
-# What git knows: what an attendee adds is not ours to check.
+# Tracked files only: an attendee's own files are not checked.
 TRACKED = {ROOT / name for name in execute(["git", "-C", ROOT, "ls-files"]).out.splitlines()
            if (ROOT / name).exists()}
 
@@ -215,7 +215,7 @@ def tracked(paths):
     return [path for path in paths if path in TRACKED]
 
 
-# Every lesson file there is, by the name that its record has
+# All lesson files, by the name in their records
 LESSONS = {str(path.relative_to(ROOT)).removesuffix("/main.py"): path
            for pattern in ("0*/main*.py", "0*/*/main.py", "0*/fsdp.py")
            for path in sorted(tracked(ROOT.glob(pattern)))}

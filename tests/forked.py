@@ -1,7 +1,7 @@
 """Start ranks without a launcher: forked from a process that has already imported PyTorch.
 
-Each rank runs a program as __main__, with the variables that torchrun sets. For tests in which the
-launcher is not what is tested: they save the seconds that every rank's imports take.
+Each rank runs a program as __main__, with the variables that torchrun sets. Tests that do not test
+the launcher save the seconds that every rank's imports take.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import pytest
 import torch
 
 PROGRAMS = Path(__file__).with_name("programs")
-AFTER_A_FAILURE = 10  # seconds in which the other ranks have to end
+AFTER_A_FAILURE = 10  # seconds in which the other ranks must end
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([
     "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.distributed.nn",
@@ -32,7 +32,7 @@ context.set_forkserver_preload([
 
 
 def free_port():
-    """Return a port below those that the system gives to programs which ask for any."""
+    """Return a free port below the ephemeral port range."""
     while True:
         port = random.randrange(20000, 32000)
         with contextlib.suppress(OSError), socket.create_server(("", port)):
@@ -40,27 +40,27 @@ def free_port():
 
 
 def rank_main(words, cwd, env, out, err):
-    """Do what `python WORDS` does, its output into two files."""
-    os.setsid()  # so that what it starts ends with it
+    """Run `python WORDS` with stdout and stderr redirected to two files."""
+    os.setsid()  # so that killing the group ends its children, too
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     for number, path in enumerate((os.devnull, out, err)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
-    torch.seed()  # the forks' generators are one's copies
+    torch.seed()  # forked ranks inherit the same RNG state
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
 
 
-def torchruns_variables(ranks):
-    """Return what torchrun sets for each rank."""
+def torchrun_variables(ranks):
+    """Return the variables that torchrun sets for each rank."""
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "forked"}
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
-def horovodruns_variables(ranks, stack):
-    """Return what horovodrun --gloo sets for each rank; the ranks' server ends with the stack."""
+def horovodrun_variables(ranks, stack):
+    """Return the variables of horovodrun --gloo for each rank; its server ends with the stack."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousServer
 
@@ -78,7 +78,7 @@ def horovodruns_variables(ranks, stack):
 
 
 def wait(processes, timeout):
-    """Wait until all have ended, as a launcher would; return False for a hang."""
+    """Wait for all processes, as a launcher would; return False for a hang."""
     running = {process.sentinel: process for process in processes}
     deadline, failed = time.monotonic() + timeout, False
     while running and time.monotonic() < deadline:
@@ -94,9 +94,9 @@ def wait(processes, timeout):
 
 
 def run(words, ranks, env, timeout=300, cwd=None):
-    """Run `python WORDS` on so many ranks; a single one has no launcher's variables.
+    """Run `python WORDS` on so many ranks; a single rank gets no launcher's variables.
 
-    Return the worst code, and what they printed; a hang fails the test. TensorFlow's ranks are not
+    Return the worst exit code and the output; a hang fails the test. TensorFlow's ranks are not
     forked, but started by mpiexec.
     """
     words, cwd = [str(word) for word in words], str(cwd or Path.cwd())
@@ -114,9 +114,9 @@ def run(words, ranks, env, timeout=300, cwd=None):
         patch.syspath_prepend(env.get("PYTHONPATH") or programs[0].parent)  # the ranks inherit it
         variables = [{}]
         if ranks > 1 and "import horovod" in text:
-            variables = horovodruns_variables(ranks, stack)
+            variables = horovodrun_variables(ranks, stack)
         elif ranks > 1:
-            variables = torchruns_variables(ranks)
+            variables = torchrun_variables(ranks)
         processes = []
         for rank in range(ranks):
             files = f"{folder}/{rank}.out", f"{folder}/{rank}.err"
@@ -126,6 +126,6 @@ def run(words, ranks, env, timeout=300, cwd=None):
         in_time = wait(processes, timeout)
         out, err = ("".join(Path(folder, f"{rank}.{name}").read_text() for rank in range(ranks))
                     for name in ("out", "err"))
-    assert in_time, f"no end after {timeout} s: {err}"
+    assert in_time, f"timed out after {timeout} s: {err}"
     codes = [process.exitcode for process in processes]
     return SimpleNamespace(code=max(codes, key=abs), out=out, err=err)

@@ -1,4 +1,4 @@
-"""A lab of submit/lab.sh for tests; whoever makes one takes it down."""
+"""A lab of submit/lab.sh for tests; the test that creates it must call down()."""
 
 import os
 import shutil
@@ -12,22 +12,22 @@ from conftest import BIN, ROOT, environment, needs_root
 SPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "true")
 
 
-def why_not():
-    """Return why there can be no lab on this machine; None where there can."""
+def unavailable_reason():
+    """Return why this machine cannot run a lab, or None if it can."""
     if not shutil.which("tc", path=os.environ["PATH"] + ":/usr/sbin:/sbin"):
-        return "no tc here: apt install iproute2"
+        return "tc: command not found; apt install iproute2"
     for words in (), ("--user", "--map-root-user"):
         if subprocess.run(["unshare", *words, *SPACES], capture_output=True).returncode == 0:
             return None
-    return "this kernel allows no namespaces here"
+    return "namespaces are not permitted here"
 
 
-LAB = why_not()
+LAB = unavailable_reason()
 real_lab = needs_root(LAB)
 
 
 class Lab:
-    """The lab of a name. Calling it runs a command of lab.sh, which has to end as expected."""
+    """A lab, identified by its name. Calling it runs lab.sh and checks the exit code."""
 
     def __init__(self, name):
         self.name = name
@@ -41,7 +41,7 @@ class Lab:
             env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL, **options)
 
     def __call__(self, *words, code=0, timeout=200, **options):
-        """Return its standard output and standard error."""
+        """Run a command of lab.sh. Return its stdout and stderr."""
         process = self.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
         try:
             out, err = process.communicate(timeout=timeout)

@@ -1,4 +1,4 @@
-"""agree.py against trainings with one mistake each, and against good ones, on two real ranks."""
+"""agree.py on trainings with one mistake each and on correct ones, on two real ranks."""
 
 import re
 import sys
@@ -50,7 +50,7 @@ CASES = {  # file: {name: (changes, the verdict)}
             [("DistributedSampler(train,", "DistributedSampler(train, num_replicas=1, rank=0,")],
             "sampler"),
         "averaged twice": ([(STEP, EACH + DIVIDE + STEP)], "twice"),
-        "nobody broadcasts": (
+        "no broadcast": (
             [NO_WRAPPER, (STEP, BY_HAND + STEP), (LOAD, f"{LOAD}    {SEED_BY_RANK}\n")],
             "weights"),
         "gradients are broadcast": ([NO_WRAPPER, (STEP, EACH + BROADCAST + STEP)], "one rank's"),
@@ -87,15 +87,15 @@ CASES = {  # file: {name: (changes, the verdict)}
 }
 
 
-def changed(file, changes, tmp_path):
-    """Return a copy of a training with these changes."""
+def write_changed_copy(file, changes, tmp_path):
+    """Return the path of a copy of a training with these changes."""
     if file == "your_script_ddp":
         return copy_of("03_ddp", tmp_path, QUICK, *changes, name="your_script_ddp.py")
     return copy_of("tests/programs/trainings", tmp_path, *changes, name=f"{file}.py")
 
 
-def watched(script, *flags, timeout=30):
-    """Return what agree.py says of a script on two ranks."""
+def run_agree(script, *flags, timeout=30):
+    """Run agree.py on a script on two ranks."""
     words = [AGREE, "--timeout", timeout, *flags, script]
     if script.stem == "by_mpi":
         return execute([BIN / "mpiexec", "-n", 2, sys.executable, *words], timeout=90)
@@ -114,8 +114,8 @@ def each_case():
 @pytest.mark.parametrize(("file", "name"), list(each_case()))
 def test_each_training_has_its_verdict(file, name, tmp_path):
     changes, expected = CASES[file][name]
-    wait = 12 if expected == "hang" else 30  # a busy machine's ranks meet slowly
-    done = watched(changed(file, changes, tmp_path), timeout=wait)
+    wait = 12 if expected == "hang" else 30  # on a busy machine the ranks connect slowly
+    done = run_agree(write_changed_copy(file, changes, tmp_path), timeout=wait)
     wrong = re.findall("^WRONG: (.*)", done.out, re.M)
     if expected == NOTHING:
         assert done.code == 0 and not wrong, done.out + done.err
@@ -142,25 +142,25 @@ MISTAKES = {  # {a function of habits.py: the findings}
     "loss_without_effect": "nothing trains", "optimizer_before_sharding": "nothing trains",
     "one_model_is_not_wrapped": "part", "rank_0_alone_reduces": "sequence",
     "other_collectives": "sequence", "rank_1_ends_early": "own gradients, steps"}
-CURES = {"one_stream_for_all": "islice", "rows_of_one_seed": r"order\[rank::world_size\]",
+FIXES = {"one_stream_for_all": "islice", "rows_of_one_seed": r"order\[rank::world_size\]",
          "step_within_backward": "after backward"}
 HABITS = ROOT / "tests" / "programs" / "trainings" / "habits.py"
 
 
 @pytest.mark.parametrize("name", [*RIGHT, *MISTAKES])
-def test_habits_of_others(name):
+def test_patterns_of_public_scripts(name):
     done = forked.run([AGREE, "--timeout", 5, HABITS, name], 2, environment(), timeout=90)
     if name in RIGHT:
         assert done.code == 0 and f"verdict: {NOTHING}\n" in done.out, done.out + done.err
         assert "not seen" not in done.out, done.out
         return
     assert f"verdict: wrong: {MISTAKES[name]}\n" in done.out, done.out + done.err
-    assert done.code == 1 and re.search(CURES.get(name, ""), done.out), done.out
+    assert done.code == 1 and re.search(FIXES.get(name, ""), done.out), done.out
 
 
 @pytest.mark.check
 def test_two_ranks_on_one_gpu():
-    """Without a GPU here: by reports as ranks would give them."""
+    """Judged from fabricated rank reports; no GPU needed."""
     ranks = [{"host": host, "gpu": "x", "device": "cuda:0"} for host in "ab"]
     assert not verdicts.judge_devices(ranks)[1]
     assert verdicts.judge_devices([*ranks, ranks[0]])[1].keys() == {"one GPU"}
@@ -173,19 +173,19 @@ def test_two_ranks_on_one_gpu():
     ([[*range(50), 0, 1, 2], [*range(50, 100), 3, 4, 5]], [1, 1], set()),
     ([range(50), range(40, 90)], [1, 1], {"overlap"})],
     ids=["own data", "generated", "padded", "overlap"])
-def test_samples(drawn, like, expected):
+def test_data_verdicts(drawn, like, expected):
     loaders = [{"items": 100, "like": kind, "dealt": True, "batches": [list(numbers)],
                 "epochs": [list(numbers)]} for kind, numbers in zip(like, drawn)]
     assert verdicts.judge_loader(loaders)[1].keys() == expected
 
 
-def test_the_same_training_with_and_without(tmp_path):
-    """The same losses, weights and random numbers."""
+def test_agree_does_not_change_the_training(tmp_path):
+    """Losses, weights and random numbers are the same with agree.py and without."""
     numbers = "rank, loss.item(), model[0].weight.sum().item(), torch.rand(1).item()"
     printed = [(LOSS, f"{LOSS}\n            print({numbers})")]
-    script = changed("your_script_ddp", printed, tmp_path)
+    script = write_changed_copy("your_script_ddp", printed, tmp_path)
     plain = forked.run([script], 2, environment(), timeout=90, cwd=tmp_path)  # it saves digits.pt
-    seen = watched(script, "--steps", 6)
+    seen = run_agree(script, "--steps", 6)
     for rank in "01":
         lines, plain_lines = ([line for line in done.out.splitlines()
                                if line.startswith(f"{rank} ")] for done in (seen, plain))
@@ -195,10 +195,10 @@ def test_the_same_training_with_and_without(tmp_path):
 
 @pytest.mark.parametrize(("changes", "expected"), [
     ([], NOTHING), ([NO_SET_EPOCH], "wrong: order")], ids=["set_epoch", "no set_epoch"])
-def test_two_epochs(changes, expected, tmp_path):
-    """In the second epoch the other rank draws a rank's samples; the workers stay."""
+def test_sampler_order_over_two_epochs(changes, expected, tmp_path):
+    """In the second epoch the ranks swap samples; the loaders' workers persist."""
     script = copy_of("03_ddp", tmp_path, *changes, name="your_script_ddp.py")
-    done = watched(script, "--steps", 30)
+    done = run_agree(script, "--steps", 30)
     assert f"verdict: {expected}\n" in done.out, done.out + done.err
 
 
@@ -206,12 +206,12 @@ def test_two_epochs(changes, expected, tmp_path):
 @pytest.mark.parametrize(("name", "problem"), [
     ("updates_by_hand", "the weights changed without one, and are apart"),
     ("starts_its_ranks", r"starts its ranks itself, at habits\.py:\d+")])
-def test_what_it_says_of_other_trainings(name, problem):
+def test_trainings_that_agree_cannot_judge(name, problem):
     done = forked.run([AGREE, HABITS, name], 2, environment(), timeout=90)
     assert done.code == 2 and re.search(f"^agree.py: .*{problem}", done.err, re.M), done.err
 
 
-def test_it_says_what_it_waits_for_and_for_how_long(tmp_path):
+def test_waiting_message_says_for_what_and_how_long(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text("import time\ntime.sleep(60)\n")
     done = forked.run([AGREE, "--first-step", 16, script], 2, environment(), timeout=90)
@@ -219,8 +219,8 @@ def test_it_says_what_it_waits_for_and_for_how_long(tmp_path):
     assert "waiting for the first step of a PyTorch optimizer, up to 16 s" in done.err
 
 
-def test_a_module(tmp_path):
-    """As python -m starts it; it imports from its package."""
+def test_python_m_module(tmp_path):
+    """Started as by python -m; it imports from its package."""
     package = tmp_path / "package"
     package.mkdir()
     (package / "sizes.py").write_text("INPUTS = 8\n")
@@ -241,7 +241,7 @@ def test_a_module(tmp_path):
      "rank 1 ended with exit code 1$"),
     ("mine.ipynb", "{}", "is a notebook: convert it")],
     ids=["no step", "dies", "os._exit", "a notebook"])
-def test_what_cannot_be_looked_at(name, text, problem, tmp_path):
+def test_scripts_that_agree_cannot_run(name, text, problem, tmp_path):
     (tmp_path / name).write_text(text)
     done = forked.run([AGREE, tmp_path / name], 2, environment(), timeout=90)
     lines = [line for line in done.err.splitlines() if line.startswith("agree.py: ")]

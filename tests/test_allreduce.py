@@ -1,4 +1,4 @@
-"""The three all-reduces of chapter 2: their sums, every byte and step that they count."""
+"""The three all-reduces of chapter 2: sums, counted bytes and steps."""
 
 import re
 import sys
@@ -13,8 +13,8 @@ def mpiexec(ranks, *words, **options):
     return execute([BIN / "mpiexec", "-n", ranks, sys.executable, *words], timeout=60, **options)
 
 
-def test_what_is_counted_is_what_the_formulas_say(tmp_path):
-    """On three ranks, left and right differ."""
+def test_counts_match_the_formulas(tmp_path):
+    """On three ranks, so that left and right neighbour differ."""
     results = tmp_path / "results.jsonl"
     padded = {1: 3, 1000: 1002, 1001: 1002}  # numbers in a tensor, and with the ring's zeros
     done = mpiexec(3, RING, "--repeats", 1, "--results", results,
@@ -34,7 +34,7 @@ def test_what_is_counted_is_what_the_formulas_say(tmp_path):
             assert 0 < record["least"] <= record["seconds"] <= record["most"]
 
 
-def test_a_wrong_sum_is_noticed_and_ends_all_ranks():
+def test_wrong_sum_ends_all_ranks():
     wrong = ("import ring_allreduce as ring; ring.ALGORITHMS = [lambda tensor, wire: None]; "
              "ring.run(ring.main)")
     done = mpiexec(2, "-c", wrong, "--sizes", 4000, cwd=RING.parent)

@@ -10,7 +10,7 @@ from conftest import ROOT, case, copy_of, execute, in_one_process, refused, run
 pytestmark = pytest.mark.fault
 slow = [pytest.mark.slow]
 
-FLAGS = [  # of a chapter, where {} is a folder, and what the line has to say
+FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
     ("--btach-size 8", "--btach-size"),
     ("--epoch 3", "--epoch"),  # there are no abbreviations
     ("--dataset cifar", "--dataset.*cifar.*digits"),
@@ -30,7 +30,7 @@ FLAGS = [  # of a chapter, where {} is a folder, and what the line has to say
     ("--resume --checkpoint {}/none", "there is no checkpoint .*none: remove --resume"),
     ("--results {}/new --lr 1e12 --epochs 1", "nan in epoch 1.*--lr"),
 ]
-OTHERS = [  # words of programs that are no chapter's, and what the line has to say
+OTHERS = [  # commands of other programs, and the expected message
     ("submit/sweep.py weekly --results {}/new", "weekly"),
     ("submit/sweep.py weak --results {}/missing/new", "cannot write"),
     ("submit/agree.py {}/none.py", "no file"),
@@ -50,23 +50,23 @@ OTHERS = [  # words of programs that are no chapter's, and what the line has to 
 
 @pytest.fixture
 def files(tmp_path):
-    """A folder with a file of something else, in which the programs run; it stays as it is."""
+    """A folder with an unrelated file, in which the programs run; it must not change."""
     folder = tmp_path / "files"
     folder.mkdir()
-    (folder / "file").write_text("a file of something else\n")
+    (folder / "file").write_text("an unrelated file\n")
     yield folder
     assert [path.name for path in folder.iterdir()] == ["file"]
-    assert (folder / "file").read_text() == "a file of something else\n"
+    assert (folder / "file").read_text() == "an unrelated file\n"
 
 
-def words_of(text, folder):
+def arguments_of(text, folder):
     return text.replace("{}", str(folder)).split()
 
 
 @pytest.mark.parametrize("chapter", [
     case("01_single_node"), case("02_horovod/tensorflow", marks=slow)])
-def test_every_mistake_is_one_line(chapter, files):
-    rows = [" ".join(words_of(flags, files)) for flags, _ in FLAGS]
+def test_bad_flags_of_chapters(chapter, files):
+    rows = [" ".join(arguments_of(flags, files)) for flags, _ in FLAGS]
     _, ends = in_one_process(chapter, rows, cwd=files)
     for (flags, message), end in zip(FLAGS, ends):
         assert isinstance(end, str) and "\n" not in end, (flags, end)
@@ -76,15 +76,15 @@ def test_every_mistake_is_one_line(chapter, files):
 @pytest.mark.parametrize(("flags", "message"), [
     ("--dataset mnist --data-dir {}/file", "mnist is missing or incomplete"),
     ("--lr 1e12 --epochs 1", "nan in epoch 1")])
-def test_one_of_two_ranks_speaks(flags, message, files):
-    done = run("03_ddp", 2, *words_of(flags, files), cwd=files, timeout=60)
+def test_error_is_printed_once(flags, message, files):
+    done = run("03_ddp", 2, *arguments_of(flags, files), cwd=files, timeout=60)
     refused(done, message)
     assert done.err.count("\n") == 1, done.err
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod/pytorch", marks=slow)])
-def test_a_mistake_ends_mpiexec(chapter, files):
+def test_bad_flag_ends_mpiexec(chapter, files):
     done = run(chapter, 2, "--global-batch-size", 7, launcher=True, cwd=files, timeout=90)
     refused(done, "--global-batch-size: 7 is not a multiple of 2")
 
@@ -101,8 +101,8 @@ def test_a_wrong_ds_config(chapter, text, message, tmp_path, files):
 
 
 @pytest.mark.parametrize(("text", "message"), OTHERS)
-def test_other_programs(text, message, files):
-    program, *flags = words_of(text, files)
+def test_bad_flags_of_tools(text, message, files):
+    program, *flags = arguments_of(text, files)
     shell = "bash" if program.endswith(".sh") else sys.executable
     done = execute([shell, program, *flags], cwd=ROOT, timeout=60,
                    env={"LAB": f"none{files.parent.name}", "TMPDIR": str(files.parent)})

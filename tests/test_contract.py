@@ -37,7 +37,7 @@ def test_flags_reach_the_record(chapter, tmp_path):
     assert result["peak_memory_bytes"] > 0 and 0 <= result["accuracy"] <= 1
 
 
-def test_epochs_and_max_steps_end_the_training_and_the_seed_decides_it(tmp_path):
+def test_epochs_max_steps_and_seed(tmp_path):
     results = tmp_path / "results"
     rows = "", "--epochs 2", "--max-steps 30", "--max-steps 30", "--max-steps 30 --seed 1"
     out, _ = in_one_process("01_single_node", [f"{flags} --results {results}" for flags in rows])

@@ -1,4 +1,4 @@
-"""Data sets: they come once, or one line says why not; images stay small, and each counts once."""
+"""Data sets: downloaded once, or one error line; images stay small, and each counts once."""
 
 import gzip
 import hashlib
@@ -18,7 +18,7 @@ slow = [pytest.mark.slow]
 
 
 def write_mnist(folder, train, test=50):
-    """Write files of MNIST's own format (IDX, big-endian header): random images, all of a 3."""
+    """Write files of MNIST's own format (IDX, big-endian header): random images, all labelled 3."""
     raw, random = folder / "MNIST" / "raw", numpy.random.default_rng(0)
     raw.mkdir(parents=True)
     for part, n in ("train", train), ("t10k", test):
@@ -44,9 +44,9 @@ def write_svhn(folder, train, test):
     case("02_horovod/tensorflow", 3, [], marks=slow), case("04_deepspeed", 7, [], marks=slow),
     case("05_zero", 7, ["--stage", 3], marks=slow), case("05_zero/fsdp.py", 7, [], marks=slow)])
 def test_each_test_image_is_counted_once(chapter, ranks, flags, tmp_path):
-    """53 of them, all of a 3, and a network that has seen nothing else: all are right.
+    """53 test images, all labelled 3, as in training: the accuracy must be 53 of 53.
 
-    The ranks have unequal numbers of them, and of batches. At stage 3 they gather layers together.
+    The ranks have unequal numbers of images and batches. At stage 3 they gather layers together.
     """
     write_mnist(tmp_path, 420, 53)
     small = ["--width", 32, "--layers", 1, "--lr", 0.1] if chapter.startswith("05") else []
@@ -65,7 +65,7 @@ class Handler(SimpleHTTPRequestHandler):
 @pytest.mark.fault
 @pytest.mark.parametrize(("chapter", "dataset", "files"), [
     case("03_ddp", "svhn", 2), case("02_horovod/tensorflow", "mnist", 4, marks=slow)])
-def test_a_download_that_is_cut_off_is_one_line_and_rank_0_alone_mends_it(
+def test_truncated_download_is_reported_and_repeated(
         chapter, dataset, files, tmp_path):
     raw = write_mnist(tmp_path / "mnist", 120, 40)
     for path in list(raw.iterdir()):
@@ -89,4 +89,5 @@ def test_a_download_that_is_cut_off_is_one_line_and_rank_0_alone_mends_it(
                 if line and not re.search(r"%\||B \[", line)]  # torchvision's progress
     assert broken.code == 2 and message.startswith(f"main.py: {dataset} is missing or incomplete")
     assert whole.code == 0 and f"{dataset}: 120 images" in whole.out, whole.err
-    assert len(server.sent) == 2 * len(set(server.sent)) == 2 * files  # each: where? and: give it
+    # torchvision requests each file twice: to resolve redirects, and to download.
+    assert len(server.sent) == 2 * len(set(server.sent)) == 2 * files

@@ -1,4 +1,4 @@
-"""Chapter 4: what its configuration file decides, and what it works without."""
+"""Chapter 4: its configuration file, and running without a compiler."""
 
 import json
 
@@ -12,7 +12,7 @@ FOUR = "04_deepspeed"
 @pytest.mark.check
 @pytest.mark.parametrize("chapter", [FOUR, "05_zero"])
 def test_no_gradient_is_clipped(chapter):
-    """DeepSpeed's own default, 1.0, makes another training, and nothing says so."""
+    """DeepSpeed's default, 1.0, would silently change the training."""
     config = json.loads((ROOT / chapter / "ds_config.json").read_text())
     assert config["gradient_clipping"] == 0
 
@@ -55,7 +55,7 @@ def test_the_precision_is_that_of_file_and_flag(tmp_path, monkeypatch):
 
 
 def read(text, folder, monkeypatch, precision="fp32"):
-    """Return what read_config() makes of this file and --precision, on a CPU."""
+    """Return read_config() of this file and --precision, on a CPU."""
     ds_config = load_module(ROOT / FOUR / "ds_config.py")
     monkeypatch.setattr(ds_config, "CONFIG", folder / "ds_config.json")
     ds_config.CONFIG.write_text(text)
@@ -72,8 +72,8 @@ def test_no_compiler_is_needed(tmp_path):
 
 
 @pytest.mark.check
-def test_batchnorm_s_statistics_move_in_bf16():
-    """By less than a bf16 number can show in a step: after 200 they are those of plain fp32."""
+def test_batchnorm_statistics_update_in_bf16():
+    """Each update is smaller than bf16 resolution, yet after 200 steps they match fp32's."""
     ds_config = load_module(ROOT / FOUR / "ds_config.py")
     plain, norm = (torch.nn.BatchNorm2d(2, momentum=0.001) for _ in range(2))
     norm.weight.data, norm.bias.data = norm.weight.bfloat16(), norm.bias.bfloat16()

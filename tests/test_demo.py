@@ -1,4 +1,4 @@
-"""The demo: a row as soon as it is measured, and what it says is true of its numbers."""
+"""The demo prints each row when it is measured, and its summary matches the numbers."""
 
 import sys
 
@@ -14,18 +14,18 @@ RUNS = [("01_single_node", ONE, 1, demo.EXACT, None), ("03_ddp", "3  DDP", 2, de
         (HOROVOD, "2  Horovod", 2, demo.EXACT, ONE)]
 
 
-def made_up(folder, chapter, name, ranks, flags, against):
-    """Return the record of a run that was not made."""
+def fake_record(folder, chapter, name, ranks, flags, against):
+    """Return a record as train() would."""
     return {"images_per_second": 1000.0 * ranks, "test_accuracy": 0.98, "dataset": "digits",
             "speed_up": ranks if against else None, "difference": 0.0, "others": 0.01,
             "processor": "a CPU", "cpus": 2}
 
 
 @pytest.fixture
-def made_up_demo(tmp_path, monkeypatch):
-    """The folder of a demo of made-up runs."""
+def fake_demo(tmp_path, monkeypatch):
+    """The folder of a demo whose runs are fake."""
     monkeypatch.setattr(demo, "RUNS", RUNS)
-    monkeypatch.setattr(demo, "train", made_up)
+    monkeypatch.setattr(demo, "train", fake_record)
     monkeypatch.setattr(demo, "missing", lambda chapter: None)
     monkeypatch.setattr(sys, "argv", ["demo.py", str(tmp_path)])
     monkeypatch.setattr(study, "end_on_sigterm", lambda: None)
@@ -36,24 +36,24 @@ def made_up_demo(tmp_path, monkeypatch):
 @pytest.mark.parametrize("problem, message", [
     (KeyboardInterrupt(), "^interrupted"),
     (OSError(28, "No space left on device"), "No space left on device")])
-def test_what_was_measured_stays_and_the_next_demo_goes_on(
-        problem, message, made_up_demo, monkeypatch, capsys):
+def test_interrupted_demo_continues(
+        problem, message, fake_demo, monkeypatch, capsys):
     def train(folder, chapter, **run):
         if chapter == "03_ddp":
             raise problem
-        return made_up(folder, chapter, **run)
+        return fake_record(folder, chapter, **run)
 
     expected = rf"(?s){message}.*completed runs are in .*; run the same command to resume"
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match=expected):
         patch.setattr(demo, "train", train)
         demo.main()
-    assert len(lines(made_up_demo / "demo.jsonl.part")) == 1
+    assert len(lines(fake_demo / "demo.jsonl.part")) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("1  PyTorch     ")
     demo.main()
-    assert [record["name"] for record in lines(made_up_demo / "demo.jsonl")] == [
+    assert [record["name"] for record in lines(fake_demo / "demo.jsonl")] == [
         run[1] for run in RUNS]
-    assert (made_up_demo / "demo.png").read_bytes().startswith(b"\x89PNG")
-    assert not (made_up_demo / "demo.jsonl.part").exists()
+    assert (fake_demo / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert not (fake_demo / "demo.jsonl.part").exists()
 
 
 def test_real_rows_are_equal(tmp_path):
@@ -68,11 +68,11 @@ sys.argv[1:] = [{str(tmp_path)!r}]; demo.main()"""
     assert double["speed_up"] > 0
 
 
-def test_what_it_says_follows_its_numbers():
-    record = made_up(None, "03_ddp", "DDP", 2, "", None) | {"name": "DDP", "ranks": 2}
+def test_verdict_and_rows_match_the_numbers():
+    record = fake_record(None, "03_ddp", "DDP", 2, "", None) | {"name": "DDP", "ranks": 2}
     records = [record | {"speed_up": speed_up, "others": 0.2} for speed_up in (None, 1.5, 0.5)]
     assert demo.verdict(records).startswith(
-        "Two ranks were faster than one in 1 of 2 programs: from 0.50 to 1.50 times. "
+        "Two ranks were faster than one in 1 of 2 programs: speed-up 0.50 to 1.50. "
         "Other programs used 20% of the cores")
     assert demo.row(record | {"difference": 1e-9}).endswith("yes")
     assert demo.row(record | {"difference": 1e-3}).endswith("NO")

@@ -1,4 +1,4 @@
-"""Set-up: it knows when there is nothing to do, and what is in its way is one line."""
+"""Set-up does nothing if it is done, and reports every obstacle in one line."""
 
 import ast
 import os
@@ -20,7 +20,7 @@ build_horovod = set_up.build_horovod
 
 @pytest.fixture
 def ready(tmp_path, monkeypatch):
-    """A virtual environment with nothing in it that says that it is ready."""
+    """An empty virtual environment whose stamp says that it is ready."""
     for name in "HOROVOD_GPU_OPERATIONS", "SITE_MPICC":
         monkeypatch.delenv(name, raising=False)
     venv = tmp_path / "venv"
@@ -30,14 +30,14 @@ def ready(tmp_path, monkeypatch):
 
 
 def refused(*words, **options):
-    """Return what set-up says when it ends with one line."""
+    """Run set-up, assert that it fails with one line, and return that line."""
     done = execute([sys.executable, SETUP, *words], **options)
     assert done.code == 1 and done.err.count("\n") == 1, done.err
     assert done.err.startswith("set-up failed: "), done.err
     return done.err
 
 
-# What there is to do
+# What needs to be done
 
 @pytest.mark.check
 def test_nothing_to_do_is_silent(tmp_path):
@@ -48,7 +48,7 @@ def test_nothing_to_do_is_silent(tmp_path):
 
 
 @pytest.mark.check
-def test_another_site_and_a_set_up_that_failed_are_something_to_do(ready, monkeypatch):
+def test_new_site_or_failed_set_up_is_not_ready(ready, monkeypatch):
     assert set_up.ready(ready)
     for name in "HOROVOD_GPU_OPERATIONS", "SITE_MPICC":
         with monkeypatch.context() as patch:
@@ -58,7 +58,7 @@ def test_another_site_and_a_set_up_that_failed_are_something_to_do(ready, monkey
     monkeypatch.setattr(set_up, "make_venv", lambda *_: 1 / 0)
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")  # which set-up sets, too
     with pytest.raises(ZeroDivisionError):
-        set_up.make(ready)
+        set_up.create_environment(ready)
     assert not set_up.ready(ready) and set_up.stamp(ready)[1:] == ("NCCL", "cc")
 
 
@@ -71,11 +71,11 @@ def test_a_private_home_is_closed_to_others():
             assert set_up.closed_to_others(Path(home, "venv")) == closed
 
 
-# What is in its way
+# Obstacles
 
 @pytest.mark.fault
 def test_without_a_network_one_line_says_what_to_do(tmp_path):
-    """A new environment that finds no package."""
+    """A new environment without access to packages."""
     index = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_EXTRA_INDEX_URL": "",
              "PIP_FIND_LINKS": "", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
     assert "https_proxy" in refused("--venv", tmp_path / "venv", env=index)
@@ -83,8 +83,8 @@ def test_without_a_network_one_line_says_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("python", [f"3.{minor}.0" for _, minor in (set_up.OLDEST, set_up.NEWEST)])
-def test_the_pins_are_a_whole(python):
-    """uv resolves them, and installs nothing."""
+def test_requirements_match_pyproject(python):
+    """uv resolves pyproject.toml's packages to these versions, without installing."""
     words = [BIN / "uv", "pip", "compile", "--quiet", "--system-certs", "--python", sys.executable,
              "--python-version", python, "--group", "tests", "--no-annotate", "--no-header",
              "-c", set_up.REQUIREMENTS, ROOT / "pyproject.toml"]
@@ -97,32 +97,32 @@ def test_the_pins_are_a_whole(python):
 
 
 @pytest.mark.check
-def test_what_the_machine_lacks_is_one_line_before_anything_is_made(tmp_path, monkeypatch, capsys):
+def test_missing_tools_are_reported_first(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(build_horovod.os.path, "exists", lambda path: False)
-    set_up.look_around()
+    set_up.check_machine()
     assert capsys.readouterr().out.count("\n") == 1
     monkeypatch.setattr(set_up.importlib.util, "find_spec", lambda name: None)
     packages = r"apt install python3-venv g\+\+ make python3-dev$"
     with pytest.raises(set_up.SetUpFailed, match=packages):
-        set_up.look_around()
+        set_up.check_machine()
     monkeypatch.setattr(sys, "version_info", (3, 7, 2))
-    with pytest.raises(set_up.SetUpFailed, match="or newer: make PYTHON="):
-        set_up.look_around()
+    with pytest.raises(set_up.SetUpFailed, match="is required; run make setup PYTHON="):
+        set_up.check_machine()
 
 
 @pytest.mark.check
-def test_older_pythons_can_read_what_tells_them_that_they_are_too_old():
-    """They run setup.py, and the files that it imports, up to that line."""
+def test_setup_parses_on_python_3_6():
+    """Older Pythons must be able to run setup.py as far as its version check."""
     for path in SETUP.parent.glob("*.py"):
         ast.parse(path.read_text(), feature_version=(3, 6))
 
 
 @pytest.mark.check
-def test_a_site_that_does_not_exist_and_somebody_else_s_environment_are_refused(ready, monkeypatch):
+def test_unknown_site_and_foreign_environment_are_refused(ready, monkeypatch):
     done = execute(["make", "setup", "SITE=atlantis"], cwd=ROOT)
     assert done.code != 0 and "there is no submit/sites/atlantis.sh" in done.err
-    assert "another place with VENV=" in refused("--venv", ready, env={"SITE_MPICC": "cc"})
+    assert "another folder with VENV=" in refused("--venv", ready, env={"SITE_MPICC": "cc"})
     monkeypatch.setattr(set_up, "may_write", lambda venv: False)
     monkeypatch.setattr(sys, "argv", ["setup.py", "--venv", str(ready)])
     set_up.main()  # a shared environment that is ready
@@ -134,23 +134,25 @@ def test_a_site_that_does_not_exist_and_somebody_else_s_environment_are_refused(
 # Horovod
 
 @pytest.mark.fault
-def test_a_horovod_that_does_not_build_leaves_the_rest_working(ready, tmp_path, monkeypatch):
-    """Its source is not the known one. A compiler that comes later completes the environment."""
+def test_failed_horovod_build_leaves_the_rest_working(ready, tmp_path, monkeypatch):
+    """Its source has changed. A compiler installed later completes the environment."""
     (tmp_path / "CMakeLists.txt").write_text("set(CMAKE_CXX_STANDARD 20)")
-    monkeypatch.setattr(build_horovod, "key", lambda venv: "")
+    monkeypatch.setattr(build_horovod, "cache_key", lambda venv: "")
     monkeypatch.setattr(build_horovod, "build", lambda *_: build_horovod.change(tmp_path))
     monkeypatch.setattr(sys, "prefix", ready)
-    for lacks, reason in ([], "not that of 0.28.1"), (["g++"], "apt install g++"):
-        monkeypatch.setattr(build_horovod, "lacking", lambda include, lacks=lacks: lacks)
+    for lacks, reason in ([], "differs from version 0.28.1"), (["g++"], "apt install g++"):
+        monkeypatch.setattr(
+            build_horovod, "missing_build_tools", lambda include, lacks=lacks: lacks)
         set_up.add_horovod(ready, tmp_path, "")
         assert reason in missing("02_horovod/pytorch") and missing("03_ddp") is None
         assert set_up.ready(ready)
-    monkeypatch.setattr(build_horovod, "lacking", lambda include: [])
+    monkeypatch.setattr(build_horovod, "missing_build_tools", lambda include: [])
     assert not set_up.ready(ready)
 
 
 @pytest.mark.check
-def test_horovod_is_there_where_it_can_be_built():
-    """So that a build that fails is not taken for a missing compiler."""
-    lacking = build_horovod.lacking(set_up.ask(Path(sys.prefix), set_up.INCLUDE))
-    assert lacking or not missing("02_horovod/pytorch"), missing("02_horovod/pytorch")
+def test_horovod_is_installed_if_it_can_be_built():
+    """A failed build must not pass for a missing compiler."""
+    headers = set_up.evaluate_in(Path(sys.prefix), set_up.INCLUDE)
+    reason = missing("02_horovod/pytorch")
+    assert build_horovod.missing_build_tools(headers) or not reason, reason

@@ -40,15 +40,15 @@ def largest(one, other):
     return float(abs(one - other).max())
 
 
-# The base is what a reader would write
+# The baseline is a plain training loop
 
 @numbers
 @pytest.mark.parametrize(("chapter", "ranks"), [case(ONE, 1), case(DDP, 2)])
 def test_a_chapter_is_a_plain_loop_of_pytorch(chapter, ranks, tmp_path):
-    """Every image once per epoch, in another order each time; --lr is for 256 images and warms up.
+    """Every image once per epoch, each epoch in a new order; --lr is for 256 images and warms up.
 
-    So is the training on several ranks: no image is seen by two of them, and none is left out but
-    those that fill no global batch.
+    So it is on several ranks: no image is seen by two ranks, and none is left out except those that
+    do not fill a global batch.
     """
     batch, epochs = 80, 2
     record(chapter, ranks, "--batch-size", batch // ranks, "--lr", 0.3, "--warmup-epochs", 1,
@@ -83,7 +83,7 @@ def test_a_chapter_is_a_plain_loop_of_pytorch(chapter, ranks, tmp_path):
     case(DDP, 1), case(DDP, 2, marks=[numbers]), case(DDP, 3, marks=[numbers]),
     case(DDP, 4, marks=[slow]), case(HVD, 2, marks=[numbers]), case(HVD, 4, marks=[slow]),
     case(HVD_TF, 2), case(HVD_TF, 4, marks=[slow])])
-def test_fp64(chapter, ranks, trained, tmp_path):
+def test_ranks_agree_in_fp64(chapter, ranks, trained, tmp_path):
     same = train(chapter, ranks, tmp_path / "c", *DOUBLE, "--epochs", EPOCHS)
     one = trained(BASE[chapter], *DOUBLE, "--epochs", EPOCHS)
     close("parameters, fp64", largest(one, same), FP64)
@@ -91,7 +91,7 @@ def test_fp64(chapter, ranks, trained, tmp_path):
 
 @pytest.mark.parametrize(("chapter", "ranks"), [
     case(DDP, 2, marks=[numbers]), case(DS, 2, marks=[numbers]), case(DS, 4, marks=[slow])])
-def test_fp32_differs_by_rounding_alone(chapter, ranks, smooth, tmp_path):
+def test_ranks_agree_in_fp32_up_to_rounding(chapter, ranks, smooth, tmp_path):
     """DeepSpeed has no fp64."""
     one = smooth()
     same = train(chapter, ranks, tmp_path / "c", "--epochs", 1, hook=SMOOTH)
@@ -132,12 +132,13 @@ OPTIMIZER = "hvd.DistributedOptimizer(optimizer, model.named_parameters())"
     case(HVD_TF, "hvd.DistributedGradientTape(tape)", "tape", False, marks=[slow],
          id="TensorFlow, gradients not averaged")])
 @numbers
-def test_broken_copies_train_apart(chapter, line, changed, same, trained, tmp_path):
-    """And the frameworks mend parameters that differ at the start."""
+def test_broken_copies_differ(chapter, line, changed, same, trained, tmp_path):
+    """But the frameworks correct parameters that differ at the start."""
     main = copy_of(chapter, tmp_path / "copy", (line, changed))
     broken = train(main, 2, tmp_path / "c", *DOUBLE, "--epochs", 1)
     difference = largest(trained(BASE[chapter], *DOUBLE, "--epochs", 1), broken)
-    (close if same else apart)("parameters, fp64", difference, FP64)
+    check = close if same else apart
+    check("parameters, fp64", difference, FP64)
 
 
 # Resume, and other launchers
@@ -145,8 +146,8 @@ def test_broken_copies_train_apart(chapter, line, changed, same, trained, tmp_pa
 @pytest.mark.core
 @pytest.mark.parametrize("chapter", [
     case(ONE), case(ONE_TF, marks=[slow]), case(HVD), case(HVD_TF, marks=[slow]), case(DDP)])
-def test_resume_reaches_the_parameters_of_an_uninterrupted_run(chapter, trained, tmp_path):
-    """Stopped within the second epoch, and continued from its start on more ranks."""
+def test_resume_equals_an_uninterrupted_run(chapter, trained, tmp_path):
+    """Stopped in the second epoch, and continued from its start on more ranks."""
     before, after = (1, 1) if chapter in (ONE, ONE_TF) else (2, 3)
     train(chapter, before, tmp_path / "c", *DOUBLE, "--max-steps", 40)
     resumed = train(chapter, after, tmp_path / "c", *DOUBLE, "--epochs", EPOCHS, "--resume",
@@ -165,20 +166,20 @@ def test_deepspeed_resumes_on_another_number_of_ranks(smooth, tmp_path):
     close("parameters, fp32", distance(resumed, one.parameters), one.bound)
 
 
-def test_deepspeed_s_launcher_trains_as_mpiexec_does(tmp_path):
+def test_deepspeed_launcher_trains_as_mpiexec_does(tmp_path):
     flags = "--global-batch-size", GLOBAL_BATCH, "--epochs", 1, "--checkpoint"
     done = execute([BIN / "deepspeed", "--num_gpus", 2, "--master_port", forked.free_port(),
                     ROOT / DS / "main.py", *flags, tmp_path / "c"])
     assert done.code == 0 and "ranks: 2," in done.out, done.err
     same = train(DS, 2, tmp_path / "same", "--epochs", 1)
-    assert (parameters(tmp_path / "c") == same).all()  # two ranks' sums have one order
+    assert (parameters(tmp_path / "c") == same).all()  # a sum over two ranks has only one order
 
 
 # BatchNorm
 
 @pytest.mark.parametrize("chapter", [case(HVD), case(DDP)])
-def test_a_resnet_is_evaluated_with_one_rank_s_statistics(chapter, tmp_path):
-    """BatchNorm's running statistics differ by rank: all evaluate with those that rank 0 saves."""
+def test_resnet_is_evaluated_with_rank_0_statistics(chapter, tmp_path):
+    """BatchNorm's running statistics differ by rank; evaluation uses those that rank 0 saves."""
     flags = ("--model", "resnet18", "--epochs", 1, "--global-batch-size", 240,
              "--checkpoint", tmp_path / "c")
     right = []

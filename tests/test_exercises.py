@@ -1,4 +1,4 @@
-"""The exercises' grader: right for each solution, a hint of its own for each typical mistake."""
+"""The grader: every solution passes, and each typical mistake gets its own hint."""
 
 import runpy
 import shutil
@@ -7,14 +7,14 @@ import forked
 import pytest
 from conftest import ROOT, environment, execute, skip_without
 
-from exercises.grade import FOLDERS, NOT_RUN, NOT_YET, RIGHT
+from exercises.grade import FAILED, FOLDERS, NOT_RUN, PASSED
 
 WRONG = {(number, name): wrong for number, folder in FOLDERS.items()
          for name, wrong in runpy.run_path(f"{ROOT}/tests/wrong/{folder.name}.py")["WRONG"].items()}
 
 
 def cases(values, slow):
-    """Cases of a number, or of a number and a name; `slow` numbers are left to make test-all."""
+    """Return cases of numbers, or of numbers and names; `slow` numbers are for make test-all."""
     params = []
     for value in values:
         marks = [skip_without("02_horovod")] if value[0] == 4 else []
@@ -30,7 +30,7 @@ NUMBERS = [(number,) for number in FOLDERS]
 
 
 def solution(number, tmp_path):
-    """Return the text of an exercise's solution, which is a file of its own or a diff."""
+    """Return the text of an exercise's solution, which is a file or a diff."""
     folder = FOLDERS[number]
     if (folder / "solution.py").exists():
         return (folder / "solution.py").read_text()
@@ -39,8 +39,8 @@ def solution(number, tmp_path):
     return (tmp_path / "exercise.py").read_text()
 
 
-def graded(number, text, tmp_path):
-    """Return what the grader says of a text."""
+def run_grader(number, text, tmp_path):
+    """Run the grader on a text."""
     file = tmp_path / "exercise.py"
     file.write_text(text)
     words = [ROOT / "exercises" / "grade.py", number, "--file", file]
@@ -49,9 +49,9 @@ def graded(number, text, tmp_path):
 
 @pytest.mark.parametrize("number", cases(NUMBERS, slow=[]))
 def test_the_solution_passes(number, tmp_path):
-    done = graded(number, solution(number, tmp_path), tmp_path)
-    assert done.code == RIGHT and "all right" in done.out, done.out + done.err
-    if number == 10:  # what the ring sends is what the formula says
+    done = run_grader(number, solution(number, tmp_path), tmp_path)
+    assert done.code == PASSED and "all checks passed" in done.out, done.out + done.err
+    if number == 10:  # the ring sends as much as the formula says
         assert "600,000 bytes each" in done.out, done.out
 
 
@@ -67,8 +67,8 @@ def test_the_names_of_exercise_9_are_those_of_agree(name, mistake):
 
 @pytest.mark.parametrize("number", cases(NUMBERS, slow=[8]))
 def test_an_untouched_exercise_gets_a_hint(number, tmp_path):
-    done = graded(number, (FOLDERS[number] / "exercise.py").read_text(), tmp_path)
-    assert done.code in (NOT_YET, NOT_RUN) and "hint: " in done.out
+    done = run_grader(number, (FOLDERS[number] / "exercise.py").read_text(), tmp_path)
+    assert done.code in (FAILED, NOT_RUN) and "hint: " in done.out
     assert "Traceback" not in done.out + done.err
 
 
@@ -79,7 +79,7 @@ def test_a_wrong_solution_has_its_hint(number, name, tmp_path):
     for old, new in changes:
         assert old in text
         text = text.replace(old, new, 1)
-    done = graded(number, text, tmp_path)
-    assert done.code in (NOT_YET, NOT_RUN), done.out + done.err
+    done = run_grader(number, text, tmp_path)
+    assert done.code in (FAILED, NOT_RUN), done.out + done.err
     assert hint in done.out.split("hint: ")[-1], done.out
     assert done.out.count("hint: ") == 1 and "Traceback" not in done.out + done.err

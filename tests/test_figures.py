@@ -1,4 +1,4 @@
-"""The pictures: each that a page names is there, and those of records show these records."""
+"""The figures: all that pages show exist, and those of records match the records."""
 
 import re
 
@@ -13,7 +13,7 @@ FOLDER = ROOT / "assets" / "figures"
 
 
 @pytest.mark.check
-def test_every_picture_that_a_page_shows_is_there_and_no_other():
+def test_figures_are_those_that_pages_show():
     pages = tracked([*docs.pages(), *ROOT.glob("0*/*.ipynb")])
     shown = {(path.parent / address).resolve() for path in pages
              for address in re.findall(r"[./\w]+figures/[\w]+[.]\w+", path.read_text())}

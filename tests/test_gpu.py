@@ -1,4 +1,4 @@
-"""submit/gpu.py on the CPU, and the flags that show what one device does: --profile."""
+"""submit/gpu.py on the CPU, and --profile."""
 
 import json
 import sys

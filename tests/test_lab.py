@@ -1,4 +1,4 @@
-"""submit/lab.sh: nodes of namespaces whose link has a speed; what it promises, and refuses."""
+"""submit/lab.sh: nodes made of namespaces, with a link of a given rate."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def lab():
 
 @real_lab
 def test_the_rate_is_what_was_asked_for(lab):
-    """The doctor's all-reduce of 16 MiB, which a ring of two sends once in each direction.
+    """Time the doctor's all-reduce of 16 MiB, which two ranks send once in each direction.
 
     The rate is changed while the lab is up.
     """
@@ -39,12 +39,12 @@ def test_the_rate_is_what_was_asked_for(lab):
 
 
 @real_lab
-def test_nodes_have_names_and_addresses_of_their_own_and_share_no_memory(lab, tmp_path):
+def test_nodes_have_own_names_addresses_and_memory(lab, tmp_path):
     lab("up", 2)
     for node in "nid1", "nid2", "login":
         assert lab("on", node, "hostname").out == f"{node}\n"
     assert "10.77.0.2/24" in lab("on", "nid2", "ip", "-brief", "address", "show", "eth0").out
-    mine = Path("/dev/shm", tmp_path.name)  # of this test alone: another may have left one
+    mine = Path("/dev/shm", tmp_path.name)  # a name of this test only
     lab("on", "nid2", "touch", mine)
     assert not lab("on", "nid1", "ls", "/dev/shm").out and not mine.exists()
     lab("on", "nid1", "sh", "-c", "exit 7", code=7)
@@ -54,7 +54,7 @@ def test_nodes_have_names_and_addresses_of_their_own_and_share_no_memory(lab, tm
 
 @pytest.mark.fault
 @real_lab
-def test_a_node_dies_and_others_live_on(lab):
+def test_other_nodes_survive_a_dead_node(lab):
     lab("up", 2)
     sleeper = lab.start("on", "nid2", "sleep", "1000")
     lab("kill", "nid2")

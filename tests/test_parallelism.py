@@ -1,4 +1,4 @@
-"""Data, tensor and pipeline parallel are one training, and hold what they say."""
+"""Data, tensor and pipeline parallelism are the same training and hold the expected bytes."""
 
 import re
 import sys
@@ -17,16 +17,20 @@ def start(ranks, *words):
     return execute([BIN / "mpiexec", "-n", ranks, sys.executable, *words], cwd=ROOT / "03_ddp")
 
 
-def holds(way, rank, ranks):
-    """Return how many numbers of parameters and of activations a rank holds."""
+def expected_sizes(way, rank, ranks):
+    """Return the numbers of parameters and activations that a rank holds."""
     if way == "data":
         return [sum(WEIGHTS + BIASES), BATCH // ranks * (3 * WIDTH + CLASSES) + 1]  # 1: the loss
     if way == "tensor":  # layers split by rows have whole biases and outputs on every rank
         parameters = (sum(WEIGHTS) + BIASES[0] + BIASES[2]) // ranks + BIASES[1] + BIASES[3]
         return [parameters, BATCH * (2 * WIDTH // ranks + WIDTH + CLASSES) + 1]
-    # A stage keeps what its ReLUs give and, but for the first, what it gets; the last has the loss.
-    layers, size, last = 4 // ranks, BATCH // MICRO_BATCHES, rank == ranks - 1
-    kept = size * WIDTH * (layers + (rank > 0) - last) + (size * CLASSES + 1) * last
+    # A stage keeps its ReLUs' outputs and, except for the first, its input; the last has the loss.
+    layers, size = 4 // ranks, BATCH // MICRO_BATCHES
+    inputs_kept = 1 if rank > 0 else 0
+    if rank < ranks - 1:
+        kept = size * WIDTH * (layers + inputs_kept)
+    else:
+        kept = size * WIDTH * (layers + inputs_kept - 1) + size * CLASSES + 1
     in_flight = MICRO_BATCHES if way == "gpipe" else ranks - rank  # 1F1B: the stages to the end
     part = slice(layers * rank, layers * (rank + 1))
     return [sum(WEIGHTS[part] + BIASES[part]), kept * in_flight]
@@ -43,10 +47,10 @@ def test_three_ways_are_one_training_and_hold_their_bytes(ranks, tmp_path):
         way, rank = record["way"], record["rank"]
         close("parameters, fp64", record["difference"], FP64)
         numbers = [record["parameters"] / 8, record["activations"] / 8]  # fp64 has 8 bytes
-        assert numbers == holds(way, rank, ranks)
+        assert numbers == expected_sizes(way, rank, ranks)
 
 
-def test_a_training_that_differs_is_noticed(tmp_path):
+def test_a_different_training_is_detected(tmp_path):
     """Data parallel without DDP: each rank trains on its own images."""
     changed = copy_of("03_ddp", tmp_path, ("cross_entropy(ddp(images)",
                       "cross_entropy(network(images)"), name="three_ways.py")

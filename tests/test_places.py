@@ -1,4 +1,4 @@
-"""Where a program runs does not matter: a copied folder, a read-only checkout, a full disk."""
+"""Programs run anywhere: from a copied folder, a read-only checkout, with a full disk."""
 
 import json
 import os
@@ -21,36 +21,36 @@ def mpiexec(chapter):
 
 
 @pytest.mark.fault
-def test_a_reader_that_has_gone_ends_the_job():
-    """`mpiexec -n 2 python main.py | head -1` ends, soon."""
+def test_closed_pipe_ends_the_job():
+    """`mpiexec -n 2 python main.py | head -1` ends soon."""
     words = [BIN / "mpiexec", "-n", 2, sys.executable, ROOT / "03_ddp" / "main.py", "--epochs", 50]
     done = execute(["sh", "-c", '"$@" | head -1', "sh", *words], timeout=100)
     assert done.out.startswith("digits: ") and len(done.out.splitlines()) == 1
 
 
 @every
-def test_a_folder_travels(chapter, tmp_path):
-    """Each chapter's folder, copied to a place with blanks and umlauts in its name, runs there."""
-    main, place = LESSONS[chapter], tmp_path / "Übung der Gäste"
-    shutil.copytree(main.parent, place, ignore=shutil.ignore_patterns("__pycache__", "data"))
+def test_copied_folder_runs(chapter, tmp_path):
+    """Each chapter runs in a copy of its folder, with spaces and umlauts in the path."""
+    main, folder = LESSONS[chapter], tmp_path / "Übung der Gäste"
+    shutil.copytree(main.parent, folder, ignore=shutil.ignore_patterns("__pycache__", "data"))
     words = [*mpiexec(chapter), sys.executable, main.name, "--max-steps", 2, "--results", "r"]
-    done = execute(words, cwd=place)
+    done = execute(words, cwd=folder)
     assert done.code == 0, done.err
-    assert [result["chapter"] for result in lines(place / "r")] == [chapter]
+    assert [result["chapter"] for result in lines(folder / "r")] == [chapter]
 
 
 UNSHARE = ["unshare", "--mount", *["--user", "--map-root-user"] * bool(os.getuid())]
 MOUNTS = shutil.which("unshare") and subprocess.run([*UNSHARE, "true"], capture_output=True)
 CANNOT_MOUNT = None
 if not MOUNTS or MOUNTS.returncode:
-    CANNOT_MOUNT = "this kernel allows no mount of a test's own"
+    CANNOT_MOUNT = "mounting is not permitted here"
 
 
 @needs_root(CANNOT_MOUNT)
 @pytest.mark.fault
 @every
 def test_a_read_only_checkout(chapter, tmp_path):
-    """Nothing is written into it: no bytecode, no cache, nothing compiled."""
+    """Programs write nothing into it: no bytecode, no cache, nothing compiled."""
     folder = tmp_path / "Gäste"
     folder.mkdir()
     words = [*mpiexec(chapter), sys.executable, "-O", LESSONS[chapter], *SOME,
@@ -64,7 +64,7 @@ def test_a_read_only_checkout(chapter, tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full, which is a full disk")
 @pytest.mark.fault
-def test_a_record_that_finds_no_room_is_printed(tmp_path):
+def test_record_is_printed_if_the_disk_is_full(tmp_path):
     full_disk = tmp_path / "results"
     full_disk.symlink_to("/dev/full")  # only the last write notices
     done = run("03_ddp", 2, *SOME, "--results", full_disk, launcher=True)

@@ -1,4 +1,4 @@
-"""submit/predict.py: a scaling table from a run on one GPU, and the run that agree.py times."""
+"""submit/predict.py: a scaling table from a one-GPU run, and the run that agree.py times."""
 
 import json
 import os
@@ -19,20 +19,20 @@ RUN = {"chapter": "mine.py", "ranks": 1, "nodes": 1, "device": "cuda",
 
 @pytest.fixture
 def table(tmp_path):
-    """A function that returns predict.py's table as it saved it: records, flags."""
-    def predicted(records, *flags):
+    """Return a function (records, *flags) -> the table that predict.py saved."""
+    def predict_table(records, *flags):
         path = tmp_path / "run.jsonl"
         path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
         done = execute([*PREDICT, path, "--csv", tmp_path / "table.csv", *flags])
         assert done.code == 0, done.err
         assert "7 predictions for published runs over a network: median error" in done.out
         return pandas.read_csv(tmp_path / "table.csv").set_index("nodes")
-    return predicted
+    return predict_table
 
 
 @pytest.mark.check
 def test_one_gpu_and_a_slow_link(table, tmp_path):
-    """One GPU is as fast as it was; two nodes cannot be faster than bytes and link allow."""
+    """One GPU is as fast as measured; two nodes are no faster than bytes and link allow."""
     rows = table([RUN], "--gpus", 1, "--node-link", 10e6, "--nodes", 1, 2, 512, "--epochs", 9,
                  "--figure", tmp_path / "scaling.png")
     close("one GPU's samples/s", abs(rows["samples/s"][1] / 320 - 1), ARITHMETIC)
@@ -48,8 +48,8 @@ def test_strong_scaling_takes_the_time_of_smaller_batches(table):
     smaller = RUN | {"global_batch_size": 32, "step_seconds": 0.19}
     flags = "--gpus", 2, "--node-link", 1e12, "--nodes", 1, 2, "--strong"
     assert list(table([smaller, RUN], *flags)["global batch"]) == [128, 128]
-    assert table([smaller, RUN], *flags)["speed-up"][2] < 2.2  # a batch of half takes as long
-    assert table([RUN], *flags)["speed-up"][2] > 3.5  # nobody has told it
+    assert table([smaller, RUN], *flags)["speed-up"][2] < 2.2  # half the batch takes as long
+    assert table([RUN], *flags)["speed-up"][2] > 3.5  # no record for the smaller batch
 
 
 @pytest.mark.check
@@ -63,8 +63,8 @@ def test_a_link_that_the_doctor_measured():
     close("a measured level", abs(level / model.CENTRAL.level - 1), ARITHMETIC)
 
 
-def test_the_run_of_a_script_that_nobody_has_converted(tmp_path):
-    """Its record has the batch, the data set's size, and the bytes of all gradients."""
+def test_run_of_an_unconverted_script(tmp_path):
+    """Its record has the batch size, the data set's size and the gradients' bytes."""
     script = copy_of("03_ddp", tmp_path, ("num_workers=2", "num_workers=0"), name="your_script.py")
     results = tmp_path / "run.jsonl"
     done = forked.run([AGREE, "--results", results, "--steps", 9, script], 1, environment())

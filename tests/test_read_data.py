@@ -1,4 +1,4 @@
-"""Every way to read delivers the same bytes, each image once an epoch; a faulty way is noticed."""
+"""All ways to read deliver the same bytes, each image once per epoch; faults are detected."""
 
 import json
 import re
@@ -15,8 +15,8 @@ def command(ranks, *words):
     return [BIN / "mpiexec", "-n", ranks, sys.executable, *words]
 
 
-def in_turn(ranks, cases, **options):
-    """Run cases, (old text, new text, flags). Returns the lines about mistakes."""
+def run_cases(ranks, cases, **options):
+    """Run cases (old text, new text, flags). Return the error lines."""
     words = command(ranks, PROGRAMS / "readers_in_turn.py", SOURCE, json.dumps(cases))
     done = execute(words, timeout=60, **options)
     assert done.code == 0, done.err
@@ -29,7 +29,7 @@ def flags(folder, way):
 
 
 def test_every_way_delivers_the_same_bytes_and_each_image_once(tmp_path):
-    assert in_turn(2, [("", "", flags(tmp_path, way)) for way in WAYS]) == []
+    assert run_cases(2, [("", "", flags(tmp_path, way)) for way in WAYS]) == []
     records = lines(tmp_path / "results")
     assert [record["way"] for record in records] == WAYS
     assert len({record["checksum"] for record in records}) == 1
@@ -38,13 +38,13 @@ def test_every_way_delivers_the_same_bytes_and_each_image_once(tmp_path):
         excess = record["warm_read_bytes"] - SIZE * IMAGES
         if record["way"] == "mpi-io-default":
             assert excess > SIZE * IMAGES / 2
-        else:  # next to the images, only a look at the counter
+        else:  # besides the images, only reading the counter
             assert 0 <= excess < 4000, record["way"]
 
 
 def test_readers_serve_each_its_own_node(tmp_path):
-    """MPICH takes even and odd ranks for two nodes."""
-    in_turn(4, [("", "", flags(tmp_path, way)) for way in ("files", "readers")],
+    """MPICH treats even and odd ranks as two nodes."""
+    run_cases(4, [("", "", flags(tmp_path, way)) for way in ("files", "readers")],
             env={"MPIR_CVAR_NUM_CLIQUES": "2"})
     files, readers = lines(tmp_path / "results")
     assert readers["nodes"] == 2 and readers["checksum"] == files["checksum"]
@@ -58,7 +58,7 @@ def test_what_is_wrong_is_noticed(tmp_path):
              ("files", "images[world.rank::ranks]", "images[0::ranks]", once)]  # rank 0's images
     changes = [(old, new, [*flags(tmp_path, way)[:4], "--folder", str(tmp_path / f"{number}")])
                for number, (way, old, new, _) in enumerate(cases)]
-    messages = in_turn(2, changes)
+    messages = run_cases(2, changes)
     assert len(messages) == len(cases), messages
     assert all(expected in message for message, (*_, expected) in zip(messages, cases))
 
@@ -69,7 +69,7 @@ def test_mistakes_are_one_line(tmp_path):
     cases = {"--way tape": "--way.*tape", "--way files --images 64": "--images.*multiple of 128",
              "--way files --results /none/results": "cannot write /none/results",
              f"--way mpi-io --folder {tmp_path / 'images'}": "images.bin has 17 bytes"}
-    messages = in_turn(2, [("", "", words.split()) for words in cases])
+    messages = run_cases(2, [("", "", words.split()) for words in cases])
     assert len(messages) == len(cases), messages
     for message, expected in zip(messages, cases.values()):
         assert re.fullmatch(f"read_data.py: .*{expected}.*", message)
@@ -77,7 +77,7 @@ def test_mistakes_are_one_line(tmp_path):
 
 
 def test_a_dataloader_reads_hdf5_on_two_ranks_with_workers(tmp_path):
-    """Every image once: the program checks it."""
+    """The program itself checks that every image is read once."""
     words = command(2, ROOT / "reading_data" / "hdf5.py", "--images", 256)
     done = execute([*words, "--workers", 1, "--folder", tmp_path], timeout=120)
     wrong = execute([*words, "--folder", "/proc/nowhere"], timeout=60)

@@ -9,7 +9,7 @@ from conftest import ROOT, TRACKED, execute, tracked
 
 from tools.pages import docs
 
-GROWN_FROM = {  # a lesson, and the one that it is compared with
+GROWN_FROM = {  # {lesson: the lesson that it is compared with}
     "02_horovod/pytorch/main.py": "01_single_node/main.py",
     "02_horovod/tensorflow/main.py": "01_single_node/main_tf.py",
     "03_ddp/main.py": "01_single_node/main.py",
@@ -25,7 +25,7 @@ def name_of(path):
 
 
 @pytest.mark.check
-def test_what_every_chapter_has_is_the_same_to_the_byte():
+def test_copies_are_identical():
     pairs = list(docs.copies())
     assert len(pairs) >= 10
     for master, copy in pairs:
@@ -33,7 +33,7 @@ def test_what_every_chapter_has_is_the_same_to_the_byte():
 
 
 @pytest.mark.check
-def test_a_function_that_a_lesson_keeps_is_the_same():
+def test_functions_shared_by_lessons_are_equal():
     """Except for main(), which is the lesson."""
     def functions(name):
         nodes = ast.parse((ROOT / name).read_text()).body
@@ -56,8 +56,8 @@ def test_page_is_fresh(path):
 
 @pytest.mark.check
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_every_file_and_make_command_that_a_page_names_is_there(path):
-    """From the top folder or the page's own."""
+def test_files_and_commands_named_on_pages_exist(path):
+    """Relative to the top folder or the page's."""
     text = path.read_text()
     named = re.findall(r"(?<![\w/.-])(?:\.\./)?(?:0\w+|assets|docs|exercises|submit|tests|tools)"
                        r"/[\w./]*\.(?:py|sh|pbs|slurm|md|ipynb|jsonl|csv|txt|png|svg)\b", text)

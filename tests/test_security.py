@@ -1,4 +1,4 @@
-"""No secret is in what is written or printed, and no word of a user reaches a shell."""
+"""No secret is written or printed, and user input reaches no shell."""
 
 import sys
 
@@ -17,7 +17,7 @@ SHELL_WORDS = "$(touch {0})`touch {0}`; touch {0} && touch {0} | touch {0}\n tou
 @pytest.mark.parametrize("words", [
     pytest.param(SWEEP, id="sweep.py"),
     pytest.param(DOCTOR, id="doctor.py", marks=pytest.mark.slow)])
-def test_no_secret_is_in_what_is_written_or_printed(words, tmp_path):
+def test_no_secret_is_written_or_printed(words, tmp_path):
     done = execute(words, env=SECRETS, timeout=120, cwd=tmp_path)
     written = "".join(path.read_text() for path in tmp_path.glob("results*"))
     assert done.code == 0 and "hush" not in done.out + done.err + written, done
@@ -26,10 +26,10 @@ def test_no_secret_is_in_what_is_written_or_printed(words, tmp_path):
 
 @pytest.mark.fault
 @pytest.mark.parametrize(("words", "word"), [
-    ([*SWEEP, "--dataset", "mnist", "--data-dir"], SHELL_WORDS),  # the sweep's runs get it
-    (["bash", SUBMIT / "lab.sh", "up"], "UID[$(touch {0})]")],  # bash would compute it
+    ([*SWEEP, "--dataset", "mnist", "--data-dir"], SHELL_WORDS),  # passed on to the sweep's runs
+    (["bash", SUBMIT / "lab.sh", "up"], "UID[$(touch {0})]")],  # bash would evaluate it
     ids=["sweep.py", "lab.sh"])
-def test_words_of_a_user_reach_no_shell(words, word, tmp_path):
+def test_user_input_reaches_no_shell(words, word, tmp_path):
     made = tmp_path / "made"
     done = execute([*words, word.format(made)], timeout=60, cwd=tmp_path)
     assert done.code and not made.exists(), done

@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, and fetches nothing from a network."""
+"""The site builds without warnings and loads nothing from a network."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from conftest import ROOT, execute, tracked
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Build the site. A broken link, a missing picture, a page outside of the contents end it."""
+    """Build the site; a broken link, a missing picture or an unlisted page fails."""
     folder = tmp_path_factory.mktemp("site")
     done = execute([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs",
                     "-d", folder / "doctrees", ".", folder / "out"], cwd=ROOT, timeout=300)

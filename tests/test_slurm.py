@@ -32,7 +32,7 @@ SITES = sorted(tracked(ROOT.glob("submit/sites/*.sh")))
 
 
 class Cluster:
-    """The chapters in a folder with a blank in its name, and a Slurm that runs their scripts."""
+    """The chapters in a folder with a space in its name, and a Slurm that runs their scripts."""
 
     def __init__(self, folder):
         self.folder = folder / "the workshop"
@@ -42,7 +42,7 @@ class Cluster:
         self.lab = Lab(f"slurm-{os.getpid()}")
         self.lab("up", 2, "--slurm")
         self.env = self.lab.env | {"VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": ""}
-        self.centre(folder)
+        self.write_site_files(folder)
         (folder / "bin").mkdir()  # an environment like Polaris': PALS's mpiexec comes first
         (folder / "bin" / "activate").write_text(
             f'. "{sys.prefix}/bin/activate"\nPATH="{ROOT}/tests/pals:$PATH"\n')
@@ -50,8 +50,8 @@ class Cluster:
         self.polaris = {"SITE": "polaris", "VENV": str(folder), "PALS_PPN": "1",
                         "HOME": str(folder)}
 
-    def centre(self, folder):
-        """Write a site's file and course.sh outside of the clone; nothing is reserved."""
+    def write_site_files(self, folder):
+        """Write a site file and course.sh outside the clone, without a reservation."""
         self.course, site = folder / "course.sh", folder / "mine.sh"
         shutil.copy(ROOT / "submit" / "sites" / "slurm_cpu.sh", site)
         text = (ROOT / "submit" / "course.sh").read_text()
@@ -72,7 +72,7 @@ class Cluster:
         return done.stdout
 
     def sbatch(self, *flags, chapter="03_ddp", script="submit.slurm"):
-        """Submit on two nodes as an attendee does, who sources course.sh. Return the number."""
+        """Source course.sh and submit on two nodes, as an attendee does. Return the job number."""
         return re.search(r"\d+", self.run(
             "bash", "-c", '. "$0" && sbatch "$@"', self.course, "--output=job-%j.txt",
             "--cpus-per-task=1", "-N", 2, "--ntasks-per-node=1", script, *flags,
@@ -84,7 +84,7 @@ class Cluster:
                         env=self.polaris | {"FLAGS": " ".join(map(str, flags))}).strip()
 
     def end(self, job, chapter="03_ddp", timeout=240):
-        """Return how a job ended, as COMPLETED 0:0, and what it printed; a hang fails the test."""
+        """Return a job's state, such as COMPLETED 0:0, and its output; a hang fails the test."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             shown = self.run("scontrol", "show", "job", job)
@@ -129,7 +129,7 @@ def test_a_submit_script_trains_as_one_rank_does(cluster, tmp_path):
 def test_srun_without_mpi(cluster, tmp_path):
     cluster.run("srun", "--mpi=none", "-N", 2, "-n", 2, BIN / "python", "main.py", *ONE_STEP,
                 "--results", tmp_path / "results")
-    result, = lines(tmp_path / "results")  # one world, and not two
+    result, = lines(tmp_path / "results")  # one world, not two
     assert (result["ranks"], result["nodes"]) == (2, 2)
 
 
@@ -149,8 +149,8 @@ def test_the_doctor_as_a_job(cluster):
 @real_slurm
 @pytest.mark.parametrize("reservation", [
     pytest.param("course", marks=pytest.mark.slow), "of another day"])
-def test_the_evening_before(cluster, reservation):
-    """Jobs of eight ranks on two nodes, through a reservation; and what no job can start with."""
+def test_readiness_script(cluster, reservation):
+    """Jobs run through a valid reservation, and an invalid one is reported."""
     words = f'. "$0" && SBATCH_RESERVATION="{reservation}" bash submit/ready.sh'
     is_ready = reservation == "course"
     if is_ready:
@@ -168,7 +168,7 @@ def test_the_evening_before(cluster, reservation):
 @real_slurm
 @pytest.mark.fault
 def test_a_rank_that_dies_ends_the_step(cluster, tmp_path):
-    """As the sites' files start it. The other node's rank waits in an all-reduce."""
+    """Started as the site files do; the other node's rank waits in an all-reduce."""
     backward = "            loss.backward()"
     main = copy_of("03_ddp", tmp_path / "copy", (backward, f"""\
             if rank == 1 and step == 3:
@@ -183,7 +183,7 @@ def test_a_rank_that_dies_ends_the_step(cluster, tmp_path):
 # Without a scheduler
 
 def test_a_submit_script_runs_on_this_machine(tmp_path):
-    """The second of the five steps from a laptop to a cluster."""
+    """Step 2 of the five from a laptop to a cluster."""
     done = execute(["bash", "submit.slurm", *ONE_STEP, "--results", tmp_path / "results"],
                    cwd=ROOT / "03_ddp", env={"SITE": "here", "VENV": sys.prefix})
     assert done.code == 0, done.err
@@ -205,8 +205,8 @@ def test_what_is_missing_is_named(env, message):
 
 @pytest.mark.check
 @pytest.mark.parametrize("site", SITES, ids=lambda path: path.stem)
-def test_a_site_s_file_launches(site, tmp_path):
-    """On as many ranks as the batch system gives, then as the sweep asks, by RANKS and NODES."""
+def test_site_file_launches_ranks(site, tmp_path):
+    """On the batch system's number of ranks, then on the sweep's RANKS and NODES."""
     (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")  # each node counts once
     env = {"PBS_NODEFILE": "nodes", "SLURM_NTASKS": "8", "SLURM_NNODES": "2", "USER": "me",
            "SLURM_CPUS_PER_TASK": "8", "MVAPICH": "/m", "PYTORCH": "/p", "CONTAINER": "/c.sif"}
@@ -223,7 +223,7 @@ def test_a_site_s_file_launches(site, tmp_path):
 # Headers
 
 @pytest.mark.check
-def test_the_chapters_scripts_are_those_that_are_tried():
+def test_submit_scripts_of_all_chapters_are_equal():
     for name in "submit.pbs", "submit.slurm":
         for folder in {path.parent for path in LESSONS.values()} - {ROOT / "01_single_node"}:
             text = re.sub(r"(-N |--job-name=)\w+", r"\1ddp", (folder / name).read_text())
@@ -231,8 +231,8 @@ def test_the_chapters_scripts_are_those_that_are_tried():
 
 
 @pytest.mark.check
-def test_the_header_check_passes_ours_and_names_what_is_wrong(tmp_path):
-    """Lines of others: what Slurm's and PBS' own readers pass over, and what they do not."""
+def test_header_check_accepts_ours_and_reports_errors(tmp_path):
+    """Lines of other scripts: those that Slurm and PBS ignore, and those that they read."""
     def check(*paths):
         return execute([sys.executable, ROOT / "submit" / "check_script.py", *paths])
 

@@ -1,4 +1,4 @@
-"""A study may be killed at any moment: each run is done once, and the published file is whole."""
+"""A study survives being killed: each run is done once, and the published file is complete."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_a_killed_study_resumes(tmp_path):
     words = [sys.executable, "-c", STUDY, tmp_path]
     assert execute([*words, 3], cwd=ROOT).code == -9
     part = tmp_path / "r.jsonl.part"
-    assert len(lines(part)) == 2  # on disk when they were done
+    assert len(lines(part)) == 2  # written as soon as they were done
     part.write_text(part.read_text() + '{"n": 3, "tw')  # and a third, cut off
     done = execute([*words, 0], cwd=ROOT)
     assert done.code == 0, done.err
@@ -43,7 +43,7 @@ def test_a_killed_study_resumes(tmp_path):
 
 @pytest.mark.check
 @pytest.mark.parametrize("name", ["git", "host"])
-def test_partial_results_from_another_commit_or_machine_are_discarded(name, tmp_path, capsys):
+def test_partial_results_from_elsewhere_are_discarded(name, tmp_path, capsys):
     def do(n):
         raise OSError("no space left")
 

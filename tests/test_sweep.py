@@ -1,4 +1,4 @@
-"""The sweep: every run recorded once, whatever interrupts it; what is remarkable is flagged."""
+"""The sweep records every run once, despite interruptions, and adds warnings."""
 
 import re
 import subprocess
@@ -48,7 +48,7 @@ def test_a_killed_sweep_resumes(tmp_path):
     psutil.wait_procs(left, 60)
 
     before = results.read_text()
-    assert len(before.splitlines()) == 1  # on disk when it was done
+    assert len(before.splitlines()) == 1  # written as soon as it was done
     results.write_text(before + before[:100])
     done = execute(words)
     assert done.code == 0 and "1 of 2 runs are in" in done.err, done.err
@@ -74,7 +74,7 @@ def test_a_run_that_gives_no_record_says_why(script, reason, tmp_path, monkeypat
 
 
 @pytest.mark.check
-def test_a_table_tells_efficiency_and_what_may_mislead():
+def test_table_has_efficiency_and_warnings():
     runs = [{"study": "weak", "chapter": "03_ddp", "flags": "", "ranks": ranks, "batch": 64,
              "nodes": 1, "cpus": 2, "device": "cpu", "processor": "a CPU", "site": "here",
              "images_per_second": speed}

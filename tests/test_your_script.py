@@ -22,7 +22,7 @@ class Order(DistributedSampler):
 def copy(name, folder, *changes):
     """Return a copy of a script that trains two epochs in fp64, with weights in its own folder.
 
-    It has no workers, each of which a forked rank starts slowly.
+    Its loaders have no workers, which forked ranks start slowly.
     """
     workers = re.search(r"num_workers=.*?\)", (ROOT / "03_ddp" / name).read_text(), re.S).group()
     return copy_of(
@@ -38,8 +38,8 @@ def weights_and_lines(script, done):
 
 
 @pytest.fixture(scope="module")
-def ordinary(tmp_path_factory):
-    """The ordinary script, where only the order of the images is that of DistributedSampler."""
+def baseline_run(tmp_path_factory):
+    """Run the ordinary script with DistributedSampler's order of images."""
     folder = tmp_path_factory.mktemp("ordinary")
     (folder / "order.py").write_text(ORDER)
     script = copy(BEFORE, folder, ("shuffle=True", "sampler=Order(train, 1, 0)"),
@@ -47,11 +47,11 @@ def ordinary(tmp_path_factory):
     return weights_and_lines(script, forked.run([script], 1, environment(), timeout=120))
 
 
-def test_the_conversion_trains_as_the_ordinary_script(ordinary, tmp_path):
+def test_the_conversion_trains_as_the_ordinary_script(baseline_run, tmp_path):
     script = copy(AFTER, tmp_path)
     done = forked.run([script], 2, environment(), timeout=120)
     weights, lines = weights_and_lines(script, done)
-    expected_weights, expected_lines = ordinary
+    expected_weights, expected_lines = baseline_run
     assert weights.keys() == expected_weights.keys()
     for name, tensor in expected_weights.items():
         close("parameters, fp64", (weights[name] - tensor).abs().max().item(), FP64)
@@ -60,7 +60,7 @@ def test_the_conversion_trains_as_the_ordinary_script(ordinary, tmp_path):
 
 @pytest.mark.slow
 @skip_without("02_horovod")
-def test_the_tensorflow_script_prints_the_same_on_one_rank_and_two(tmp_path):
+def test_tensorflow_script_agrees_on_one_and_two_ranks(tmp_path):
     script = copy_of(
         "02_horovod/tensorflow", tmp_path, ("hvd.init()", "hvd.init()\nkeras.config.set_floatx"
         "('float64')"), ("range(5)", "range(2)"), (":.4f}, test", ":.12f}, test"),

@@ -1,4 +1,4 @@
-"""Chapter 5: every stage is the same training, and holds the bytes that the formulae say."""
+"""Chapter 5: every stage is the same training and holds the bytes of the formulae."""
 
 import re
 from types import SimpleNamespace
@@ -12,12 +12,12 @@ from tolerances import COUNT, FP64, LOSS, ONE_DECIMAL, ROOM, close, distance
 FIVE, FSDP = "05_zero", "05_zero/fsdp.py"
 SMALL = "--width", 256, "--layers", 8, "--global-batch-size", 64  # 0.5 M parameters
 LAYER = 256 * 256 + 256
-STEPS = 1437 // 64  # an epoch, of which the accounting looks at the second
-RATE = 2.0  # --lr of the smooth twin, whose Adam divides by 1 and not by the size of a gradient
+STEPS = 1437 // 64  # per epoch; the accounting measures the second
+RATE = 2.0  # --lr of the smooth variant, whose Adam divides by 1 and not by the size of a gradient
 
 
 def train(chapter, ranks, folder, *flags):
-    """Return the record of a run of the smooth twin."""
+    """Return the record of a run of the smooth variant."""
     done = run(chapter, ranks, *SMALL, "--lr", RATE, *flags, "--results", folder / "results",
                hook=["smooth.py"])
     assert done.code == 0, done.err
@@ -62,7 +62,7 @@ def plain():
 
 
 def expect_bytes(record, stage):
-    """Within 1 % of the formula, or a layer where layers are gathered or are in two shares."""
+    """Assert 1 % of the formula, or two layers where layers are gathered or split."""
     two_layers = 2 * LAYER * (8 if record["precision"] == "fp64" else 4)
     by_deepspeed = record["chapter"] == FIVE
     for counted in record["memory"]:
@@ -94,7 +94,7 @@ def test_a_stage_is_the_plain_training_and_holds_its_bytes(chapter, stage, ranks
     expect_bytes(record, stage)
 
 
-def test_in_mixed_precision_a_rank_holds_what_the_paper_says(tmp_path):
+def test_mixed_precision_holds_the_bytes_of_the_paper(tmp_path):
     """16P/N at stage 3."""
     record = train(FIVE, 2, tmp_path, "--stage", 3, "--precision", "bf16", "--max-steps", 2)
     for counted in record["memory"]:
@@ -106,9 +106,9 @@ def test_in_mixed_precision_a_rank_holds_what_the_paper_says(tmp_path):
 @pytest.mark.core
 @pytest.mark.parametrize(("chapter", "flags", "ranks"), [
     (FIVE, ["--stage", 3], 2), (FSDP, ["--precision", "fp64"], 1)])
-def test_resume_reaches_the_parameters_of_an_uninterrupted_run(
+def test_resume_equals_an_uninterrupted_run(
         chapter, flags, ranks, plain, tmp_path):
-    """DeepSpeed's checkpoint goes on with as many ranks, fsdp.py's with any number."""
+    """A DeepSpeed checkpoint resumes only on the same number of ranks, fsdp.py's on any."""
     train(chapter, 2, tmp_path, *flags, "--checkpoint", tmp_path / "whole", "--epochs", 2)
     train(chapter, 2, tmp_path, *flags, "--checkpoint", tmp_path / "c", "--epochs", 1)
     resume = *flags, "--checkpoint", tmp_path / "c", "--epochs", 2, "--resume"
@@ -131,7 +131,7 @@ def test_mistakes_are_one_line(chapter, flags, message, tmp_path):
 
 
 @pytest.mark.check
-def test_the_paper_s_example():
+def test_formula_reproduces_the_paper():
     """Rajbhandari et al., figure 1: 7.5 billion parameters, 64 ranks, mixed precision, in GB."""
     accounting = load_module(ROOT / FIVE / "accounting.py")
     formulae = [accounting.formula(stage, 64, 7_500_000_000, 0, width=2, master=4,

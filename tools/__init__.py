@@ -1,4 +1,4 @@
 """What `make` runs: environment, measurements, pages. By hand: python -m tools.measuring.demo.
 
-Arrows go one way: tools use submit/, never the other way.
+Dependencies go one way: tools may import submit, never the reverse.
 """

@@ -1,7 +1,7 @@
-"""The look of every figure, on pages and in notebooks: size, text, and colours with one meaning.
+"""The style of all figures, on pages and in notebooks: size, text, and colours with one meaning.
 
-A figure is WIDTH inches wide and shown at 96 pixels an inch. Its smallest text, of TEXT points, is
-then 18.7 pixels high, which the last row can read on a projector of 1280 x 800.
+A figure is WIDTH inches wide and shown at 96 pixels per inch. Its smallest text, of TEXT points, is
+then 18.7 pixels high, readable from the last row on a projector of 1280 x 800.
 """
 
 import io
@@ -13,12 +13,12 @@ from PIL import Image
 
 WIDTH = 9  # inches
 TEXT, TITLE = 14, 16  # points
-DPI = 200  # so that it stays sharp at twice the size
+DPI = 200  # sharp at twice the size, too
 
-# Okabe and Ito's colours, Tol's, and ColorBrewer's: the colour-blind tell them apart, too.
+# Okabe and Ito's colours, Tol's, and ColorBrewer's: distinguishable for the colour-blind.
 RANKS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 COMMUNICATION, ABSENT = "#404040", "#E6E6E6"
-MEASURED, PREDICTED, IDEAL = "#000000", "#D55E00", "#8C8C8C"  # IDEAL: what cannot be beaten
+MEASURED, PREDICTED, IDEAL = "#000000", "#D55E00", "#8C8C8C"  # IDEAL: the upper bound
 STEP = {"forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73",
         "all-reduce": COMMUNICATION}
 LIBRARIES = {"one process": "#000000", "Horovod": "#D55E00", "DDP": "#0072B2",
@@ -33,8 +33,8 @@ STAGES = ("#BDBDBD", "#9ECAE1", "#4292C6", "#08519C")  # of ZeRO
 ROLES = {"parameters": "#332288", "gradients": "#882255", "master copy": "#44AA99",
          "optimizer state": "#DDCC77", "activations": "#CC6677"}  # of memory
 TIME = {"useful": "#92C5DE", "stragglers": "#F4A259", "communication": COMMUNICATION,
-        "failures": "#B2182B"}  # where the time of many GPUs goes
-CACHE = {"warm": "#EE7733", "cold": "#33BBEE"}  # a file in the kernel's memory, or on disk alone
+        "failures": "#B2182B"}  # shares of the time of many GPUs
+CACHE = {"warm": "#EE7733", "cold": "#33BBEE"}  # a file in the page cache, or only on disk
 
 matplotlib.rcParams.update({
     "font.size": TEXT, "axes.titlesize": TITLE, "figure.titlesize": TITLE, "axes.labelsize": TEXT,
@@ -43,34 +43,34 @@ matplotlib.rcParams.update({
     "axes.titlelocation": "left", "lines.linewidth": 2.5, "lines.markersize": 8, "figure.dpi": 96})
 
 
-def small(png: bytes) -> bytes:
-    """Return the picture in 128 colours: a third of the bytes, and notebooks are in git."""
-    picture = Image.open(io.BytesIO(png))
+def reduce_colors(png: bytes) -> bytes:
+    """Return the PNG with 128 colours: a third of the bytes, because notebooks are in git."""
+    image = Image.open(io.BytesIO(png))
     reduced = io.BytesIO()
-    few = picture.convert("RGB").quantize(128, dither=Image.Dither.NONE)
-    few.save(reduced, format="png", optimize=True)
+    quantized = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    quantized.save(reduced, format="png", optimize=True)
     return reduced.getvalue()
 
 
 # For the figures on pages
 
-def picture(height: float, rows: int = 1, columns: int = 1, title: str = "", **grid: object):
-    """Return a figure of this height in inches, and its axes. `grid` is for Figure.subplots."""
+def make_figure(height: float, rows: int = 1, columns: int = 1, title: str = "", **grid: object):
+    """Return a figure `height` inches high, and its axes; `grid` goes to Figure.subplots."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     if title:
         figure.suptitle(title, x=0.01, ha="left")
     return figure, figure.subplots(rows, columns, **grid)
 
 
-def head(figure: Figure, title: str, entries: dict, **options: object) -> None:
-    """Write the title, and a legend in one line below it. entries: artists by label."""
-    look = {"ncols": len(entries), "handlelength": 1.2, "handletextpad": 0.5, "columnspacing": 1.3,
-            "borderpad": 0, "borderaxespad": 0.46}
+def add_title_and_legend(figure: Figure, title: str, entries: dict, **options: object) -> None:
+    """Add the title, and a legend in one line below it. entries: artists by label."""
+    legend_options = {"ncols": len(entries), "handlelength": 1.2, "handletextpad": 0.5,
+                      "columnspacing": 1.3, "borderpad": 0, "borderaxespad": 0.46}
     figure.legend(entries.values(), entries.keys(), loc="outside upper left", title=title,
-                  title_fontsize=TITLE, alignment="left", **look | options)
+                  title_fontsize=TITLE, alignment="left", **legend_options | options)
     figure.get_layout_engine().set(h_pad=0.08)  # inches
 
 
-def foot(figure: Figure, text: str) -> None:
-    """Write what was measured, where and how often, under everything."""
+def add_footer(figure: Figure, text: str) -> None:
+    """Add a line at the bottom: what was measured, where and how often."""
     figure.supxlabel(textwrap.fill(text, 84), x=0.01, ha="left", fontsize=TEXT, color=COMMUNICATION)

@@ -4,12 +4,12 @@ import torch
 import torch.distributed as dist
 
 
-def exchange(chunk, room):
+def exchange(chunk, buffer):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     right = (rank + 1) % ranks
     left = (rank - 1) % ranks
     sending = dist.isend(chunk, right)
-    dist.recv(room, left)
+    dist.recv(buffer, left)
     sending.wait()
 
 
@@ -27,8 +27,8 @@ def all_gather(chunks):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for step in range(ranks - 1):
         sent = chunks[(rank - step + 1) % ranks]
-        replaced = chunks[(rank - step) % ranks]
-        exchange(sent, replaced)
+        target = chunks[(rank - step) % ranks]
+        exchange(sent, target)
 
 
 def ring_all_reduce(tensor):

@@ -1,15 +1,15 @@
-"""What the grade of exercise 3 looks at."""
+"""Checks for exercise 3: a one-GPU script with DistributedDataParallel."""
 
-from scripts import by_torchrun, points_of_data, points_of_training
+from scripts import by_torchrun, check_data, check_training
 
 
-def points(file):
-    """Yield (what, whether it is right, the hint if not), in the learner's order."""
+def checks(file):
+    """Yield (description, passed, hint) for each check, in the order of the work."""
     ranks = by_torchrun(file, 2)
-    yield from points_of_data(ranks)
-    yield from points_of_training(
-        ranks, 0.1, 2, "each rank steps by its own gradients, at least in part: "
-        "DistributedDataParallel(model) averages them in backward(), and only those of what went "
-        "forward through the wrapper",
-        "are epochs, optimizer, learning rate and momentum what they were? The "
-        "global batch is the same, and with it the learning rate")
+    yield from check_data(ranks)
+    yield from check_training(
+        ranks, 0.1, 2, "each rank uses its own gradients for at least some parameters: "
+        "DistributedDataParallel(model) averages them in backward(), but only for a forward pass "
+        "through the wrapper",
+        "keep epochs, optimizer, learning rate and momentum unchanged: the global batch is the "
+        "same, so the learning rate is, too")

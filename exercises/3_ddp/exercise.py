@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_default_dtype(torch.float64)  # 16 digits, so that two trainings can be compared
-EPOCHS, BATCH, RATE, MOMENTUM = 2, 64, 0.1, 0.9  # BATCH: images a step
+EPOCHS, BATCH, RATE, MOMENTUM = 2, 64, 0.1, 0.9  # BATCH: images per step
 
 
 def load_data():

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_default_dtype(torch.float64)  # 16 digits, so that two trainings can be compared
-EPOCHS, BATCH, RATE, MOMENTUM = 2, 64, 0.05, 0.9  # BATCH: images a step
+EPOCHS, BATCH, RATE, MOMENTUM = 2, 64, 0.05, 0.9  # BATCH: images per step
 
 
 def load_data():
@@ -31,7 +31,7 @@ def main():
     loader = DataLoader(train, BATCH, shuffle=True, drop_last=True)
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
-    # Of an earlier training: rank 0 has this file on its disk, the others have none.
+    # Checkpoint of an earlier run: only rank 0 has this file.
     if os.path.exists("start.pt"):
         start = torch.load("start.pt")
         model.load_state_dict(start["model"])

@@ -1,6 +1,7 @@
 """Accumulate gradients over micro-batches.
 
-A global batch that does not fit into memory is taken in parts, and makes the same step.
+A global batch that does not fit into memory is split into micro-batches; the optimizer step stays
+the same.
 """
 
 from contextlib import nullcontext
@@ -10,16 +11,16 @@ from torch.nn.functional import cross_entropy
 
 
 def train_step(ddp, optimizer, micro_batches):
-    """Make one step of the optimizer, with the gradient of the mean loss over all images.
+    """Make one optimizer step with the gradient of the mean loss over all images.
 
     ddp            the model, wrapped in DistributedDataParallel on two ranks
-    optimizer      of its parameters
-    micro_batches  this rank's list of (images, labels); the ranks' lists are equally long, and
-                   their n-th micro-batches equally large. First solve it for micro-batches that
-                   are all equally large, then for a last one that is smaller.
+    optimizer      the optimizer of ddp's parameters
+    micro_batches  this rank's list of (images, labels), as long as on the other ranks; the n-th
+                   micro-batches have the same size on all ranks. Solve it first for
+                   micro-batches of one size, then for a smaller last one.
 
     cross_entropy(ddp(images), labels) is the mean loss over the images of one micro-batch. Each
-    micro-batch goes through ddp once. Gradients pass between the ranks once, with the last
-    micro-batch: communication costs time.
+    micro-batch goes through ddp once. The ranks exchange gradients once, with the last micro-batch,
+    because communication takes time.
     """
     raise NotImplementedError  # your lines, about eight

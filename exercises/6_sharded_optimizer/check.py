@@ -1,63 +1,63 @@
-"""What the grade of exercise 6 looks at."""
+"""Checks for exercise 6: a sharded optimizer."""
 
 import torch
-from runner import counted, flat, learner, on_ranks, same
+from runner import flat, load_exercise, on_ranks, record_calls, same
 from torch import nn
 
 RANKS, STEPS, LR, MOMENTUM = 3, 3, 0.1, 0.9
-TOTAL, SHARD = 23, 8  # parameters of the model, which 3 does not divide
+TOTAL, SHARD = 23, 8  # parameters of the model and of a shard; 23 is no multiple of 3
 
 
-def points(file):
-    """Yield (what, whether it is right, the hint if not), in the learner's order."""
-    yield from points_of_shards(file)
+def checks(file):
+    """Yield (description, passed, hint) for each check, in the order of the work."""
+    yield from check_shards(file)
     torch.manual_seed(0)
     rows = torch.randn(RANKS, RANKS * SHARD, dtype=torch.float64)
     mean, whole = rows.mean(0), rows[:, :SHARD].flatten()
-    yield from points_of_method(file, "average", "reduce_scatter", rows, mean.split(SHARD), (
-        f"its own shard of the mean, and the sum is {RANKS} times the mean"))
-    yield from points_of_method(file, "gather", "all_gather", whole.split(SHARD), [whole] * RANKS, (
-        "all shards, one after the other, in the ranks' order"))
-    yield point_of_steps(file, torch.randn(STEPS, RANKS, TOTAL, dtype=torch.float64))
+    yield from check_method(file, "average", "reduce_scatter", rows, mean.split(SHARD), (
+        f"this rank's shard of the mean (a plain sum would be {RANKS} times as large)"))
+    yield from check_method(file, "gather", "all_gather", whole.split(SHARD), [whole] * RANKS, (
+        "all shards, concatenated in rank order"))
+    yield check_steps(file, torch.randn(STEPS, RANKS, TOTAL, dtype=torch.float64))
 
 
-def points_of_shards(file):
+def check_shards(file):
     def on_rank(rank):
-        _, optimizer = optimized(file)
-        state = optimizer.velocity.untyped_storage().nbytes()  # of a view: all it was cut from
+        _, optimizer = build_model_and_optimizer(file)
+        state = optimizer.velocity.untyped_storage().nbytes()  # a view would count its whole base
         return (optimizer.begin, optimizer.end), state
 
     shards, sizes = zip(*on_ranks(file, on_rank, RANKS))
-    yield f"the shards of {RANKS} ranks are all {TOTAL} parameters", list(shards) == [
+    yield f"the shards of {RANKS} ranks cover all {TOTAL} parameters", list(shards) == [
         (rank * SHARD, (rank + 1) * SHARD) for rank in range(RANKS)], (
-        f"{TOTAL} parameters, {RANKS} ranks, and rank by rank begin and end are {shards}: all "
-        "shards have one length, rounded up, so that no parameter is left out")
+        f"(begin, end) of each rank: {shards}. All shards must have the same length, {TOTAL} / "
+        f"{RANKS} rounded up, so that no parameter is left out")
     yield f"each rank's velocity is one shard, {8 * SHARD} bytes", max(sizes) == 8 * SHARD, (
-        f"a rank has {max(sizes)} bytes, of all parameters it is {8 * TOTAL}")
+        f"a rank's velocity takes {max(sizes)} bytes; for all parameters it would be {8 * TOTAL}")
 
 
-def points_of_method(file, method, collective, arguments, expected, rule):
-    """arguments: what the method gets on each rank; expected: what it is to return there."""
+def check_method(file, method, collective, arguments, expected, rule):
+    """arguments, expected: one for each rank."""
     def on_rank(rank):
-        calls = counted()
-        _, optimizer = optimized(file)
+        calls = record_calls()
+        _, optimizer = build_model_and_optimizer(file)
         calls.clear()
         result = getattr(optimizer, method)(arguments[rank].clone())
         return result, [name for name, *_ in calls]
 
     results, calls = zip(*on_ranks(file, on_rank, RANKS))
-    yield f"{method}: each rank gets what it has to", all(map(same, results, expected)), (
-        f"each gets {rule}; rank 0 has {' '.join(str(results[0]).split())}")
-    yield f"{method}: a rank sends half of what an all_reduce sends", (
+    yield f"{method}() returns the expected tensor", all(map(same, results, expected)), (
+        f"expected: {rule}; rank 0 has {' '.join(str(results[0]).split())}")
+    yield f"{method}() sends half of what an all_reduce sends", (
         len(calls[0]) == 1 and calls[0][0].startswith(collective)), (
-        f"it calls {', '.join(calls[0])}, where one {collective} is enough")
+        f"it calls {', '.join(calls[0])}; one {collective} is enough")
 
 
-def point_of_steps(file, gradients):
-    """gradients[step][rank]: all numbers in a row."""
+def check_steps(file, gradients):
+    """gradients[step][rank]: one flat tensor."""
     def on_rank(rank):
-        """Compare some steps with those of an optimizer that has the whole state."""
-        model, optimizer = optimized(file)
+        """Compare some steps with those of an optimizer with unsharded state."""
+        model, optimizer = build_model_and_optimizer(file)
         expected, velocity = flat(model.parameters()), torch.zeros(TOTAL, dtype=torch.float64)
         sizes = [parameter.numel() for parameter in model.parameters()]
         for of_ranks in gradients:
@@ -69,12 +69,12 @@ def point_of_steps(file, gradients):
         return same(flat(model.parameters()), expected)
 
     right = all(on_ranks(file, on_rank, RANKS))
-    return f"{STEPS} steps are those of the optimizer with the whole state", right, (
-        "update changes own in place (own -= ...), and keeps velocity in self")
+    return f"{STEPS} steps are those of an optimizer with unsharded state", right, (
+        "update() must change parameter_shard in place (-=) and keep the velocity in self")
 
 
-def optimized(file):
-    """Return a model, the same on all ranks, and the learner's optimizer of it."""
+def build_model_and_optimizer(file):
+    """Return a model, equal on all ranks, and the learner's optimizer for it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
-    return model, learner(file).ShardedSGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    return model, load_exercise(file).ShardedSGD(model.parameters(), lr=LR, momentum=MOMENTUM)

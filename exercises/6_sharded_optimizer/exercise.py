@@ -1,7 +1,7 @@
 """Shard an optimizer's state.
 
-ZeRO's stage 1 by hand, for SGD with momentum: each rank keeps the momentum of its share alone,
-steps that share, and gets the other shares' new parameters from the other ranks.
+ZeRO stage 1 by hand, for SGD with momentum: each rank keeps the momentum of its shard only, updates
+only its shard, and gets the other shards' new parameters from the other ranks.
 """
 
 import torch
@@ -10,10 +10,10 @@ from torch.nn.functional import pad
 
 
 class ShardedSGD:
-    """SGD with momentum, whose state is shared out among the ranks.
+    """SGD with momentum, whose state is sharded across ranks.
 
-    For its arithmetic it lays all parameters end to end in one row. The row is cut into N shards
-    for the N ranks, all equally long: zeros at its end fill up the last one. Shard r is rank r's.
+    Parameters are flattened into one vector, zero-padded to a multiple of N and split into N equal
+    shards, one for each of the N ranks. Rank r has shard r.
     """
 
     def __init__(self, parameters, lr, momentum):
@@ -22,37 +22,38 @@ class ShardedSGD:
         self.sizes = [parameter.numel() for parameter in self.parameters]
         rank, ranks = dist.get_rank(), dist.get_world_size()
         total = sum(self.sizes)
-        # Your lines: self.begin and self.end. This rank's shard is row[self.begin:self.end].
+        # Your lines: self.begin and self.end. This rank's shard is flat[self.begin:self.end].
         raise NotImplementedError
-        # Your line: self.velocity, zeros of the parameters' dtype, for this shard alone.
+        # Your line: self.velocity, zeros of the parameters' dtype, for this shard only.
         raise NotImplementedError
 
     def average(self, gradients):
-        """Return this rank's shard of the mean of all ranks' `gradients`, whole rows."""
+        """Return this rank's shard of the mean over all ranks; `gradients` is a flat vector."""
         raise NotImplementedError  # your lines
 
-    def update(self, own, gradient):
-        """Change `own`, this rank's shard of the parameters, in place; `gradient` is of this shard.
+    def update(self, parameter_shard, gradient_shard):
+        """Update this rank's shard of the parameters in place.
 
         velocity = momentum * velocity + gradient; then parameter = parameter - lr * velocity.
         """
         raise NotImplementedError  # your lines
 
-    def gather(self, own):
-        """Return the whole row of new parameters: the shards `own` of all ranks, in their order."""
+    def gather(self, parameter_shard):
+        """Return the flat vector of new parameters: all ranks' shards, in rank order."""
         raise NotImplementedError  # your lines
 
     def step(self):
-        gradient = self.average(self.row([parameter.grad for parameter in self.parameters]))
-        parameters = self.row([parameter.data for parameter in self.parameters])
-        own = parameters[self.begin:self.end].clone()
-        self.update(own, gradient)
-        row = self.gather(own)
-        for parameter, part in zip(self.parameters, row[:sum(self.sizes)].split(self.sizes)):
+        gradients = self.flatten([parameter.grad for parameter in self.parameters])
+        gradient_shard = self.average(gradients)
+        parameters = self.flatten([parameter.data for parameter in self.parameters])
+        parameter_shard = parameters[self.begin:self.end].clone()
+        self.update(parameter_shard, gradient_shard)
+        flat = self.gather(parameter_shard)
+        for parameter, part in zip(self.parameters, flat[:sum(self.sizes)].split(self.sizes)):
             parameter.data.copy_(part.view_as(parameter))
 
-    def row(self, tensors):
-        """Return the numbers of these tensors end to end, and zeros until all shards are full."""
+    def flatten(self, tensors):
+        """Return the tensors as one vector, padded with zeros to N equal shards."""
         numbers = torch.cat([tensor.flatten() for tensor in tensors])
         length = (self.end - self.begin) * dist.get_world_size()
         return pad(numbers, (0, length - len(numbers)))

@@ -1,9 +1,9 @@
-"""Find the hang, and mend it.
+"""Find the deadlock and fix it.
 
     torchrun --nproc-per-node 2 exercise.py
 
-trains digits on two ranks, and should keep in best.pt the network of the epoch with the lowest loss
-over all validation images, with this loss and accuracy. It stops in the middle, without an error.
+trains digits on two ranks, and should save in best.pt the network of the epoch with the lowest loss
+over all validation images, with that loss and accuracy. It hangs midway, without an error.
 """
 
 import gc
@@ -31,7 +31,10 @@ def build_model():
 
 
 def save(model, epoch, loss, right):
-    """Save the model. `right` are this rank's validation images, the accuracy is that of all."""
+    """Save the model, with the accuracy over all ranks' validation images.
+
+    right: for each of this rank's validation images, whether the prediction is correct
+    """
     tensors = [torch.empty_like(right) for _ in range(dist.get_world_size())]
     dist.all_gather(tensors, right)
     accuracy = torch.cat(tensors).double().mean().item()
@@ -71,5 +74,5 @@ def main():
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # DDP goes before the group that it uses
+    gc.collect()  # free DDP before the process group that it uses
     dist.destroy_process_group()

@@ -1,21 +1,21 @@
-"""What the grade of exercise 9 looks at: the names that agree.py has for the mistakes, too."""
+"""Checks for exercise 9: mistakes, named as agree.py names them."""
 
 import solution
-from runner import learner, on_ranks
+from runner import load_exercise, on_ranks
 
-SYMPTOMS = {  # where to look, and what one sees there; no names
-    "a": "exchange() is all that the ranks do together in a step. Take one number in it, 1 on the "
-         "one rank and 3 on the other, and follow it through: what has each in the end?",
-    "b": "the gradients are averaged, rightly, in each step; look at what they are added to, "
-         "before the first one",
-    "c": "look at parameters one by one after a step: some are equal on all ranks, others are "
-         "not. Who tells whom about which?",
+SYMPTOMS = {  # where to look, without naming the mistake
+    "a": "the ranks communicate only in exchange(). Follow one number through it, 1 on one rank "
+         "and 3 on the other: what value does each rank end up with?",
+    "b": "the gradients are averaged correctly in each step; compare the parameters on the ranks "
+         "before the first step",
+    "c": "compare the parameters one by one after a step: some are equal on all ranks, others are "
+         "not. Which parameters are synchronised, and by what?",
 }
 
 
-def points(file):
+def checks(file):
     """Yield (what, whether it is right, the hint if not), script by script."""
-    answers, = on_ranks(file, lambda _: learner(file).ANSWERS, 1, meet=False)
+    answers, = on_ranks(file, lambda _: load_exercise(file).ANSWERS, 1, init_group=False)
     for name, hint in SYMPTOMS.items():
         answer = answers.get(name)
         yield f"{name}.py: {answer}", answer == solution.ANSWERS[name], hint

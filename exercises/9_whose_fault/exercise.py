@@ -1,7 +1,7 @@
 """Whose fault is it? Three scripts, one mistake each.
 
-Each script in scripts/ trains to its end without an error, and is wrong. Name its mistake in place
-of None: one of the names in the table of README.md, in quotes.
+Each script in scripts/ finishes without an error, and is wrong. Replace None with the name of its
+mistake, in quotes: one of the names in the table of README.md.
 """
 
 ANSWERS = {

@@ -1,7 +1,7 @@
 """Whose fault is it? A solution."""
 
 ANSWERS = {
-    "a": "sum",  # nobody divides by the number of ranks
-    "b": "weights",  # the seed differs when the model is made, and nobody broadcasts it
-    "c": "part",  # the wrapper knows the body, not the head
+    "a": "sum",  # the sum is not divided by the number of ranks
+    "b": "weights",  # each rank builds the model with its own seed, and there is no broadcast
+    "c": "part",  # the body is wrapped, the head is not
 }

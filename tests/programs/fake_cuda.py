@@ -1,10 +1,10 @@
-"""Run programs in turn as on one of two GPUs, without any: `python fake_cuda.py FLAGS PROGRAM...`.
+"""Run programs one after another on a fake GPU: `python fake_cuda.py FLAGS PROGRAM...`.
 
 Tensors are PyTorch's fake ones, with shapes and devices but no numbers, and collectives send
-nothing. So this finds tensors of the CPU and the GPU in one operation, waiting for the GPU within a
-step (.item(), a blocking copy, indices from the CPU), and GPUs that are not there. As on Polaris
-each rank sees one GPU, and this one has local rank 3.
-Prints for each program a JSON line: [what it exited with, the places where a step waits].
+nothing. This detects operations that mix CPU and GPU tensors, synchronisation within a step
+(.item(), a blocking copy, indices from the CPU), and invalid device ordinals. As on Polaris each
+rank sees one GPU, and this one has local rank 3.
+Prints for each program a JSON line: [its exit message, the places where a step waits].
 """
 
 import gc
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-import torchvision  # noqa: F401 - it registers operators, which under the fake mode it cannot
+import torchvision  # noqa: F401 - registers operators, which fails under the fake mode
 from torch._subclasses import fake_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,7 +28,7 @@ in_step, waits = False, {}
 
 
 class Waits(TorchDispatchMode):
-    """Notes the operations for which the CPU waits until the GPU has done all that came before."""
+    """Record the operations for which the CPU waits for the GPU."""
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, operation._schema.name

@@ -1,7 +1,7 @@
-"""Run a main.py as on a node with GPUs, without any: `python gpus.py COUNT same|own MAIN FLAG...`.
+"""Run a main.py as on a node with GPUs: `python gpus.py COUNT same|own|without MAIN FLAG...`.
 
-Each rank sees COUNT GPUs: the same, or GPUs of its own. A rank says which it takes, and ends.
-`without` in place of `same`: Horovod is built without GPU support, as it is here.
+Each rank sees COUNT GPUs, the same or its own, prints the GPU it selects, and exits.
+`without`: Horovod is built without GPU support, as it is here.
 """
 
 import os

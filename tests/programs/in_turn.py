@@ -1,6 +1,6 @@
-"""A chapter's main() on one rank with several rows of flags: `python in_turn.py MAIN JSON`.
+"""Run a chapter's main() on one rank with several rows of flags: `python in_turn.py MAIN JSON`.
 
-Prints for each the message with which it exits, or null.
+Prints the exit message of each, or null.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
-"""A chapter's main.py that dies while it saves: `python limited.py WHEN MAIN FLAG...`.
+"""Kill a chapter's main.py while it saves: `python limited.py WHEN MAIN FLAG...`.
 
-WHEN: a number of bytes: the rank that writes more of them into one file is killed within that
-write. Or before or after: rank 0 is killed when the new checkpoint is about to take the place of
-the old one, or has just done it.
+WHEN: a number of bytes: a rank that writes more into one file is killed during the write; or before
+or after: rank 0 is killed just before or after the new checkpoint replaces the old one.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""read_data.py in the same ranks again and again: `python readers_in_turn.py READ_DATA JSON`.
+"""Run read_data.py repeatedly in the same ranks: `python readers_in_turn.py READ_DATA JSON`.
 
-Each time with one piece of it replaced and with other flags: starting ranks takes the time.
+Each case replaces one piece of it and has other flags. This saves starting ranks each time.
 """
 
 import json

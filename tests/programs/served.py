@@ -1,6 +1,6 @@
-"""A main.py that downloads from a server of the tests: `python served.py SOURCE MAIN FLAG...`.
+"""Run a main.py that downloads from a test server: `python served.py SOURCE MAIN FLAG...`.
 
-SOURCE is a JSON file: {"url": of the server, "sums": {file: its MD5}}.
+SOURCE is a JSON file: {"url": the server's, "sums": {file: MD5}}.
 """
 
 import json

@@ -1,12 +1,12 @@
 """Train a chapter's network without kinks: `python smooth.py [reversed] MAIN FLAG...`.
 
 At the kink of a ReLU, at a tie in max-pooling and, with Adam, at a gradient near zero, a rounding
-of the last digit becomes a step of another size, and a network trains apart from its twin within
-some steps: on one CPU, and on another not. Here it has SiLU, mean-pooling and an Adam whose epsilon
-is 1, far above its gradients (give it a learning rate that is larger by about a thousand). What is
-wrong in the averaging of gradients or in the shares of an optimizer's state is as wrong here.
+error changes a step's size, and within a few steps two equal trainings diverge, on some CPUs and
+not on others. This variant has SiLU, mean-pooling and an Adam whose epsilon is 1, far above its
+gradients (give it a learning rate about a thousand times as large). An error in averaging gradients
+or in sharding an optimizer's state shows here just as well.
 
-reversed: the images in each batch in the opposite order, so that the sums round otherwise.
+reversed: the images in each batch are in reverse order, so that the sums round differently.
 """
 
 import runpy
@@ -26,7 +26,9 @@ def reversed_batches(loader, original=DataLoader.__iter__):
         yield [part.flip(0) for part in batch]
 
 
-nn.ReLU, nn.MaxPool2d, torch.optim.Adam.__init__ = nn.SiLU, nn.AvgPool2d, adam
+nn.ReLU = nn.SiLU
+nn.MaxPool2d = nn.AvgPool2d
+torch.optim.Adam.__init__ = adam
 del sys.argv[0]
 if sys.argv[0] == "reversed":
     DataLoader.__iter__ = reversed_batches

@@ -6,19 +6,21 @@ EVALUATE = "images, labels = test.tensors"
 WRONG = {
     "no sampler": (
         [("sampler=sampler", "shuffle=True")],
-        "the loader of each rank goes through all images"),
+        "each rank's loader goes through all images"),
     "the batch is not divided": ([("BATCH // ranks", "BATCH")], "64 + 64 = 128"),
     "no wrapper": ([(WRAP, "ddp = model")], "DistributedDataParallel(model) averages them"),
-    "the wrapper is by-passed": ([("ddp(images)", "model(images)")], "forward through the wrapper"),
-    "no set_epoch": ([("        sampler.set_epoch(epoch)\n", "")], "was not told it"),
+    "the wrapper is by-passed": ([("ddp(images)", "model(images)")],
+        "forward pass through the wrapper"),
+    "no set_epoch": ([("        sampler.set_epoch(epoch)\n", "")], "call sampler.set_epoch(epoch)"),
     "a larger learning rate": ([("RATE, MOMENTUM)", "RATE * ranks, MOMENTUM)")],
-        "are epochs, optimizer, learning rate and momentum what they were?"),
-    "every rank saves": ([(SAVE, SAVE[4:])], "2 files, of ranks [0, 1]"),
-    "the wrapper is saved": ([("model.state_dict()", "ddp.state_dict()")], 'begins with "module."'),
+        "keep epochs, optimizer, learning rate and momentum unchanged"),
+    "every rank saves": ([(SAVE, SAVE[4:])], "2 files, from ranks [0, 1]"),
+    "the wrapper is saved": ([("model.state_dict()", "ddp.state_dict()")],
+        'every name begins with "module."'),
     "every rank prints": (
         [("        if rank == 0:\n            print", "        if True:\n            print")],
         "ranks print 3 and 2 lines"),
     "its own share is tested": (
         [(EVALUATE, "images, labels = test[rank::ranks]")],
-        "all 360 together have"),
+        "the accuracy over all 360 images is"),
 }

@@ -10,10 +10,10 @@ WRONG = {
         "on rank"),
     "parameters are not broadcast": (
         [(PARAMETERS, "")],
-        "the others start with weights of their own"),
+        "the ranks start with their own random weights"),
     "the state is not broadcast": ([(STATE, "")], "what else does SGD's step depend on"),
     "wrapped when its state is loaded": ([(WRAP, ""), (PARAMETERS, WRAP + PARAMETERS)],
-        "out of the one that it is given"),
-    "no DistributedOptimizer": ([(WRAP, "")], "averages gradients, if it steps"),
+        "but not its state"),
+    "no DistributedOptimizer": ([(WRAP, "")], "optimizer that steps?"),
     "a sum": ([("named_parameters())", "named_parameters(), op=hvd.Sum)")], "averaged, not summed"),
 }

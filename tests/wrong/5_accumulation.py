@@ -6,12 +6,12 @@ CONTEXT = "nullcontext() if number == last else ddp.no_sync()"
 WRONG = {
     "the bare model": (
         [("ddp(images)", "ddp.module(images)")],
-        "a model that is called without its wrapper"),
+        "so does calling model instead of ddp"),
     "a step after each": ([(STEP, "        optimizer.step()\n")],
-        "gradients are added up over all micro-batches, and then comes one step"),
+        "add up the gradients of all micro-batches, then make one step"),
     "no_sync around all": (
         [(CONTEXT, "ddp.no_sync()")],
-        "last micro-batch, forward and backward, is to send"),
+        "last micro-batch outside no_sync()"),
     "no division": ([(WEIGHT, "")], "3 times the right one: each loss is a mean"),
     "zero_grad in the loop": (
         [(ZERO, ""), ("        with", "        optimizer.zero_grad()\n        with")],
@@ -20,5 +20,5 @@ WRONG = {
     "no no_sync": ([(CONTEXT, "nullcontext()")], "sent 3 times: under ddp.no_sync()"),
     "each micro-batch counts the same": (
         [(WEIGHT, " / len(micro_batches)")],
-        "images count twice as much"),
+        "each image of the last one counts twice"),
 }

@@ -5,9 +5,9 @@ MEAN = (
     "        loss /= ranks\n")
 GATHER = "    dist.all_gather(tensors, right)\n"
 WRONG = {
-    "a barrier before it": ([(MEAN, "        dist.barrier()\n")], "ranks that wait for each other"),
+    "a barrier before it": ([(MEAN, "        dist.barrier()\n")], "ranks waiting for each other"),
     "the collective is removed": (
         [(MEAN, ""), (GATHER, ""), ("torch.cat(tensors)", "right")],
-        "over its own half"),
-    "a sum": ([("        loss /= ranks\n", "")], ", a mean; rank by rank"),
+        "over each rank's own half"),
+    "a sum": ([("        loss /= ranks\n", "")], "the mean over all of them is"),
 }

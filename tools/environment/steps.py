@@ -1,4 +1,4 @@
-"""What set-up prints, runs and waits for. Any Python from 3.6 on reads it."""
+"""Steps of set-up: print, run a command, lock a folder. Runs on Python 3.6 and newer."""
 
 import fcntl
 import os
@@ -19,31 +19,31 @@ def step(text: str) -> None:
     print(f"set-up: {text}", flush=True)
 
 
-def run(words: list, advice: str, shown: str = "$^", log: str = os.devnull,
+def run(command: list, advice: str, shown: str = "$^", log: str = os.devnull,
         **options: object) -> None:
-    """Run a command; every seven seconds a line has the time, and its last output like `shown`.
+    """Run a command, printing every seven seconds the time and the last match of the regex `shown`.
 
-    A log, where one is named, gets all of the output. Raises SetUpFailed, with the advice, and,
-    where there is no log, with what the command says is wrong.
+    log: a file for the whole output. Raises SetUpFailed with the advice and, without a log, with
+    the command's error.
     """
     lines, progress, ended = [], [""], threading.Event()
-    process = subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE,
+    process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                universal_newlines=True, errors="replace", start_new_session=True,
                                **options)
 
-    def tell():
+    def report_progress():
         started = time.monotonic()
         while not ended.wait(7):
             step(f"{time.monotonic() - started:.0f} s {progress[-1]}".rstrip())
 
-    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=report_progress, daemon=True).start()
     try:
         for line in process.stdout:
             lines.append(line)
             progress += re.findall(shown, line)
         code = process.wait()
-    except BaseException:  # Ctrl-C, say: it must not work on while another set-up takes the lock
+    except BaseException:  # such as Ctrl-C: stop the child before the lock is released
         os.killpg(process.pid, signal.SIGTERM)
         raise
     finally:
@@ -54,22 +54,24 @@ def run(words: list, advice: str, shown: str = "$^", log: str = os.devnull,
     if code and log != os.devnull:
         raise SetUpFailed(advice)
     if code:
-        begins = "\\s*(error|\N{MULTIPLICATION SIGN})"  # pip's and uv's
-        errors = [number for number, line in enumerate(lines) if re.match(begins, line, re.I)]
-        reason = " ".join(" ".join(lines[errors[0] if errors else -3:]).split())
+        pattern = "\\s*(error|\N{MULTIPLICATION SIGN})"  # of pip and uv
+        errors = [number for number, line in enumerate(lines) if re.match(pattern, line, re.I)]
+        first_error = errors[0] if errors else -3
+        reason = " ".join("".join(lines[first_error:]).split())
         if len(reason) > 400:
             reason = f"{reason[:150]} ... {reason[-250:]}"
         raise SetUpFailed(f"{reason}: {advice}")
 
 
-def alone(folder: Path) -> TextIO:
-    """Lock a folder until the file that this returns is closed; wait for whoever has it."""
+def lock_folder(folder: Path) -> TextIO:
+    """Lock a folder, waiting until it is free; closing the returned file unlocks it."""
     file = open(folder / ".workshop-lock", "a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        step(f"waits for another set-up, which works on {folder}")
+        step(f"waiting for another set-up in {folder}")
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as problem:
-        step(f"{folder} takes no lock ({problem.strerror}): no other set-up at the same time")
+        step(f"{folder} cannot be locked (flock: {problem.strerror}): do not run another set-up at "
+             "the same time")
     return file

@@ -8,8 +8,8 @@ REPEATS = 15  # of each size and algorithm within a run
 
 def measure(run, ranks):
     """Return the records of all sizes and algorithms; `run` counts the repeats."""
-    words = command("02_horovod/pytorch/ring_allreduce.py", ranks, "--repeats", REPEATS)
-    return records_of(words, timeout=1800)
+    arguments = command("02_horovod/pytorch/ring_allreduce.py", ranks, "--repeats", REPEATS)
+    return records_of(arguments, timeout=1800)
 
 
 if __name__ == "__main__":

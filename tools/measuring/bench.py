@@ -1,4 +1,4 @@
-"""Compare programs by images/s on this CPU, two in turn: what loading, ranks and libraries cost.
+"""Compare the images/s of pairs of programs, run alternately, on this CPU.
 
     python -m tools.measuring.bench [--sections N...]
 
@@ -23,10 +23,10 @@ CASES = {  # flags; the first 5 steps warm up
 PRECISIONS = {"synthetic, resnet18": RESNET, "the same in bf16": f"{RESNET} --precision bf16"}
 STAGE_3 = {"digits, perceptron": "--stage 3 --dataset digits --batch-size 64 --max-steps 20"}
 BARE = "-m tools.measuring.bare_loop"  # of python
-SECTIONS = {  # title, A and B: each a program, its ranks, how many run at the same time; cases
+SECTIONS = {  # title; A and B: (program, ranks, concurrent copies); cases
     1: ("Chapter 1 compared with a bare loop on one batch in memory",
         ("01_single_node/main.py", 1, 1), (BARE, 1, 1), CASES | PRECISIONS),
-    2: ("What synchronisation costs; B: twice at the same time, the two speeds added",
+    2: ("What synchronisation costs; B: two copies at once, their images/s added up",
         ("03_ddp/main.py", 2, 1), ("01_single_node/main.py", 1, 2), CASES),
     5: ("Horovod compared with DDP, 2 ranks of one thread",
         ("02_horovod/pytorch/main.py", 2, 1), ("03_ddp/main.py", 2, 1), CASES),
@@ -39,27 +39,31 @@ SECTIONS = {  # title, A and B: each a program, its ranks, how many run at the s
 
 
 def measure(section, case, repeat, side):
-    """Return the record of A or B, with images/s of all its programs together."""
+    """Return the record of A or B, with the images/s of all its copies added up."""
     _, a, b, cases = SECTIONS[section]
-    program, ranks, times = a if side == "A" else b
+    program, ranks, copies = a if side == "A" else b
     if program == BARE:
-        words = [sys.executable, *BARE.split(), *cases[case].split()]
+        arguments = [sys.executable, *BARE.split(), *cases[case].split()]
     else:
-        words = [*command(program, ranks), *cases[case].split(), *COMMON.split()]
-    with ThreadPoolExecutor(times) as pool:
-        runs = [record for records in pool.map(records_of, [words] * times) for record in records]
+        arguments = [*command(program, ranks), *cases[case].split(), *COMMON.split()]
+    with ThreadPoolExecutor(copies) as pool:
+        runs = []
+        for records in pool.map(records_of, [arguments] * copies):
+            runs += records
     speed = sum(record["images_per_second"] for record in runs)
     return {"runs": runs, "images_per_second": speed}
 
 
-def median_and_range(values, form):
-    return f"{values.median():{form}} ({values.min():{form}}..{values.max():{form}})"
+def median_and_range(values, format_spec):
+    median, least, most = (format(value, format_spec)
+                           for value in (values.median(), values.min(), values.max()))
+    return f"{median} ({least}..{most})"
 
 
 def table(section, records):
-    """Return a section's title and commands, and for each case images/s of A and B, and A / B."""
+    """Return a section's title and commands, and images/s of A and B and A / B for each case."""
     title, a, b, cases = SECTIONS[section]
-    lines = [f"{section}. {title}, {REPEATS} pairs in turn: median (least..most)"]
+    lines = [f"{section}. {title}, {REPEATS} pairs, alternating: median (least..most)"]
     for side, (program, ranks, _) in ("A", a), ("B", b):
         common = "" if program == BARE else f"{COMMON} "
         lines.append(f"{side}: mpiexec -n {ranks} python {program} {common}and")

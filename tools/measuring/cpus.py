@@ -1,8 +1,8 @@
-"""Run the tests that compare numbers as on several CPUs, with one and two threads per rank.
+"""Run the numeric tests while emulating older CPUs, with one and two threads per rank.
 
-PyTorch, oneDNN, MKL and TensorFlow have switches that leave out instructions of this CPU. So one
-machine stands for several: another CPU sums in another order, and so rounds differently. A switch
-that asks for more than the CPU has does nothing. The tests print for themselves.
+PyTorch, oneDNN, MKL and TensorFlow have switches that limit the instruction set. So one machine
+stands for several: another CPU sums in another order, and so rounds differently. A switch that asks
+for more than the CPU has does nothing.
 """
 
 import os
@@ -14,29 +14,30 @@ from submit.study import ROOT, processor
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 SSE = {"ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
-SETTINGS = {  # environment variables
+SETTINGS = {  # {name: environment variables}
     "as it is": {},
     "AVX2": AVX2,
-    "AVX2 in MKL alone": {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "AVX2 in MKL only": {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "AVX-512 without bf16": {"DNNL_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
     "SSE4.1": SSE,
     "TensorFlow without oneDNN": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2",
                                   "TF_ENABLE_ONEDNN_OPTS": "0"}}
-THREADS = {"as it is": 2, "AVX2 in MKL alone": 2, "SSE4.1": 2}  # per rank; the others have one
+THREADS = {"as it is": 2, "AVX2 in MKL only": 2, "SSE4.1": 2}  # per rank; the default is one
 
 
 def main():
-    codes = []
+    failed = []
     for name, variables in SETTINGS.items():
         threads = THREADS.get(name, 1)
         print(f"\n{processor()}, {name}, {threads} thread(s) per rank", flush=True)
         env = os.environ | variables | {
             "TEST_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "PASSIVE"}  # more threads than cores: none spins
-        words = [sys.executable, "-m", "pytest", "-m", "numbers", "-n", "2", "-q"]
-        codes.append(subprocess.run(words, cwd=ROOT, env=env, stdin=subprocess.DEVNULL).returncode)
-    if any(codes):
-        sys.exit("cpus.py: a test that compares numbers fails under some setting of this CPU")
+            "OMP_WAIT_POLICY": "PASSIVE"}  # no spinning: more threads than cores
+        command = [sys.executable, "-m", "pytest", "-m", "numbers", "-n", "2", "-q"]
+        if subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL).returncode:
+            failed.append(name)
+    if failed:
+        sys.exit(f"cpus.py: numeric tests failed with: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

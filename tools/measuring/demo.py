@@ -1,6 +1,6 @@
 """Train the network of every chapter on 1 and on 2 ranks; print what each costs, row by row.
 
-Chapter 2 comes last: where Horovod is not built yet, it is built after the other rows are shown.
+Chapter 2 comes last: if Horovod is not built yet, it is built after the other rows are shown.
 """
 
 import os
@@ -24,13 +24,13 @@ from submit.study import FIGURES, RECORDS, ROOT, Parser, missing, read, start, s
 from tools import style
 from tools.measuring.parameters import parameters
 
-CPU = "--device cpu"  # two ranks cannot share a GPU, and a GPU compares with no CPU
+CPU = "--device cpu"  # two ranks cannot share a GPU, and CPU and GPU speeds are not comparable
 DIGITS = f"{CPU} --dataset digits --global-batch-size 64"
 EXACT = f"{DIGITS} --precision fp64"
 SMALL = "--width 256 --layers 8 --epochs 2"  # chapter 5's network
 LARGE = (f"{CPU} --dataset synthetic --image-size 48 --model resnet18 --global-batch-size 64 "
-         "--lr 0.01 --epochs 1 --max-steps 8")  # of which five warm up
-RUNS = [  # chapter, name, ranks, flags, the name of the row on one rank that it is compared with
+         "--lr 0.01 --epochs 1 --max-steps 8")  # five of them warm up
+RUNS = [  # chapter, name, ranks, flags, the one-rank row used as baseline
     ("01_single_node", "1  PyTorch", 1, EXACT, None),
     ("03_ddp", "3  PyTorch's DDP", 2, EXACT, "1  PyTorch"),
     ("01_single_node", "1  a larger network", 1, LARGE, None),
@@ -45,8 +45,8 @@ RUNS = [  # chapter, name, ranks, flags, the name of the row on one rank that it
     ("02_horovod/pytorch", "2  Horovod, PyTorch", 2, EXACT, "1  PyTorch"),
     ("02_horovod/tensorflow", "2  Horovod, TensorFlow", 2, EXACT, "1  TensorFlow"),
 ]
-BUSY = 0.1  # the share of the cores, used by other programs, from which on the demo warns
-EQUAL = 1e-8  # of parameters near 1, in fp64: rounding changes none of the first eight digits
+BUSY = 0.1  # the demo warns if other programs use a larger share of the cores
+EQUAL = 1e-8  # parameters are near 1, in fp64: the first eight digits are equal
 HEAD = """\
 Each row trains a network to read handwritten digits, with 64 images in every step.
 A rank is one process that trains. Two ranks take 32 of the 64 images each, and then
@@ -54,9 +54,9 @@ average their gradients, so that both have the same network again. The larger ne
 trains on random images, only to measure speed. All run on the CPU.
 
   images/s  training images per second
-  speed-up  images/s, divided by those of the same training on one rank
+  speed-up  images/s divided by those of the same training on one rank
   accuracy  the share of 360 new digits that it reads correctly
-  same      same parameters as one rank? (Blank: cannot be told.)
+  same      same parameters as one rank? (blank: not comparable)
 """
 COLUMNS = (f"{'chapter, trained with':<25} {'ranks':>5} {'images/s':>9} {'speed-up':>9} "
            f"{'accuracy':>8} {'same':>5}")
@@ -66,15 +66,15 @@ def train(folder: Path, chapter: str, name: str, ranks: int, flags: str,
           against: str | None) -> dict:
     """Return the record of a run, with `speed_up`, `difference` and `others` added.
 
-    speed_up: images/s, divided by those of the row on one rank that it is compared with, or None.
-    difference: the largest of its parameters from that row's; None where there is no such row, or
-    where too few digits are computed to tell.
+    speed_up: images/s divided by the baseline's, or None.
+    difference: the largest difference of a parameter from the baseline's; None without a baseline,
+    or if the precision is too low to compare.
     others: the share of the machine's cores that other programs use, from 0 to 1.
     """
     first = folder / "demo.parameters" / f"{against or name}.npy"
     difference = speed_up = None
     others = psutil.cpu_percent(0.3) / 100
-    with tempfile.TemporaryDirectory() as temporary, sign_of_life(f"{name}, {ranks} rank(s)"):
+    with tempfile.TemporaryDirectory() as temporary, heartbeat(f"{name}, {ranks} rank(s)"):
         checkpoint = Path(temporary, "checkpoint")
         saved = ["--checkpoint", checkpoint] if "fp64" in flags else []
         record = start(chapter, ranks, *flags.split(), *saved)
@@ -82,24 +82,24 @@ def train(folder: Path, chapter: str, name: str, ranks: int, flags: str,
             np.save(first, parameters(checkpoint))
         elif saved and first.exists():
             difference = float(abs(parameters(checkpoint) - np.load(first)).max())
-    for row_on_one in read(folder / "demo.jsonl.part"):
-        if (row_on_one["name"], row_on_one["ranks"]) == (against, 1):
-            speed_up = record["images_per_second"] / row_on_one["images_per_second"]
+    for baseline_row in read(folder / "demo.jsonl.part"):
+        if (baseline_row["name"], baseline_row["ranks"]) == (against, 1):
+            speed_up = record["images_per_second"] / baseline_row["images_per_second"]
     return record | {"speed_up": speed_up, "difference": difference, "others": others}
 
 
 @contextmanager
-def sign_of_life(words: str):
-    """Print every ten seconds how long something takes."""
+def heartbeat(label: str):
+    """Print the elapsed time every ten seconds."""
     ended = threading.Event()
 
-    def tell():
+    def print_elapsed():
         seconds = 0
         while not ended.wait(10):
             seconds += 10
-            show(f"  ({words}: {seconds} s)")
+            show(f"  ({label}: {seconds} s)")
 
-    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=print_elapsed, daemon=True).start()
     try:
         yield
     finally:
@@ -107,7 +107,7 @@ def sign_of_life(words: str):
 
 
 def show(text: str) -> None:
-    """Print a line above the progress bar, at once."""
+    """Print a line above the progress bar, without buffering."""
     with tqdm.external_write_mode():
         print(text, flush=True)
 
@@ -126,11 +126,11 @@ def row(record: dict) -> str:
 
 
 def verdict(records: list[dict]) -> str:
-    """Return in how many programs two ranks are faster, and whether the machine was busy."""
+    """Return a sentence on the speed-ups, with a warning if the machine was busy."""
     speed_ups = [record["speed_up"] for record in records if record["speed_up"] is not None]
     faster = sum(speed_up > 1 for speed_up in speed_ups)
-    text = (f"Two ranks were faster than one in {faster} of {len(speed_ups)} programs: from "
-            f"{min(speed_ups):.2f} to {max(speed_ups):.2f} times.")
+    text = (f"Two ranks were faster than one in {faster} of {len(speed_ups)} programs: speed-up "
+            f"{min(speed_ups):.2f} to {max(speed_ups):.2f}.")
     others = statistics.median(record["others"] for record in records)
     if others > BUSY:
         text += (f" Other programs used {others:.0%} of the cores: run it again on an idle machine "
@@ -139,22 +139,22 @@ def verdict(records: list[dict]) -> str:
 
 
 def table(records: list[dict]) -> str:
-    """Return all that the demo prints of its records, for the README."""
+    """Return everything that the demo prints, for the README."""
     return "\n".join([HEAD, COLUMNS, *map(row, records), "", verdict(records)])
 
 
 def draw(records: list[dict]) -> Figure:
-    """Draw how much two ranks gain here, and what others have published of many GPUs."""
+    """Draw the speed-ups of two ranks here, and published ones of many GPUs."""
     pairs = [record for record in records if record["speed_up"] is not None]
     pairs.sort(key=lambda record: "larger" not in record["name"])
-    figure, (here, elsewhere) = style.picture(
+    figure, (here, elsewhere) = style.make_figure(
         max(4.4, 2 + 0.42 * len(pairs)), 1, 2, width_ratios=(1.25, 1),
-        title="More ranks pay where a step computes for long")
-    for place, record in enumerate(pairs):
+        title="More ranks pay off when each step has enough to compute")
+    for y, record in enumerate(pairs):
         large = "larger" in record["name"]
-        here.barh(place, record["speed_up"], 0.7,
+        here.barh(y, record["speed_up"], 0.7,
                   color=style.LIBRARIES["DDP"] if large else style.ABSENT)
-        here.text(0.05, place, f"{record['speed_up']:.2f}", va="center",
+        here.text(0.05, y, f"{record['speed_up']:.2f}", va="center",
                   color="white" if large else "black")
     here.axvline(1, color=style.IDEAL)
     here.set_yticks(range(len(pairs)), [record["name"] for record in pairs])
@@ -173,19 +173,20 @@ def draw(records: list[dict]) -> Figure:
                   xlim=(4, 1200), ylim=(4, 1200))
     for axis in elsewhere.xaxis, elsewhere.yaxis:
         axis.set_major_formatter("{x:.0f}")
-    style.foot(figure, f"Left: {records[0]['processor']}, {records[0]['cpus']} cores, one thread "
-               "per rank, one run. Right: ResNet, Inception, VGG; sources in "
-               "assets/records/published.csv; the line is perfect scaling.")
+    style.add_footer(
+        figure, f"Left: {records[0]['processor']}, {records[0]['cpus']} cores, one "
+        "thread per rank, one run. Right: ResNet, Inception, VGG; sources in "
+        "assets/records/published.csv; the line is perfect scaling.")
     return figure
 
 
 def plan():
-    """Yield the runs, each as the arguments of train; build Horovod before the first of its own."""
+    """Yield the arguments of train() for each run; build Horovod before its first run."""
     for run in RUNS:
         planned = dict(zip(("chapter", "name", "ranks", "flags", "against"), run))
         if "not built yet" in (missing(run[0]) or ""):
-            show("\nNow Horovod is built for chapter 2, once: minutes. "
-                 "Ctrl-C keeps what was measured.\n")
+            show("\nBuilding Horovod for chapter 2 (several minutes, only once). "
+                 "Ctrl-C keeps the rows already measured.\n")
             setup = ROOT / "tools/environment/setup.py"
             subprocess.run([sys.executable, str(setup), "--venv", sys.prefix])
             show(f"\n{COLUMNS}")
@@ -198,7 +199,7 @@ def plan():
 def main():
     parser = Parser(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results",
-                        help="for the records and the figure (results)")
+                        help="folder for records and figure (default: results)")
     folder = parser.parse_args().folder
     try:
         (folder / "demo.parameters").mkdir(parents=True, exist_ok=True)
@@ -210,8 +211,8 @@ def main():
     shutil.rmtree(folder / "demo.parameters")
     figure = (FIGURES if folder.resolve() == RECORDS else folder) / "demo.png"
     draw(records).savefig(figure, dpi=style.DPI)
-    show(f"\n{verdict(records)}\nA second rank pays where a step computes for longer than the "
-         f"ranks take to send and wait.\n\nrecords: {os.path.relpath(folder / 'demo.jsonl')}   "
+    show(f"\n{verdict(records)}\nA second rank pays off when a step computes for longer than "
+         f"its communication takes.\n\nrecords: {os.path.relpath(folder / 'demo.jsonl')}   "
          f"picture: {os.path.relpath(figure)}")
 
 

@@ -2,8 +2,8 @@
 
     python -m tools.measuring.lab_predictions      # records: assets/records/lab_predictions.jsonl
 
-The nodes of the lab share this machine's cores: so one rank is measured while as many others, each
-alone, keep the cores as busy as the run's ranks will.
+The lab's nodes share this machine's cores, so the one-rank baseline is measured while independent
+copies load the other cores, as the ranks of the real run do.
 """
 
 import os
@@ -27,15 +27,15 @@ def flags_of(model):
 
 
 def one_rank(model, nodes):
-    """Return the record of a rank alone, with the median step of `nodes` that run at once."""
+    """Return a one-rank record, with the median step time of `nodes` copies run at once."""
     with ThreadPoolExecutor(nodes) as pool:
         runs = [pool.submit(start, "03_ddp", 1, *flags_of(model)) for _ in range(nodes)]
         records = [future.result() for future in runs]
     return records[0] | {"step_seconds": median(record["step_seconds"] for record in records)}
 
 
-def predicted(folder, nodes, *network):
-    """Return samples/s as submit/predict.py gives them for one GPU, here one rank, per node."""
+def predict(folder, nodes, *network):
+    """Return the samples/s that submit/predict.py predicts for one GPU (here: rank) per node."""
     table = folder / "table.csv"
     run(["python", ROOT / "submit" / "predict.py", folder / "run.jsonl", "--nodes", nodes,
          "--gpus", 1, "--samples", 1, *network, "--csv", table])
@@ -43,7 +43,7 @@ def predicted(folder, nodes, *network):
 
 
 def measure(nodes, model, link):
-    """Return the records of a run: predicted by the link's rate, and by the doctor's measuring."""
+    """Return a run's records: predicted from the link's nominal rate, and from the doctor."""
     os.environ["LAB"] = f"predictions-{os.getpid()}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -55,8 +55,8 @@ def measure(nodes, model, link):
             run([*in_lab, ROOT / "submit" / "doctor.py", "--results", folder / "doctor.jsonl"])
             networks = {"the link's rate": ["--node-link", LINKS[link]],
                         "the doctor's all-reduces": ["--measured", folder / "doctor.jsonl"]}
-            predictions = {network: predicted(folder, nodes, *words)
-                           for network, words in networks.items()}  # before the run
+            predictions = {network: predict(folder, nodes, *flags)
+                           for network, flags in networks.items()}  # before the run
             run([*in_lab, ROOT / "03_ddp" / "main.py", *flags_of(model), "--results",
                  folder / "together.jsonl"])
         finally:

@@ -1,11 +1,11 @@
-"""Watch the training steps of two ranks: when each computes, and when gradients are all-reduced.
+"""Record when two ranks compute and when they all-reduce gradients, step by step.
 
     python -m tools.measuring.profile_step      # records: assets/records/step.jsonl
 
 main.py runs unchanged, under torch.profiler. Chapter 2's all-reduces come from Horovod's own
-timeline, which rank 0 writes. A record has, for each step after the warm-up, a list of [what,
-start, end] in microseconds since 1970; what is "forward", "backward", "all-reduce" (DDP's with the
-wait for the other ranks, Horovod's without) or "optimizer".
+timeline, which rank 0 writes. A record has, for each step after the warm-up, a list of [kind,
+start, end] in microseconds since 1970; kind is "forward", "backward", "all-reduce" (DDP's includes
+the wait for the other ranks, Horovod's does not) or "optimizer".
 """
 
 import json
@@ -26,7 +26,7 @@ WARM_UP = 5
 
 
 def spans(events, name):
-    """Return the (start, end) of the events whose name begins so, in microseconds."""
+    """Return the (start, end) of the events whose name starts with `name`, in microseconds."""
     return sorted((event.time_range.start, event.time_range.end) for event in events
                   if event.name.startswith(name))
 
@@ -34,17 +34,17 @@ def spans(events, name):
 def horovod_spans(timeline):
     """Return the (start, end) of Horovod's all-reduces, in microseconds since 1970."""
     events = json.loads("[" + timeline.strip("[],\n ") + "]")
-    zero = events[0]["args"]["start_time_since_epoch_in_micros"]
-    sent, phases = [], defaultdict(list)  # open ones, of each tensor
+    epoch_offset = events[0]["args"]["start_time_since_epoch_in_micros"]
+    all_reduces, phases = [], defaultdict(list)  # phases: open ones per tensor
     for event in events:
         if event["ph"] == "B":
             phases[event["pid"]].append((event["name"], event["ts"]))
         elif event["ph"] == "E":
             name, start = phases[event["pid"]].pop()
             if name.endswith("_ALLREDUCE") and not name.startswith("NEGOTIATE"):
-                sent.append((zero + start, zero + event["ts"]))
+                all_reduces.append((epoch_offset + start, epoch_offset + event["ts"]))
     merged = []
-    for start, end in sorted(sent):
+    for start, end in sorted(all_reduces):
         if merged and start < merged[-1][1]:  # the tensors of one fused all-reduce overlap
             merged[-1][1] = max(end, merged[-1][1])
         else:
@@ -52,8 +52,8 @@ def horovod_spans(timeline):
     return merged
 
 
-def steps_of(events, sent):
-    """Return the steps after the warm-up as lists of (what, start, end).
+def steps_of(events, all_reduces):
+    """Return the steps after the warm-up as lists of (kind, start, end).
 
     A step begins when the gradients are set to zero; backward ends with the last gradient.
     """
@@ -67,7 +67,7 @@ def steps_of(events, sent):
         steps.append([
             ("forward", begin, gradients[0][0]),
             ("backward", gradients[0][0], max(last for _, last in gradients)),
-            *(("all-reduce", *span) for span in sent if begin <= span[0] < end),
+            *(("all-reduce", *span) for span in all_reduces if begin <= span[0] < end),
             ("optimizer", *updates[-1])])  # Horovod's own contains PyTorch's
     return steps
 
@@ -78,13 +78,15 @@ def watch(chapter, folder):
     sys.argv = [main, *FLAGS.split(), "--results", f"{folder}/results.jsonl"]
     with profile(activities=[ProfilerActivity.CPU]) as profiler, suppress(SystemExit):
         runpy.run_path(main, run_name="__main__")
-    zero = profiler.profiler.kineto_results.trace_start_ns() / 1e3
-    sent = spans(profiler.events(), "gloo:all_reduce")
+    epoch_offset = profiler.profiler.kineto_results.trace_start_ns() / 1e3
+    all_reduces = spans(profiler.events(), "gloo:all_reduce")
     rank, timeline = int(os.environ["PMI_RANK"]), Path(folder, "timeline.json")
     if rank == 0 and timeline.exists():
-        sent = [(start - zero, end - zero) for start, end in horovod_spans(timeline.read_text())]
-    steps = [[(what, round(zero + start), round(zero + end)) for what, start, end in step]
-             for step in steps_of(profiler.events(), sent)]
+        all_reduces = [(start - epoch_offset, end - epoch_offset)
+                       for start, end in horovod_spans(timeline.read_text())]
+    steps = [[(kind, round(epoch_offset + start), round(epoch_offset + end))
+              for kind, start, end in step]
+             for step in steps_of(profiler.events(), all_reduces)]
     append(Path(folder, f"rank{rank}.jsonl"), {"rank": rank, "flags": FLAGS, "steps": steps})
 
 

@@ -1,12 +1,12 @@
-"""Is agree.py right about scripts of others? Run public ones under it on 2 ranks; print a table.
+"""Check agree.py's verdicts on public scripts, run on 2 ranks; print a table.
 
     python -m tools.measuring.public_scripts [--mirror FOLDER] [--publish] [NAME...]
 
-public_scripts.json lists them: repository, commit, how a script is started, what is true of it, as
-found out without agree.py, and how it is edited to run here on small stand-ins for its data:
-[first character, how many go, what comes]. A mistake that was planted names the script that it is
-"of". Each repository is cloned into a temporary folder, from GitHub or from FOLDER/owner+name. Some
-scripts import packages that are not installed here; the list has them.
+public_scripts.json lists them: repository, commit, how a script is started, the truth about it,
+established without agree.py, and the edits that make it run here on small stand-ins for its data:
+[offset, length to delete, replacement]. A case with a planted mistake names its original script in
+the field "of". Each repository is cloned into a temporary folder, from GitHub or from
+FOLDER/owner+name. Some scripts import packages that are not installed here; they are listed, too.
 """
 
 import json
@@ -36,8 +36,8 @@ LAUNCHERS = {
                  "localhost", "--nproc-per-node", "2"]}
 
 
-def make_folder(case, mirror, folder):
-    """Clone what a case needs into a folder, edit it, and make the stand-ins for its data."""
+def checkout_case(case, mirror, folder):
+    """Clone a case's files into a folder, edit them, and make the stand-ins for its data."""
     here = mirror and mirror / case["repository"].replace("/", "+")
     sources = list(here.glob("**/HEAD")) if here and here.exists() else []
     source = sources[0].parent if sources else f"https://github.com/{case['repository']}"
@@ -48,15 +48,15 @@ def make_folder(case, mirror, folder):
     for name, changes in case.get("edits", {}).items():
         path = Path(folder, name)
         text = path.read_text()
-        for first, length, new in sorted(changes, reverse=True):
-            text = text[:first] + new + text[first + length:]
+        for offset, length, new in sorted(changes, reverse=True):
+            text = text[:offset] + new + text[offset + length:]
         path.write_text(text)
     code = "\n".join(case.get("stand_ins", []))
     subprocess.run([sys.executable, "-c", code], cwd=Path(folder, case.get("cwd", ".")), check=True)
 
 
-def words_of(case, folder):
-    """Return the words that start a case under agree.py, and its environment."""
+def command_and_env(case, folder):
+    """Return the command that runs a case under agree.py, and its environment."""
     script = ["-m", case["module"]] if "module" in case else [str(Path(folder, case["script"]))]
     arguments = shlex.split(case.get("arguments", "").format(folder=folder))
     variables = {name: text.format(folder=folder)
@@ -66,21 +66,21 @@ def words_of(case, folder):
 
 
 def run(case, mirror, timeout=300):
-    """Return the exit code, what was printed, and the seconds of a case under agree.py."""
+    """Return exit code, output and seconds of a case under agree.py."""
     with tempfile.TemporaryDirectory() as folder:
-        make_folder(case, mirror, folder)
-        words, environment = words_of(case, folder)
+        checkout_case(case, mirror, folder)
+        command, environment = command_and_env(case, folder)
         started = time.monotonic()
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             process = psutil.Popen(
-                words, cwd=Path(folder, case.get("cwd", ".")), env=environment, stdout=output,
+                command, cwd=Path(folder, case.get("cwd", ".")), env=environment, stdout=output,
                 stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
             try:
                 code = process.wait(timeout)
             except psutil.TimeoutExpired:
                 code = "time-out"
                 for child in process.children(recursive=True):
-                    with suppress(psutil.NoSuchProcess):  # torchrun's are in other sessions
+                    with suppress(psutil.NoSuchProcess):  # torchrun puts them in other sessions
                         child.kill()
                 process.kill()
             output.seek(0)

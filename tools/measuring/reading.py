@@ -1,4 +1,4 @@
-"""Measure reading_data/: every way to read on 1, 2 and 4 ranks. Records: read_data.jsonl.
+"""Measure every way to read of reading_data/ on 1, 2 and 4 ranks. Records: read_data.jsonl.
 
     python -m tools.measuring.reading --folder FOLDER      # on the disk to measure
 """
@@ -21,7 +21,7 @@ CACHES = {"warm": "the file is in memory", "cold": "it comes from the disk"}
 
 def draw(records: pandas.DataFrame) -> Figure:
     """Draw images/s of two ranks, one per core: two points for each way."""
-    figure, axis = style.picture(4.6)
+    figure, axis = style.make_figure(4.6)
     speeds = records[records.ranks == 2].groupby("way", sort=False)
     entries = {}
     for cache, shift in ("warm", -0.16), ("cold", 0.16):
@@ -37,11 +37,12 @@ def draw(records: pandas.DataFrame) -> Figure:
     axis.xaxis.set_minor_formatter("")
     axis.grid(axis="x", color=style.ABSENT)
     axis.invert_yaxis()
-    style.head(figure, f"Reading images: {middle.idxmax()} is fastest, {middle.idxmin()} slowest",
-               entries)
+    title = f"Reading images: {middle.idxmax()} is fastest, {middle.idxmin()} slowest"
+    style.add_title_and_legend(figure, title, entries)
     first = records.iloc[0]
-    style.foot(figure, f"{first['host']}: {first['processor']}, {first['cpus']} cores, and its "
-               f"disk; median, least and most of {REPEATS} runs; preloaded once it has read")
+    style.add_footer(
+        figure, f"{first['host']}: {first['processor']}, {first['cpus']} cores, and "
+        f"its disk; median, least and most of {REPEATS} runs; preloaded once it has read")
     return figure
 
 
@@ -60,7 +61,7 @@ def main():
     print(records.groupby(["ranks", "way"])[speeds].median().round())
     if (records.groupby("ranks")["checksum"].nunique() > 1).any():
         raise SystemExit("the ways did not deliver the same bytes: see checksum in the records")
-    print("\nOn each number of ranks all ways delivered the same bytes to the same ranks.")
+    print("\nFor each number of ranks, all ways delivered the same bytes to the same ranks.")
 
 
 if __name__ == "__main__":

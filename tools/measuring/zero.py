@@ -20,7 +20,7 @@ def total(memory: dict[str, float]) -> float:
 
 
 def table(records: pandas.DataFrame) -> str:
-    """Return the bytes per parameter of the rank that has most, next to the formula's, as text."""
+    """Return the bytes per parameter of the fullest rank, next to the formula's, as text."""
     rows = []
     for record in records.to_dict("records"):
         fullest = max(record["memory"], key=total)

@@ -1,7 +1,6 @@
-"""Interactive controls for an audience: sliders, and a frame-by-frame player.
+"""Interactive controls: sliders, and a frame-by-frame player.
 
-Each shows its first state where nobody can move it: without a kernel, on a web page, in a notebook
-that is not trusted.
+Without a kernel, as on a web page, and in an untrusted notebook each shows its initial state.
 """
 
 import base64
@@ -15,45 +14,45 @@ from IPython.display import HTML, display
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from tools.style import DPI, small
+from tools.style import DPI, reduce_colors
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def choice(name: str, *values: object, first: object = None) -> ipywidgets.Widget:
-    """Return a slider over these values, which may be of any kind; it begins at `first`."""
+    """Return a slider over values of any type, initially at `first`."""
     return ipywidgets.SelectionSlider(
         options=values, value=values[0] if first is None else first, description=name,
         continuous_update=False, layout={"width": "45%"}, style={"description_width": "40%"})
 
 
 def moved(draw: Callable[..., Figure], **controls: ipywidgets.Widget) -> None:
-    """Show the figure that draw(**values) returns, and again whenever a control is moved."""
-    def now():
+    """Show the figure that draw(**values) returns; redraw it when a control is moved."""
+    def redraw():
         figure = draw(**{name: control.value for name, control in controls.items()})
-        plt.close(figure)  # or Jupyter shows it again at the end of the cell
+        plt.close(figure)  # or Jupyter shows it twice
         return figure
 
     row = ipywidgets.HBox(list(controls.values()))
     names = ", ".join(control.description for control in controls.values())
-    text = f"To be moved in JupyterLab: {names}"
+    text = f"Open this notebook in JupyterLab to use the controls: {names}"
     display({VIEW: row._repr_mimebundle_()[VIEW], "text/plain": text}, raw=True)
-    shown = display(now(), display_id=True)
+    shown = display(redraw(), display_id=True)
     for control in controls.values():
-        control.observe(lambda _: shown.update(now()), "value")
+        control.observe(lambda _: shown.update(redraw()), "value")
 
 
 def player(frames: list[Figure]) -> HTML:
-    """Return the frames as one at a time, turned by buttons and a slider.
+    """Return an HTML player that shows one frame at a time, with buttons and a slider.
 
-    That works within the page: it needs no kernel and no network.
+    It works within the page, without a kernel or a network.
     """
     pictures = []
     for frame in frames:
         drawn = io.BytesIO()
         frame.savefig(drawn, format="png", dpi=DPI)
         plt.close(frame)
-        pictures.append(base64.b64encode(small(drawn.getvalue())).decode())
+        pictures.append(base64.b64encode(reduce_colors(drawn.getvalue())).decode())
     width = round(96 * frames[0].get_figwidth())
     turn = ("const box = this.closest('div'), slider = box.querySelector('input');"
             "if (this !== slider) slider.value = +slider.value + +this.value;"

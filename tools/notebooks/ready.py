@@ -1,8 +1,8 @@
 """The first cell of every notebook runs this file: %run ../tools/notebooks/ready.py
 
-It lets later cells import tools and submit, and commands find mpiexec. In another Python than the
-workshop's it says what to do; then the next cell fails. Only the standard library is imported
-before that is known, and an old Python can read this file.
+It lets later cells import tools and submit, and commands find mpiexec. Outside the workshop's
+environment it says what to do, and the next cell fails. Until it has checked that, it imports only
+the standard library, and old Pythons can parse it.
 """
 
 import importlib.util
@@ -13,27 +13,28 @@ import tempfile
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
-MODULES = "matplotlib", "pandas", "torch", "ipywidgets"  # another Python hardly has them all
+MODULES = "matplotlib", "pandas", "torch", "ipywidgets"  # rarely all in another Python
 
 
 def missing():
-    """Return what is missing and how to get it, as one line; None in the workshop's Python."""
+    """Return one line on what is missing and how to get it; None in the workshop's environment."""
     for module in MODULES:
         if importlib.util.find_spec(module) is None:
-            return (f"{module} is missing: this is not the workshop's Python, but {sys.executable};"
-                    f" close this, and in {TOP}: make setup && .venv/bin/jupyter lab")
+            return (f"No module named {module}: this kernel is {sys.executable}, not the "
+                    f"workshop's environment. Close the notebook and run: cd {TOP} && make setup "
+                    "&& .venv/bin/jupyter lab")
     return None
 
 
 def find_mpiexec():
-    """Let the notebook's commands find mpiexec; where there is none, a stand-in shows records."""
+    """Put mpiexec on PATH; if there is none, a stand-in that shows recorded output."""
     here = Path(sys.executable).parent
     os.environ["PATH"] = f"{here}{os.pathsep}{os.environ['PATH']}"
     if not shutil.which("mpiexec"):
         folder = tempfile.mkdtemp()
         os.symlink(TOP / "tools" / "notebooks" / "recorded_ranks.py", f"{folder}/mpiexec")
         os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
-        print("no mpiexec here: cells that start ranks show their record")
+        print("mpiexec not found: cells that start ranks show recorded output instead")
 
 
 def prepare():
@@ -41,11 +42,11 @@ def prepare():
     if str(TOP) not in sys.path:
         sys.path.append(str(TOP))
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["HYDRA_LAUNCHER"] = "fork"  # mpiexec stays on this node, inside a batch job, too
+    os.environ["HYDRA_LAUNCHER"] = "fork"  # mpiexec stays on this node, even in a batch job
     os.environ["HYDRA_RMK"] = "user"
     find_mpiexec()
     from matplotlib_inline.backend_inline import set_matplotlib_formats
-    set_matplotlib_formats("retina", bbox_inches=None)  # sharp, and as large as the cell says
+    set_matplotlib_formats("retina", bbox_inches=None)  # sharp, and of the size that the cell sets
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A stand-in for mpiexec where there is none: it shows what the notebooks' commands printed once.
+"""A stand-in for a missing mpiexec: it shows the recorded output of the notebooks' commands.
 
-    python -m tools.notebooks.recorded_ranks    # runs the commands, and writes their record
-    recorded_ranks.py -n 2 python three_ways.py --results FILE    # shows it, and writes the file
+    python -m tools.notebooks.recorded_ranks    # runs the commands and writes the record
+    recorded_ranks.py -n 2 python three_ways.py --results FILE    # shows it and writes FILE
 
-ready.py puts it on the path as mpiexec. On a Cray's login node, for one, no ranks can be started.
+ready.py puts it on the path as mpiexec. It is for machines that cannot start ranks, for example
+a Cray login node.
 """
 
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "assets" / "records" / "recorded_ranks.jsonl"
-COMMANDS = [  # folder, words of mpiexec; average.py is written by its notebook
+COMMANDS = [  # folder, arguments of mpiexec; average.py is written by its notebook
     ("02_horovod", "-l -n 2 python average.py 32"),
     ("02_horovod", "-l -n 2 python average.py 40"),
     ("02_horovod", "-n 8 python pytorch/ring_allreduce.py --sizes 32000 --repeats 3"),
@@ -39,23 +40,23 @@ def record(folder: str, words: str) -> dict:
         return machine() | {"text": text, "results": read(results)}
 
 
-def show(words: list[str]) -> int:
+def show(arguments: list[str]) -> int:
     """Print the record of a command and write its results file; return the exit code."""
     results = None
-    if "--results" in words:
-        place = words.index("--results")
-        results = Path(words[place + 1])
-        words = words[:place] + words[place + 2:]
+    if "--results" in arguments:
+        index = arguments.index("--results")
+        results = Path(arguments[index + 1])
+        arguments = arguments[:index] + arguments[index + 2:]
     records = [json.loads(line) for line in RECORD.read_text().splitlines()]
     for command in records:
-        if command["words"].split() == words:
-            print(f"There is no mpiexec here. Recorded on {command['processor']}:")
+        if command["words"].split() == arguments:
+            print(f"mpiexec not found. Recorded on {command['processor']}:")
             print(command["text"], end="")
             if results:
                 results.write_text("".join(json.dumps(row) + "\n" for row in command["results"]))
             return 0
-    print("There is no mpiexec here, and no record of this command: "
-          "it needs a machine that starts ranks.")
+    print("mpiexec not found, and no record of this command: run it on a machine that can start "
+          "ranks.")
     return 1
 
 

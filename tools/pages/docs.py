@@ -1,11 +1,12 @@
-"""Copy what several folders have, write into the pages what files and records give, draw figures.
+"""Refresh the copied files, the generated fences in the pages, and the figures.
 
-A comment in a page names what belongs in the fence after it. WORDS are in one line or hunk only:
+A comment in a page names the content of the fence after it; each WORDS must match exactly one line
+or hunk:
 
-    <!-- lesson: PATH | WORDS | WORDS -->   lines of a file; without words the whole file
+    <!-- lesson: PATH | WORDS | WORDS -->   lines of a file; the whole file without WORDS
     <!-- hunk: WORDS | WORDS -->            hunks of the page's diff
     <!-- output: PROGRAM RANKS FLAG... -->  what a run printed, from assets/records/outputs.jsonl
-    <!-- sample: PROGRAM RANKS FLAG... -->  the same, where the output names the machine: not tested
+    <!-- sample: PROGRAM RANKS FLAG... -->  the same, depends on the machine: not tested
     <!-- table: demo -->                    what `make demo` prints, from demo.jsonl
     <!-- table: zero PRECISION -->          the bytes of chapter 5, from zero.jsonl
     <!-- table: bench SECTION -->           the results of one section of `make bench`
@@ -27,7 +28,7 @@ from tools.pages import figures
 PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(
     r"<!-- (lesson|hunk|output|sample|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
-FOLDERS = ("docs", "[0-9]*", "exercises", "reading_data", "submit")  # have pages, at any depth
+FOLDERS = ("docs", "[0-9]*", "exercises", "reading_data", "submit")  # with pages, at any depth
 MASTERS = ("01_single_node/ranks.py", "01_single_node/workshop.py", "01_single_node/report.py",
            "01_single_node/resnet.py", "04_deepspeed/ds_config.py", "04_deepspeed/checkpoints.py")
 
@@ -39,7 +40,7 @@ def pages():
 
 
 def copies():
-    """Yield (master, copy) for each folder of programs that import a master of another folder."""
+    """Yield (master, copy) for each folder whose programs import another folder's master."""
     folders = [main.parent for main in sorted(ROOT.glob("[0-9]*/**/main.py"))]
     for master in map(ROOT.joinpath, MASTERS):
         for folder in (*folders, ROOT / "submit"):
@@ -58,15 +59,15 @@ def hunks(old, new):
 
 
 def index(words, texts, where):
-    """Return the index of the only text with these words. Raises ValueError for none or several."""
+    """Return the index of the only text that contains these words, else raise ValueError."""
     indices = [number for number, text in enumerate(texts) if words in text]
     if len(indices) != 1:
-        raise ValueError(f"{words!r} is in {len(indices)} {where}: it has to be in one")
+        raise ValueError(f"{words!r} matches {len(indices)} {where}, expected exactly 1")
     return indices[0]
 
 
 def lesson(path, *words):
-    """Return the lines of a file that have these words, in the file's order; else the file."""
+    """Return the lines that contain these words, in the file's order; without words the file."""
     text = (ROOT / path).read_text()
     if not words:
         return text
@@ -76,16 +77,16 @@ def lesson(path, *words):
 
 
 def recorded(*words):
-    """Return what a run printed, from the records."""
+    """Return the recorded output of a run."""
     texts = {record["words"]: record["text"] for record in read("outputs.jsonl")}
     if " ".join(words) not in texts:
-        raise ValueError(f"no record of what {' '.join(words)!r} prints: "
+        raise ValueError(f"no recorded output of {' '.join(words)!r}; run: "
                          "python -m tools.pages.outputs")
     return texts[" ".join(words)]
 
 
 def bench(section):
-    """Return the results of a section of the benchmark, from the record that has this section."""
+    """Return the results of one section of the benchmark, from its record."""
     for path in RECORDS.glob("bench*.txt"):
         for text in path.read_text().split("\n\n"):
             if text.startswith(f"{section}. "):
@@ -105,7 +106,7 @@ def table(name, selection=None):
 
 
 def render(text, output=recorded):
-    """Return the page's text with every fence written again. Raises ValueError as index() does."""
+    """Return the page's text with every fence rewritten. Raises ValueError as index() does."""
     pair = PAIR.search(text)
     blocks = hunks(*pair.groups()) if pair else []
 

@@ -1,4 +1,4 @@
-"""Draw the figures of records that the pages show, into assets/figures."""
+"""Draw the pages' figures from records, into assets/figures."""
 
 import json
 
@@ -17,7 +17,7 @@ def zero():
     """Draw a rank's bytes per parameter in chapter 5, bf16, by stage: counted, and by formula."""
     records = [record for record in read("zero.jsonl")
                if record["precision"] == "bf16" and record["chapter"] == "05_zero"]
-    figure, axes = style.picture(4.6, 1, 3, sharey=True)
+    figure, axes = style.make_figure(4.6, 1, 3, sharey=True)
     for axis, ranks in zip(axes, (1, 2, 4)):
         for record in (record for record in records if record["ranks"] == ranks):
             stage, parameters = record["stage"], record["parameters"]
@@ -35,15 +35,17 @@ def zero():
     axes[0].set_ylabel("bytes per parameter")
     entries = {role: Patch(color=style.ROLES[role]) for role in ROLES}
     entries["formula"] = Line2D([], [], color=style.PREDICTED, lw=2)
-    style.head(figure, "What a rank holds between backward and optimizer step", entries)
-    style.foot(figure, "Counted on a CPU, on the rank that holds most: bf16, "
-                       f"{records[0]['parameters']:,} parameters. At stage 1 DeepSpeed drops "
-                       "other ranks' gradients, too; ZeRO's paper keeps them.")
+    style.add_title_and_legend(
+        figure, "What a rank holds between backward and optimizer step", entries)
+    style.add_footer(
+        figure, "Counted on a CPU, on the rank that holds most: bf16, "
+        f"{records[0]['parameters']:,} parameters. At stage 1 DeepSpeed drops "
+        "other ranks' gradients, too; ZeRO's paper keeps them.")
     return figure
 
 
 def sweep(name):
-    """Return a sweep's speeds by chapter, ranks and batch, and a line that says what ran where."""
+    """Return a sweep's speeds by chapter, ranks and batch, and a line on what ran where."""
     records = pandas.DataFrame(read(f"{name}.jsonl"))
     speeds = records.groupby(["chapter", "ranks", "batch"], sort=False)["images_per_second"]
     rows = speeds.agg(median="median", least="min", most="max", repeats="size").reset_index()
@@ -65,7 +67,7 @@ def batch_size():
     """Draw the throughput of one rank by batch size."""
     rows, origin = sweep("batch")
     best = rows.loc[rows["median"].idxmax()]
-    figure, axis = style.picture(
+    figure, axis = style.make_figure(
         4.2, title=f"One rank is fastest at a batch of {best['batch']} images, by the median")
     points(axis, rows, "batch", color=style.LIBRARIES[style.CHAPTERS[best["chapter"]]])
     for row in rows.itertuples():
@@ -74,7 +76,7 @@ def batch_size():
     axis.set_xscale("log", base=2)
     axis.set(xlabel="batch size", ylabel="images/s", ylim=(0, None))
     axis.set_xticks(rows["batch"], rows["batch"])
-    style.foot(figure, origin)
+    style.add_footer(figure, origin)
     return figure
 
 
@@ -83,7 +85,7 @@ def scaling():
 
     Above images/s; below efficiency, which is images/s / (ranks * images/s of one rank).
     """
-    figure, axes = style.picture(5.6, 2, 2, sharex=True, sharey="row", height_ratios=(5, 4))
+    figure, axes = style.make_figure(5.6, 2, 2, sharex=True, sharey="row", height_ratios=(5, 4))
     ideal = {"color": style.IDEAL, "ls": "--", "zorder": 1}
     entries, origins, tables = {}, {}, []
     for column, (name, title) in enumerate((("weak", "Weak scaling: {} images per rank"),
@@ -99,7 +101,7 @@ def scaling():
         efficiency.plot(ranks, [1] * len(ranks), **ideal)
         for number, (chapter, part) in enumerate(rows.groupby("chapter", sort=False)):
             library = style.CHAPTERS[chapter]
-            # Shifted a little, or the bars would hide each other.
+            # Shifted, or the bars would overlap.
             shifted = part.assign(ranks=part["ranks"] + 0.07 * (number - 1))
             points(speed, shifted, "ranks", color=style.LIBRARIES[library])
             entries[library], = efficiency.plot(
@@ -109,32 +111,33 @@ def scaling():
         speed.set_title(title.format(rows["batch"].iloc[0]))
         efficiency.set(xlabel="ranks", xticks=ranks, xlim=(0.7, max(ranks) + 0.3))
     rows = pandas.concat(tables)
-    # The upper ideal line leaves the picture.
+    # The upper ideal line may leave the picture.
     axes[0, 0].set(ylabel="images/s", ylim=(0, 1.15 * rows["most"].max()))
     axes[1, 0].set(ylabel="efficiency", yticks=(0, 0.5, 1), ylim=(0, 1.15))
     entries["ideal"] = Line2D([], [], **ideal)
     entries["more ranks than cores"] = Patch(color=style.ABSENT)
     best = rows[rows["ranks"] == rows["cpus"]]
-    style.head(figure, f"{best['ranks'].max()} ranks on {best['cpus'].max()} cores: "
-               f"{best['efficiency'].min():.0%} to {best['efficiency'].max():.0%} of the ideal",
-               entries)
-    style.foot(figure, "\n".join(origins))
+    title = (f"{best['ranks'].max()} ranks on {best['cpus'].max()} cores: "
+             f"{best['efficiency'].min():.0%} to {best['efficiency'].max():.0%} of the ideal")
+    style.add_title_and_legend(figure, title, entries)
+    style.add_footer(figure, "\n".join(origins))
     return figure
 
 
 def trace():
-    """Draw three steps of chapter 1 on a GPU: when they are launched, when they are computed."""
+    """Draw when three steps of chapter 1 are launched and computed on a GPU."""
     record = json.loads((RECORDS / "trace_h200.json").read_text())
     colors = (style.STEP["backward"], style.STEP["optimizer"], style.TIME["failures"])
-    figure, axis = style.picture(3.2, 1, 1)
+    figure, axis = style.make_figure(3.2, 1, 1)
     for row, step, start, end in record["steps"]:
-        place = ["GPU", "CPU"].index(row)
-        axis.barh(place, (end - start) / 1000, 0.6, start / 1000, color=colors[int(step) % 3])
-        axis.annotate(f"step {step}", ((start + end) / 2000, place), ha="center", va="center",
+        y = ["GPU", "CPU"].index(row)
+        axis.barh(y, (end - start) / 1000, 0.6, start / 1000, color=colors[int(step) % 3])
+        axis.annotate(f"step {step}", ((start + end) / 2000, y), ha="center", va="center",
                       color="white")
     axis.set(yticks=[0, 1], yticklabels=["GPU computes", "CPU launches"], xlabel="milliseconds")
-    style.head(figure, "The CPU runs ahead, and the GPU never waits", {})
-    style.foot(figure, "ResNet-50, 224 pixels, 256 images a batch, TF32, on one NVIDIA H200")
+    style.add_title_and_legend(figure, "The CPU runs ahead, and the GPU never waits", {})
+    style.add_footer(
+        figure, "ResNet-50, 224 pixels, 256 images per batch, TF32, on one NVIDIA H200")
     return figure
 
 

@@ -3,8 +3,8 @@
     python -m tools.pages.notebooks                                   # all
     python -m tools.pages.notebooks 03_ddp/scaling.ipynb
 
-A cell with the tag "live" shows times or figures that another run or machine changes. The output
-of any other cell is the same everywhere: tests/test_notebooks.py compares it.
+A cell with the tag "live" shows times or figures that differ from run to run. The output of any
+other cell is the same everywhere: tests/test_notebooks.py compares it.
 """
 
 import base64
@@ -18,9 +18,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
 from submit.study import ROOT, Parser
-from tools.style import small
+from tools.style import reduce_colors
 
-SECONDS = 240  # for a cell on a busy machine; a notebook takes less than a minute on two idle cores
+SECONDS = 240  # per cell, on a busy machine; a notebook takes less than a minute on two idle cores
 
 
 def notebooks() -> list[Path]:
@@ -37,7 +37,7 @@ def fingerprint(notebook: nbformat.NotebookNode) -> str:
 def run(path: Path) -> nbformat.NotebookNode:
     """Return the notebook with the outputs of a run in its own folder.
 
-    Raises CellExecutionError where a cell fails.
+    Raises CellExecutionError if a cell fails.
     """
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
@@ -58,16 +58,16 @@ def shrink(notebook: nbformat.NotebookNode) -> None:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if "image/png" in data:
-                png = small(base64.b64decode(data["image/png"]))
+                png = reduce_colors(base64.b64decode(data["image/png"]))
                 data["image/png"] = base64.b64encode(png).decode()
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("notebooks", nargs="*", type=Path, help="all, if none is named")
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all")
     for path in parser.parse_args().notebooks or notebooks():
         if not os.path.isfile(path) or path.suffix != ".ipynb":
-            sys.exit(f"{path}: there is no such notebook")
+            sys.exit(f"{path}: not a notebook")
         print("run:", path, flush=True)
         try:
             notebook = run(path.resolve())

@@ -1,4 +1,4 @@
-"""Train on all ranks; the gradients are averaged by hand, in one message."""
+"""Train on all ranks; gradients are averaged by hand, in one message."""
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ BATCH, EPOCHS = 64, 2
 
 
 def exchange(parameters):
-    """All gradients as one tensor to all ranks, and back to where they were."""
+    """Sum all gradients over the ranks in one flat all-reduce, then copy them back."""
     gradients = [parameter.grad for parameter in parameters]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat)

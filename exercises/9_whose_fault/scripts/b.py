@@ -1,4 +1,4 @@
-"""Train on all ranks; each has noise of its own on its images; gradients are averaged by hand."""
+"""Train on all ranks, each with its own noise on the images; gradients are averaged by hand."""
 
 import torch
 import torch.distributed as dist

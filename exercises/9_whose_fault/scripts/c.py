@@ -1,4 +1,4 @@
-"""Train on all ranks with DistributedDataParallel: a body that many tasks share, and a head."""
+"""Train on all ranks with DistributedDataParallel: a body shared by many tasks, and a head."""
 
 import gc
 
@@ -37,5 +37,5 @@ def main():
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # DDP goes before the group that it uses
+    gc.collect()  # free DDP before the process group that it uses
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Small trainings after habits and mistakes of others' scripts: habits.py NAME."""
+"""Small trainings with correct and wrong patterns of public scripts: habits.py NAME."""
 import builtins
 import contextlib
 import copy
@@ -16,7 +16,7 @@ mse = nn.functional.mse_loss
 
 
 def start():
-    """Ranks with one seed until the model is made, and with their own for the samples."""
+    """Start the ranks with one seed; return (rank, world size)."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     return dist.get_rank(), dist.get_world_size()
@@ -44,7 +44,7 @@ def all_reduce(model, factor=1.0):
         parameter.grad *= factor
 
 
-# Right.
+# Correct.
 
 def forward_before_ddp():
     rank, _ = start()
@@ -236,7 +236,7 @@ def sum_of_micro_batches_divided():
 
 
 def gradients_by_hand():
-    """autograd.grad() in place of backward(), also of the inputs; an all-reduce; a step."""
+    """autograd.grad() instead of backward(), also of the inputs; an all-reduce; a step."""
     rank, _ = start()
     model = network()
     optimizer = sgd(model)
@@ -278,7 +278,7 @@ def compiled():
     train(model, sgd(model))
 
 
-# Mistakes.
+# With a mistake.
 
 def imaginary_half_is_lost():
     class Spectral(nn.Module):
@@ -414,7 +414,7 @@ def rank_1_ends_early():
         optimizer.step()
 
 
-# Nothing to compare.
+# Cannot be judged.
 
 def updates_by_hand():
     rank, _ = start()
