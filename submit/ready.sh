@@ -2,12 +2,14 @@
 # Is the cluster ready for the course? Submits the attendees' jobs, waits, and reports on each.
 #
 #     . /shared/course.sh
-#     bash submit/ready.sh                                       # the doctor, chapter 3 on one and two nodes
+#     bash submit/ready.sh                                           # the doctor, chapter 3 on one and two nodes
 #     bash submit/ready.sh --dataset svhn --data-dir /shared/data    # and chapter 3 with these flags
 #
-# The jobs run at the same time. Their output is in results/ready. The exit code is the number of jobs that are not ready.
+# The jobs run at the same time. Their output is in results/ready. The exit code is the number of jobs that are not ready. A job
+# that has not ended after MINUTES (30) is cancelled.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+exec 3>&2  # what run_job says at once
 logs=$PWD/results/ready
 mkdir -p "$logs"
 if ! command -v sbatch >/dev/null && ! command -v qsub >/dev/null; then
@@ -15,45 +17,64 @@ if ! command -v sbatch >/dev/null && ! command -v qsub >/dev/null; then
     exit 2
 fi
 
-run_job() {  # SCRIPT NODES LOG FLAGS...: submit a job and wait for its end
-    local script=$1 nodes=$2 log=$3 select
-    shift 3
-    if command -v sbatch >/dev/null; then
-        sbatch --wait --output="$log" --nodes="$nodes" "$script.slurm" "$@"
-    else
-        select=$(sed -n "s/^#PBS -l \(select=\)[0-9]*/\1$nodes/p" "$script.pbs")
-        FLAGS="$*" qsub -W block=true -j oe -o "$log" -l "$select" "$script.pbs"
+# shellcheck disable=SC2317 # report() calls one of these two
+run_slurm_job() {  # SCRIPT NODES LOG FLAGS...: submit a job, wait for its end, check how many ranks it had
+    local job state reason="" last_reason="" tasks started=$SECONDS
+    job=$(sbatch --parsable --output="$3" --nodes="$2" "$1.slurm" "${@:4}") || return
+    while state=$(squeue --noheader --job="$job" --format="%T %r" 2>/dev/null) && [[ $state == *ING* ]]; do
+        reason=${state#* }
+        if [[ $state == PENDING* && $reason != "$last_reason" && $((SECONDS - started)) -gt 20 ]]; then
+            echo "job $job waits in the queue: $reason" >&3
+            last_reason=$reason
+        fi
+        if ((SECONDS - started > 60 * ${MINUTES:-30})); then
+            scancel "$job"
+            echo "wrong: not ended after ${MINUTES:-30} minutes, so cancelled: $state"
+            return 1
+        fi
+        sleep 1
+    done
+    tasks=$(scontrol show job "$job" | grep -o "NumTasks=[0-9]*" | cut -d = -f 2)
+    if grep -q "^ranks: " "$3" && ! grep -q "^ranks: ${tasks:-[0-9]*}, nodes: $2\b" "$3"; then
+        echo "wrong: the job has ${tasks:-?} tasks on $2 nodes, the program $(grep -m 1 "^ranks: " "$3" | cut -d , -f 1,2):" \
+            "see launch in the site's file"
+        return 1
     fi
 }
 
-submit() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report if its output matches the pattern
-    local name=$1 folder=$2 script=$3 nodes=$4 pattern=$5 started=$SECONDS ranks
-    local log=$logs/$name.txt
+# shellcheck disable=SC2317
+run_pbs_job() {  # the same through PBS
+    local select
+    select=$(sed -n "s/^#PBS -l \(select=\)[0-9]*/\1$2/p" "$1.pbs")
+    FLAGS="${*:4}" qsub -W block=true -j oe -o "$3" -l "$select" "$1.pbs"
+}
+
+report() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report if its output matches the pattern
+    local name=$1 folder=$2 script=$3 nodes=$4 pattern=$5 started=$SECONDS run=run_pbs_job reasons
+    local log=$logs/${name// /-}.txt
     shift 5
     : >"$log"
     cd "$folder" || return
-    if run_job "$script" "$nodes" "$log" "$@" >"$log.submit" 2>&1 && grep -q "$pattern" "$log"; then
-        ranks=$(grep -m 1 '^ranks: ' "$log" | cut -d , -f 1,2)
-        echo "$name: ready; $((SECONDS - started)) s from submission to end; $ranks"
+    ! command -v sbatch >/dev/null || run=run_slurm_job
+    if $run "$script" "$nodes" "$log" "$@" >"$log.submit" 2>&1 && grep -q "$pattern" "$log"; then
+        echo "$name: ready; $((SECONDS - started)) s from submission to end; $(grep -m 1 '^ranks: ' "$log" | cut -d , -f 1,2)" \
+            "$(grep -m 1 -o '^rank 0: .*, GPUs: [0-9]*' "$log" | sed 's/.*, GPUs/; GPUs of rank 0/')"
         return 0
     fi
-    echo "$name: not ready"
-    {
-        grep -h -E "^(wrong|doctor.py|main.py|qsub|sbatch: error|[A-Za-z.]*Error): |^srun: error: .*code" "$log.submit" "$log" ||
-            tail -n 3 "$log"
-    } | sort -u | head -n 4 | sed 's/^/    /'
-    echo "    full log: $log"
+    cat "$log.submit" >>"$log"
+    reasons=$(grep -E "^(wrong|doctor.py|main.py|qsub|[A-Za-z.]*Error): |error: .*(code|fail)" "$log" | sort -u | head -n 4)
+    printf '%s: not ready\n%s\n    full log: %s\n' "$name" "${reasons:-$(tail -n 3 "$log")}" "$log"
     return 1
 }
 
 chapter=(03_ddp submit)
 trained="^test accuracy"
 echo "submitted; waiting for the jobs (squeue or qstat shows them)"
-submit "the doctor on two nodes" submit doctor 2 "^nothing wrong was found" & jobs=($!)
-submit "chapter 3 on one node" "${chapter[@]}" 1 "$trained" --global-batch-size 64 --epochs 1 & jobs+=($!)
-submit "chapter 3 on two nodes" "${chapter[@]}" 2 "$trained" --global-batch-size 64 --epochs 1 & jobs+=($!)
+report "the doctor on two nodes" submit doctor 2 "^nothing wrong was found" & jobs=($!)
+report "chapter 3 on one node" "${chapter[@]}" 1 "$trained" --global-batch-size 64 --epochs 1 & jobs+=($!)
+report "chapter 3 on two nodes" "${chapter[@]}" 2 "$trained" --global-batch-size 64 --epochs 1 & jobs+=($!)
 if [ $# -gt 0 ]; then
-    submit "chapter 3 with a data set" "${chapter[@]}" 1 "$trained" --epochs 1 --max-steps 5 "$@" & jobs+=($!)
+    report "chapter 3 with a data set" "${chapter[@]}" 1 "$trained" --epochs 1 --max-steps 5 "$@" & jobs+=($!)
 fi
 failed=0
 for job in "${jobs[@]}"; do wait "$job" || failed=$((failed + 1)); done

@@ -338,7 +338,8 @@ def create_environment(venv, packages=False):
         started = time.monotonic()
         add_horovod(venv, cache, mpicc)
         step(f"{time.monotonic() - started:.0f} s for Horovod")
-    step(f"ready; to type commands yourself: . '{os.path.relpath(venv)}/bin/activate'")
+    place = os.path.relpath(venv) if ROOT in venv.parents else venv
+    step(f"ready; to type commands yourself: . '{place}/bin/activate'")
     look_at_sharing(venv)
     if mpicc:
         step("next, on compute nodes: submit/doctor.pbs or doctor.slurm, to test ranks and their "
