@@ -188,7 +188,7 @@ def load_digits(*_):
 def load_files(args, _):
     """Return MNIST or SVHN from torchvision, which downloads missing files."""
     from torchvision.datasets import MNIST, SVHN
-    socket.setdefaulttimeout(30)  # without a network a node may never answer
+    socket.setdefaulttimeout(30)  # without a network a download may hang
     try:
         if args.dataset == "mnist":
             sets = [MNIST(args.data_dir, train, download=True) for train in (True, False)]

@@ -76,8 +76,8 @@ class Session:
     def __init__(self, name, launcher, rank, world_size, store, limits):
         self.name, self.launcher = name, launcher
         self.rank, self.world_size, self.store = rank, world_size, store
-        self.seconds, self.patience = limits  # before a hang is reported; until the first step
-        self.watch = self.calls = None
+        self.seconds, self.patience = limits  # of silence that are a hang; until the first step
+        self.watch = self.calls = None  # agreement's Watch and Calls: main() sets them
         self.code = None
         self.started = time.monotonic()
         self.waiting_shown = False
@@ -145,7 +145,7 @@ class Session:
                     self.judge(states, time.monotonic() - since)
                 self.code = self.read("code")
         self.judged.set()
-        time.sleep(1)  # the main thread leaves, unless the script holds it
+        time.sleep(1)  # for the main thread to leave, unless it is blocked in the script
         leave(self.store, self.rank, self.world_size, self.code)
 
     def report_progress(self):
@@ -170,12 +170,12 @@ class Session:
         complete = all(reports)
         calls = self.read("calls")
         died = [report for report in reports if report and report["end"] == "died"]
-        patience = SLOW_CALL_FACTOR * self.seconds
+        silence_limit = SLOW_CALL_FACTOR * self.seconds
         if all(report or (alive and alive["waits"]) for report, alive in states):
-            patience = self.seconds
+            silence_limit = self.seconds
         if died:
-            patience = min(2, patience)
-        if not complete and not calls and silence < patience:
+            silence_limit = min(2, silence_limit)
+        if not complete and not calls and silence < silence_limit:
             return
         ends = {report["end"] for report in reports if report}
         if not complete and ends == {"steps"}:
@@ -282,7 +282,7 @@ def run_script(session, script, module, arguments):
 
 
 def end_by_os_exit(session, script_pid, code):
-    """Replace os._exit for the script, which ranks.run() calls: print the verdict first."""
+    """os._exit while the script runs (ranks.run() calls it): print the verdict, then exit."""
     if os.getpid() != script_pid or threading.current_thread() is not threading.main_thread():
         exit_now(code)  # a forked worker or another thread
     if code:

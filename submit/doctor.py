@@ -28,7 +28,7 @@ from itertools import groupby
 from ranks import find_ranks, gather, launched, run
 
 if __name__ == "__main__":  # before torch is imported
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # its exceptions have the same text
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no log lines: exceptions repeat them
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # the Guard ends ranks that hang
 try:
     import psutil

@@ -27,7 +27,9 @@ SAME = ("chapter", "model", "dataset", "image_size", "precision", "device", "ran
 
 
 def step_times(records):
-    """Return {batch per rank: step seconds} for the last record's configuration, it last.
+    """Return {batch per rank: step seconds} for the last record's configuration.
+
+    The last record's own batch comes last.
 
     Times of several ranks on a node are corrected for jitter, but include communication.
     """
@@ -55,7 +57,7 @@ def predict(record, times, args, nodes, constants=model.CENTRAL):
     """Return cost_model.plan's rows for each number of `nodes`, as a DataFrame."""
     batch = list(times)[-1]
     chapter = record.get("chapter", "")
-    if args.level:  # the bandwidth level was measured
+    if args.level:  # the latency of a tree's level was measured
         constants = replace(constants, level=args.level * constants.level / model.CENTRAL.level)
     return pandas.DataFrame(model.plan(
         args.epochs * args.samples, partial(compute_seconds, times), batch,
@@ -125,7 +127,7 @@ def parse_args():
     add("--batch", type=int, help="batch size in samples (that of the last record)")
     add("--largest-batch", type=float, default=math.inf,
         help="largest global batch that still converges as well (the whole data set)")
-    add("--strong", action="store_true", help="keep the global batch of the fewest nodes")
+    add("--strong", action="store_true", help="strong scaling: one global batch")
     add("--csv", type=Path, metavar="FILE", help="save the table to FILE")
     add("--figure", type=Path, metavar="FILE", help="save a plot, such as scaling.png")
     args = parser.parse_args()
@@ -155,7 +157,7 @@ def parse_args():
         if not (getattr(args, name) or 0) > 0:
             parser.error(f"--{name.replace('_', '-')}: give a number above 0")
     if args.nodes[0] < 1 or args.largest_batch < args.nodes[0] * args.gpus:
-        parser.error("--nodes, --largest-batch: give each GPU of the fewest nodes one sample")
+        parser.error("--nodes: at least 1, and at least one sample of --largest-batch per GPU")
     return args, records
 
 

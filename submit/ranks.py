@@ -85,8 +85,8 @@ def find_ranks() -> tuple[int, int, int]:
     launcher, rank, world_size = launched()
     if launcher == "torchrun":
         if "GROUP_WORLD_SIZE" in env:  # mpiexec -n 2 torchrun without --nnodes would train twice
-            sizes = [size for _, size, _ in LAUNCHERS.values() if env.get(size or "", "1") != "1"]
-            refuse_other_sizes(sizes, int(env["GROUP_WORLD_SIZE"]))
+            names = [size for _, size, _ in LAUNCHERS.values() if env.get(size or "", "1") != "1"]
+            refuse_other_sizes(names, int(env["GROUP_WORLD_SIZE"]))
         if "LOCAL_RANK" not in env:  # Kubernetes' PyTorchJob
             env["LOCAL_RANK"] = str(count_local_ranks(rank, world_size))
         return rank, world_size, number_of("LOCAL_RANK")
@@ -301,4 +301,4 @@ def run(main: Callable[[], None]) -> None:
     dist = sys.modules.get("torch.distributed")
     if dist and dist.is_initialized():
         dist.destroy_process_group()  # gloo's threads may abort if they outlive Python
-        time.sleep(0.2)  # the threads, which FSDP and DeepSpeed keep, release their tensors
+        time.sleep(0.2)  # FSDP's and DeepSpeed's threads release their tensors

@@ -9,7 +9,7 @@
 # that has not ended after MINUTES (30) is cancelled.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-exec 3>&2  # what run_job says at once
+exec 3>&2  # the terminal, while a job's messages go to a file
 logs=$PWD/results/ready
 mkdir -p "$logs"
 if ! command -v sbatch >/dev/null && ! command -v qsub >/dev/null; then
@@ -36,8 +36,8 @@ run_slurm_job() {  # SCRIPT NODES LOG FLAGS...: submit a job, wait for its end, 
     done
     tasks=$(scontrol show job "$job" | grep -o "NumTasks=[0-9]*" | cut -d = -f 2)
     if grep -q "^ranks: " "$3" && ! grep -q "^ranks: ${tasks:-[0-9]*}, nodes: $2\b" "$3"; then
-        echo "wrong: the job has ${tasks:-?} tasks on $2 nodes, the program $(grep -m 1 "^ranks: " "$3" | cut -d , -f 1,2):" \
-            "see launch in the site's file"
+        echo "wrong: the job has ${tasks:-?} tasks on $2 nodes, but the program reports $(grep -m 1 "^ranks: " "$3" | cut -d , -f 1,2):" \
+            "check launch in the site's file"
         return 1
     fi
 }
@@ -67,14 +67,14 @@ report() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report i
     return 1
 }
 
-chapter=(03_ddp submit)
+chapter_3=(03_ddp submit)
 trained="^test accuracy"
 echo "submitted; waiting for the jobs (squeue or qstat shows them)"
 report "the doctor on two nodes" submit doctor 2 "^nothing wrong was found" & jobs=($!)
-report "chapter 3 on one node" "${chapter[@]}" 1 "$trained" --global-batch-size 64 --epochs 1 & jobs+=($!)
-report "chapter 3 on two nodes" "${chapter[@]}" 2 "$trained" --global-batch-size 64 --epochs 1 & jobs+=($!)
+report "chapter 3 on one node" "${chapter_3[@]}" 1 "$trained" --global-batch-size 64 --epochs 1 & jobs+=($!)
+report "chapter 3 on two nodes" "${chapter_3[@]}" 2 "$trained" --global-batch-size 64 --epochs 1 & jobs+=($!)
 if [ $# -gt 0 ]; then
-    report "chapter 3 with a data set" "${chapter[@]}" 1 "$trained" --epochs 1 --max-steps 5 "$@" & jobs+=($!)
+    report "chapter 3 with a data set" "${chapter_3[@]}" 1 "$trained" --epochs 1 --max-steps 5 "$@" & jobs+=($!)
 fi
 failed=0
 for job in "${jobs[@]}"; do wait "$job" || failed=$((failed + 1)); done

@@ -137,7 +137,7 @@ def main():
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
     faulthandler.cancel_dump_traceback_later()
 
-    # Evaluation: every test image once, on one rank.
+    # Evaluation: the ranks split the test images; each image counts once.
     hvd.broadcast_parameters(dict(model.named_buffers()), root_rank=0)  # rank 0's BatchNorm buffers
     model.eval()
     correct = torch.zeros((), dtype=torch.int64, device=device)

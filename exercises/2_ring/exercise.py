@@ -15,7 +15,7 @@ def exchange(chunk, buffer):
     Returns when `buffer` is filled and `chunk` is sent.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    raise NotImplementedError  # your lines: right = ... and left = ..., ranks
+    raise NotImplementedError  # your lines: right = ... and left = ..., the neighbours
     # Your lines. All ranks are here at once: if all wait for their send first, they deadlock.
     raise NotImplementedError
 

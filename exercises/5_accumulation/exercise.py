@@ -15,7 +15,7 @@ def train_step(ddp, optimizer, micro_batches):
 
     ddp            the model, wrapped in DistributedDataParallel on two ranks
     optimizer      the optimizer of ddp's parameters
-    micro_batches  this rank's list of (images, labels), as long as on the other ranks; the n-th
+    micro_batches  this rank's list of (images, labels), equally long on all ranks; the n-th
                    micro-batches have the same size on all ranks. Solve it first for
                    micro-batches of one size, then for a smaller last one.
 

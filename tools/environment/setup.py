@@ -3,10 +3,10 @@
     python3 tools/environment/setup.py --venv FOLDER [--packages] [--tests]
 
 It needs only a python3. Python 3.6 and newer can check whether an environment is ready; making one
-requires Python 3.8: a venv in which pip installs uv, and uv installs the packages of pyproject.toml
-in the versions of requirements.txt. If this python3 is older or newer than the pins allow, uv finds
-or downloads another. build_horovod.py comes last; --packages leaves it out, so that `make demo` can
-show the other chapters first.
+requires 3.8 or newer. It is a venv: pip installs uv in it, and uv installs the packages of
+pyproject.toml in the versions of requirements.txt. If this python3 is older or newer than the pins
+allow, uv finds or downloads another. build_horovod.py comes last; --packages leaves it out, so that
+`make demo` can show the other chapters first.
 
 On a cluster (`make setup SITE=polaris`), a site file may set SITE_MPICC, the compiler of the site's
 MPI. The environment then extends the site's Python, keeps its packages, and has mpi4py and Horovod
@@ -33,8 +33,8 @@ from steps import SetUpFailed, lock_folder, run, step
 ROOT = build_horovod.ROOT
 REQUIREMENTS = ROOT / "requirements.txt"
 OLDEST, NEWEST = (3, 11), (3, 14)  # Python versions that the pins support
-STAMP = ".workshop-ready"  # a hash, Horovod's GPU operations, the site's MPI compiler
-WITHOUT_HOROVOD = "without-horovod"  # the reason; submit/study.py reads it
+STAMP = ".workshop-ready"  # a file: a hash, Horovod's GPU operations, the site's MPI compiler
+WITHOUT_HOROVOD = "without-horovod"  # a file: the reason; submit/study.py reads it
 INCLUDE = "__import__('sysconfig').get_path('include')"
 NOT_YET = "Horovod is not built yet: make setup"
 NO_COMPILER = ("chapter 2 needs a C++ compiler, make and Python's headers: on Debian and Ubuntu "
@@ -132,7 +132,7 @@ def lacks_horovod(venv):
 
 
 def ready(venv, packages=False):
-    """True if there is nothing to do. packages: ignore Horovod, as without write permission."""
+    """True if there is nothing to do. packages: whether Horovod is there or not."""
     return has_packages(venv) and (packages or not may_write(venv) or not lacks_horovod(venv))
 
 
@@ -171,7 +171,7 @@ def make_venv(venv, mpicc):
 
 
 def make_empty_venv(venv, mpicc, install_uv):
-    """Make one with pip alone: of this Python, or of one that uv finds or fetches."""
+    """Create a venv with nothing but pip, from this Python, or from one that uv finds."""
     version = sys.version.split()[0]
     if fits(sys.version_info):
         step(f"1/4 a virtual environment in {venv}, with Python {version}")
