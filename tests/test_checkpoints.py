@@ -78,7 +78,7 @@ def test_foreign_or_truncated_checkpoint_is_refused(chapter, tmp_path):
     network = ["--layers", 3] if chapter.startswith("05") else ["--model", "resnet18"]
     for other, setting in (["--seed", 1], "seed 0"), (network, "(layers 2|model cnn)"):
         done = train(chapter, 2, checkpoint, "--resume", *other)
-        refused(done, f"--resume: .* had --{setting}", program)
+        refused(done, f"--resume: .* trained with --{setting}", program)
     assert read_checkpoint(checkpoint) == before
     part = checkpoint
     if checkpoint.is_dir():
