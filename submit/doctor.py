@@ -194,6 +194,10 @@ def show(ranks, launcher):
         print(f"rank {rank}: {facts['node']}, local rank {facts['local_rank']}, "
               f"CPU cores: {ranges(facts['cores'])}, GPUs: {len(facts['uuids'])} "
               f"(CUDA_VISIBLE_DEVICES: {facts['visible']}), uses: {facts['gpu'] or 'none'}")
+    requested = os.environ.get("SLURM_GPUS_ON_NODE")
+    if requested and not any(facts["uuids"] for facts in ranks):
+        print(f"note: the job has {requested} GPUs per node, and PyTorch sees none of them: a CPU "
+              "build of PyTorch, a container without --nv, or nodes without GPUs")
 
 
 def diagnose(ranks):

@@ -59,6 +59,7 @@ report() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report i
     if $run "$script" "$nodes" "$log" "$@" >"$log.submit" 2>&1 && grep -q "$pattern" "$log"; then
         echo "$name: ready; $((SECONDS - started)) s from submission to end; $(grep -m 1 '^ranks: ' "$log" | cut -d , -f 1,2)" \
             "$(grep -m 1 -o '^rank 0: .*, GPUs: [0-9]*' "$log" | sed 's/.*, GPUs/; GPUs of rank 0/')"
+        grep -m 1 "^note: " "$log"
         return 0
     fi
     cat "$log.submit" >>"$log"
