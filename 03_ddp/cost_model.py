@@ -105,19 +105,21 @@ def all_reduce_seconds(size: float, cluster: Cluster, constants: Constants = CEN
 def measured_link(records: list[dict]) -> tuple[float, float]:
     """Return bytes/s of a node and seconds of a level, from records of submit/doctor.py --results.
 
-    Solves the tree's formulas of all_reduce_seconds for both. Exits if the records are not from two
-    or more nodes.
+    Solves the tree's formulas of all_reduce_seconds for both. Raises ValueError if the records are
+    not from two or more nodes, or if more bytes took no longer.
     """
-    records = [record for record in records if record.get("nodes", 1) > 1]
+    records = [record for record in records if "all_reduce" in record and record["nodes"] > 1]
+    nodes = records[-1]["nodes"] if records else 0
+    records = [record for record in records if record["nodes"] == nodes]
     library = "NCCL" if any(record["all_reduce"] == "NCCL" for record in records) else "gloo"
     times = {record["bytes"]: record["seconds"] for record in records
              if record["all_reduce"] == library}
     if len(times) < 3:
-        raise SystemExit("no all-reduces of two or more nodes: start doctor.py --results FILE on "
-                         "two nodes")
-    nodes = records[-1]["nodes"]
+        raise ValueError("no all-reduces on two or more nodes: run doctor.py --results FILE there")
     smaller, largest = sorted(times)[-2:]
     seconds_per_byte = (times[largest] - times[smaller]) / (largest - smaller)
+    if seconds_per_byte <= 0:
+        raise ValueError("more bytes took no longer in these all-reduces: measure again")
     return 2 * (nodes - 1) / nodes / seconds_per_byte, times[min(times)] / (1 + math.log2(nodes))
 
 

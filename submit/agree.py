@@ -350,7 +350,11 @@ def main():
         if world_size > 1:
             return fail("--results: the step time without communication is measured on one rank: "
                         "python submit/agree.py --results FILE my_train.py")
-        stopwatch = Stopwatch(name, args.steps, args.results)
+        try:
+            open(args.results, "a").close()
+        except OSError as problem:
+            return fail(f"--results: cannot write {args.results}: {problem.strerror}")
+        stopwatch = Stopwatch(name, args.steps, os.path.abspath(args.results))
         stopwatch.measure.install()
         run_script(stopwatch, script, args.script if args.is_module else None, args.arguments)
     if world_size < 2:

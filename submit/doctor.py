@@ -334,8 +334,11 @@ def main():
     if rank == 0:
         print("nothing wrong was found")
         if args.results:
-            with open(args.results, "a") as file:
-                file.writelines(f"{json.dumps(record)}\n" for record in records)
+            try:
+                with open(args.results, "a") as file:
+                    file.writelines(f"{json.dumps(record)}\n" for record in records)
+            except OSError as problem:
+                sys.exit(f"--results: cannot write {args.results}: {problem.strerror}")
 
 
 if __name__ == "__main__":

@@ -150,9 +150,14 @@ def parse_args():
         parser.error("--samples N: the record does not contain the samples per epoch")
     args.largest_batch = min(args.largest_batch, args.samples)
     records[-1]["global_batch_size"] = args.batch or records[-1]["global_batch_size"]
+    if records[-1]["global_batch_size"] < 1:
+        parser.error("--batch N: the record does not contain the samples of a step")
     args.level = None
     if args.measured:
-        args.node_link, args.level = model.measured_link(read(args.measured.absolute()))
+        try:
+            args.node_link, args.level = model.measured_link(read(args.measured.absolute()))
+        except ValueError as problem:
+            parser.error(f"--measured {args.measured}: {problem}")
     for name in "node_link", "gpu_link", "gpus", "epochs", "largest_batch":
         if not (getattr(args, name) or 0) > 0:
             parser.error(f"--{name.replace('_', '-')}: give a number above 0")
@@ -184,10 +189,14 @@ def main():
     for name, error in errors().items():
         print(f"{len(error)} predictions for {name}: median error {error.abs().median():.1%}, "
               f"worst {error.abs().max():.1%}")
-    if args.csv:
-        table.to_csv(args.csv, index=False)
-    if args.figure:
-        draw(table, args.figure)
+    try:
+        if args.csv:
+            table.to_csv(args.csv, index=False)
+        if args.figure:
+            draw(table, args.figure)
+    except (OSError, ValueError) as problem:  # a folder that is missing, an unknown format
+        print(f"predict.py: {problem}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
