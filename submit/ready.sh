@@ -19,22 +19,25 @@ fi
 
 # shellcheck disable=SC2317 # report() calls one of these two
 run_slurm_job() {  # SCRIPT NODES LOG FLAGS...: submit a job, wait for its end, check how many ranks it had
-    local job state reason="" last_reason="" tasks started=$SECONDS
+    local job shown state reason="" last_reason="" tasks started=$SECONDS
     job=$(sbatch --parsable --output="$3" --nodes="$2" "$1.slurm" "${@:4}") || return
-    while state=$(squeue --noheader --job="$job" --format="%T %r" 2>/dev/null) && [[ $state == *ING* ]]; do
-        reason=${state#* }
-        if [[ $state == PENDING* && $reason != "$last_reason" && $((SECONDS - started)) -gt 20 ]]; then
+    while true; do
+        shown=$(scontrol --oneliner show job "$job" 2>/dev/null)  # nothing while the controller does not answer
+        state=$(grep -o "JobState=[A-Z_]*" <<<"$shown" | cut -d = -f 2)
+        [[ -z $state || $state == *ING || $state == SUSPENDED || $state == REQUEUED ]] || break
+        reason=$(grep -o " Reason=[^ ]*" <<<"$shown" | cut -d = -f 2)
+        if [[ $state == PENDING && $reason != "$last_reason" && $((SECONDS - started)) -gt 20 ]]; then
             echo "job $job waits in the queue: $reason" >&3
             last_reason=$reason
         fi
         if ((SECONDS - started > 60 * ${MINUTES:-30})); then
             scancel "$job"
-            echo "wrong: not ended after ${MINUTES:-30} minutes, so cancelled: $state"
+            echo "wrong: not ended after ${MINUTES:-30} minutes, so cancelled: ${state:-no answer} $reason"
             return 1
         fi
         sleep 1
     done
-    tasks=$(scontrol show job "$job" | grep -o "NumTasks=[0-9]*" | cut -d = -f 2)
+    tasks=$(grep -o "NumTasks=[0-9]*" <<<"$shown" | cut -d = -f 2)
     if grep -q "^ranks: " "$3" && ! grep -q "^ranks: ${tasks:-[0-9]*}, nodes: $2\b" "$3"; then
         echo "wrong: the job has ${tasks:-?} tasks on $2 nodes, but the program reports $(grep -m 1 "^ranks: " "$3" | cut -d , -f 1,2):" \
             "check launch in the site's file"
@@ -57,8 +60,7 @@ report() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report i
     cd "$folder" || return
     ! command -v sbatch >/dev/null || run=run_slurm_job
     if $run "$script" "$nodes" "$log" "$@" >"$log.submit" 2>&1 && grep -q "$pattern" "$log"; then
-        echo "$name: ready; $((SECONDS - started)) s from submission to end; $(grep -m 1 '^ranks: ' "$log" | cut -d , -f 1,2)" \
-            "$(grep -m 1 -o '^rank 0: .*, GPUs: [0-9]*' "$log" | sed 's/.*, GPUs/; GPUs of rank 0/')"
+        echo "$name: ready; $((SECONDS - started)) s from submission to end; $(grep -m 1 '^ranks: ' "$log" | cut -d , -f 1,2)"
         grep -m 1 "^note: " "$log"
         return 0
     fi
