@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Attendees source this file on the login node: . /shared/course.sh
 # The instructor copies it to a shared disk and fills it in. A test runs it with a real Slurm.
-export SITE=/shared/mine.sh           # or a name in submit/sites
-export VENV=/shared/workshop-env      # shared by all: make setup SITE=... VENV=...
+export SITE="/shared/mine.sh"         # or a name in submit/sites
+export VENV="/shared/workshop-env"    # shared by all: make setup SITE=... VENV=...
 export SBATCH_ACCOUNT=PROJECT SBATCH_RESERVATION=course SBATCH_PARTITION=gpu  # sbatch reads these, and
 # SBATCH_CONSTRAINT, SBATCH_QOS; what else a job needs (--mem, --cpus-per-task) goes into two_gpus
 qsub() { command qsub -V -A PROJECT -q course "$@"; }                         # qsub does not read such variables

@@ -129,7 +129,7 @@ def test_failure_in_deepspeed_initialize_is_reported(folder):
     fails = '        if os.environ["RANK"] == "1":\n            raise RuntimeError("bad ordinal")\n'
     copy = copy_of("04_deepspeed", folder / "copy", (call, fails + call), name="ds_config.py")
     code, printed = wait_for_end(start("mpiexec", [copy.with_name("main.py")], folder), folder)
-    assert code != 0 and re.findall("^.*main.py: .*", printed, re.M) == [
+    assert code == 2 and re.findall("^.*main.py: .*", printed, re.M) == [
         "main.py: rank 1: deepspeed.initialize(), with ds_config.json, failed: "
         "RuntimeError: bad ordinal"], printed
 

@@ -52,7 +52,7 @@ class Cluster:
 
     def write_site_files(self, folder):
         """Write a site file and course.sh outside the clone, without a reservation."""
-        self.course, site = folder / "course.sh", folder / "mine.sh"
+        self.course, site = folder / "course.sh", folder / "our site.sh"
         shutil.copy(ROOT / "submit" / "sites" / "slurm_cpu.sh", site)
         text = (ROOT / "submit" / "course.sh").read_text()
         for old, new in (("/shared/mine.sh", site), ("/shared/workshop-env", sys.prefix),

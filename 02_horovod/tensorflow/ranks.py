@@ -267,6 +267,13 @@ def claim_failure(rank: int, world_size: int) -> bool:
     return first
 
 
+def abort_by_hydra(code):
+    """Tell mpiexec, as MPI_Abort does, to end all ranks: it can miss that this one exits."""
+    with suppress(KeyError, ValueError, OSError):
+        os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)
+        time.sleep(1)
+
+
 def run(main: Callable[[], None]) -> None:
     """Call main() on this rank; if it fails, print why and end the job.
 
@@ -297,6 +304,8 @@ def run(main: Callable[[], None]) -> None:
         time.sleep(0.5)  # the launcher passes on what was printed
     if code:
         sys.stdout.flush()
+        if "MPI_LOCALRANKID" in os.environ and world_size > 1:  # mpiexec of MPICH or Intel MPI
+            abort_by_hydra(code)
         os._exit(code)  # a pending collective would block a normal exit; the launcher ends the job
     dist = sys.modules.get("torch.distributed")
     if dist and dist.is_initialized():
