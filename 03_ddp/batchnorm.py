@@ -3,9 +3,9 @@
     python batchnorm.py
     mpiexec -n 2 python batchnorm.py      # or any other divisor of 64
 
-Trains a ResNet-18 on digits, 6 steps of 64 images, in fp64, twice: with torchvision's BatchNorm,
-which uses mean and variance of its own rank's images, and with one that uses those of all ranks'
-images. nn.SyncBatchNorm does this too, and faster, but only on GPUs.
+Trains a ResNet-18 twice on digits, in fp64, 6 steps of 64 images: first with PyTorch's BatchNorm,
+which uses mean and variance of one rank's images, then with a BatchNorm that uses those of all
+ranks' images. nn.SyncBatchNorm does the latter, too, and faster, but only on GPUs.
 """
 
 import sys
@@ -32,7 +32,7 @@ class SumOverRanks(torch.autograd.Function):
         dist.all_reduce(total)
         return total
 
-    backward = forward
+    backward = forward  # each input's gradient is the sum of all ranks' gradients
 
 
 class BatchNormOfAllRanks(nn.BatchNorm2d):
@@ -41,18 +41,18 @@ class BatchNormOfAllRanks(nn.BatchNorm2d):
     def forward(self, images):
         if not self.training:
             return super().forward(images)
-        rows = images.transpose(0, 1).flatten(1)  # one row per channel
-        count = rows.shape[1] * dist.get_world_size()
-        mean = SumOverRanks.apply(rows.sum(1)) / count
-        deviations = rows - mean[:, None]
+        pixels = images.transpose(0, 1).flatten(1)  # one row per channel
+        count = pixels.shape[1] * dist.get_world_size()
+        mean = SumOverRanks.apply(pixels.sum(1)) / count
+        deviations = pixels - mean[:, None]
         variance = SumOverRanks.apply((deviations ** 2).sum(1)) / count
         scale = self.weight / torch.sqrt(variance + self.eps)
         scaled = deviations * scale[:, None] + self.bias[:, None]
         return scaled.unflatten(1, (len(images), *images.shape[2:])).transpose(0, 1)
 
 
-def train(norm_layer, rank, ranks):
-    """Train; return the mean loss over all steps and ranks."""
+def train(norm_layer, rank, world_size):
+    """Train a ResNet-18; return the mean loss over all steps and ranks."""
     torch.manual_seed(0)
     model = resnet18(num_classes=10, norm_layer=norm_layer)
     ddp = DistributedDataParallel(model)
@@ -62,31 +62,31 @@ def train(norm_layer, rank, ranks):
     order = torch.randperm(len(labels))  # the same on all ranks
     loss_sum = 0.0
     for step in range(STEPS):
-        indices = order[step * BATCH:][rank:BATCH:ranks]
+        global_batch = order[step * BATCH:(step + 1) * BATCH]
+        indices = global_batch[rank::world_size]
         loss = cross_entropy(ddp(images[indices]), labels[indices])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         loss_sum += loss.item()
-    return sum(gather(loss_sum)) / STEPS / ranks
+    return sum(gather(loss_sum)) / STEPS / world_size
 
 
 def main():
-    rank, ranks, _ = find_ranks()
-    if BATCH % ranks:
-        sys.exit(f"{ranks} ranks do not divide {BATCH} images: use 1, 2 or 4")
+    rank, world_size, _ = find_ranks()
+    if BATCH % world_size:
+        sys.exit(f"cannot split {BATCH} images evenly among {world_size} ranks: use 1, 2 or 4")
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)  # in fp32, random numbers depend on the CPU
     dist.init_process_group("gloo")
     if rank == 0:
-        print(f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {BATCH} images per step, mean loss of "
-              f"{STEPS} steps", flush=True)
-    per_rank = train(nn.BatchNorm2d, rank, ranks)
+        print(f"ranks: {world_size}, mean loss of {STEPS} steps of {BATCH} images", flush=True)
+    loss = train(nn.BatchNorm2d, rank, world_size)
     if rank == 0:
-        print(f"statistics of each rank's images: {per_rank:.6f}", flush=True)
-    over_ranks = train(BatchNormOfAllRanks, rank, ranks)
+        print(f"statistics of each rank's images: {loss:.6f}", flush=True)
+    loss = train(BatchNormOfAllRanks, rank, world_size)
     if rank == 0:
-        print(f"statistics of all ranks' images:  {over_ranks:.6f}")
+        print(f"statistics of all ranks' images:  {loss:.6f}")
     dist.barrier()
 
 

@@ -23,14 +23,15 @@ BUCKETS = {  # sizes of the first bucket and of all others
 
 
 def slowest(n: int) -> float:
-    """Return the mean of the largest of n standard normal numbers.
+    """Return the expected delay of the slowest of n ranks, in standard deviations.
 
-    Expected delay of the slowest of n ranks, in standard deviations: the integral of x d(P(x)^n), P
-    the normal distribution: David and Nagaraja, Order Statistics, section 3.1.
+    This is the mean of the largest of n standard normal numbers: the integral of x d(P(x)^n), where
+    P is the normal distribution (David and Nagaraja, Order Statistics, section 3.1).
     """
     x = np.linspace(-8, 8, 4001)
-    below = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x]) ** n
-    return float(np.sum((x[1:] + x[:-1]) / 2 * np.diff(below)))
+    midpoints = (x[1:] + x[:-1]) / 2
+    normal = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x])
+    return float(np.sum(midpoints * np.diff(normal ** n)))
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Constants:
 
     Calibrated in an earlier trial on all published rows except VGG-16 on 128 GPUs and the DGX-2.
     """
-    # Share of compute time in backward. Assumed: two matrix products for each one of forward
+    # Share of compute time in backward. Assumed: twice as many matrix products as in forward
     backward: float = 2 / 3
     # Usable share of a link's nominal rate. Assumed: protocol and headers take the rest
     usable: float = 0.90
@@ -48,8 +49,8 @@ class Constants:
     jitter: float = (8 * 367 / 2855 - 1) / slowest(8)
     # Ring latency per hop, from GPU to GPU. Assumed
     hop: float = 3e-6
-    # Tree latency per level between nodes, and once within the node. From 8 bytes on Polaris
-    # (argonne-lcf/alcf-nccl-tests): 20-47, 46-124, 100-183 us on 2, 8, 256 nodes
+    # Tree latency per level between nodes, and once within the node. From all-reduces of 8 bytes
+    # on Polaris (argonne-lcf/alcf-nccl-tests): 20-47, 46-124, 100-183 us on 2, 8, 256 nodes
     level: float = 20e-6
 
 
@@ -67,7 +68,7 @@ class Cluster:
     node_link: rate of a node, all its network cards together; gpu_link: rate of a GPU to others of
     its node. algorithm: "ring", one ring through all GPUs, or "tree", first within the
     node, then between nodes (NCCL since 2.4, and others before it). measured: node_link was
-    measured with an all-reduce (bus bandwidth), so nothing is lost from it.
+    measured with an all-reduce (bus bandwidth), so Constants.usable does not apply to it.
     """
     nodes: int
     gpus: int
@@ -91,22 +92,22 @@ def all_reduce_seconds(size: float, cluster: Cluster, constants: Constants = CEN
     if ranks == 1:
         return 0.0
     if cluster.algorithm == "tree":
-        between, within = (nodes - 1) / nodes, (gpus - 1) / gpus
+        node_share, gpu_share = (nodes - 1) / nodes, (gpus - 1) / gpus
         latency = constants.level * (1 + math.log2(nodes))
     else:
-        between = (ranks - 1) / ranks if nodes > 1 else 0
-        within = (ranks - 1) / ranks if gpus > 1 else 0
+        node_share = (ranks - 1) / ranks if nodes > 1 else 0
+        gpu_share = (ranks - 1) / ranks if gpus > 1 else 0
         latency = constants.hop * 2 * (ranks - 1)
     node_rate = cluster.node_link * (1 if cluster.measured else constants.usable)
     gpu_rate = cluster.gpu_link * constants.usable
-    return latency + max(2 * between * size / node_rate, 2 * within * size / gpu_rate)
+    return latency + max(2 * node_share * size / node_rate, 2 * gpu_share * size / gpu_rate)
 
 
 def measured_link(records: list[dict]) -> tuple[float, float]:
     """Return bytes/s of a node and seconds of a level, from records of submit/doctor.py --results.
 
-    Solves the tree's formulas of all_reduce_seconds for both. Raises ValueError if the records are
-    not from two or more nodes, or if more bytes took no longer.
+    Solves all_reduce_seconds, with its tree, for both. Raises ValueError if no records are from
+    two or more nodes, or if more bytes took no longer.
     """
     records = [record for record in records if "all_reduce" in record and record["nodes"] > 1]
     nodes = records[-1]["nodes"] if records else 0
@@ -119,7 +120,7 @@ def measured_link(records: list[dict]) -> tuple[float, float]:
     smaller, largest = sorted(times)[-2:]
     seconds_per_byte = (times[largest] - times[smaller]) / (largest - smaller)
     if seconds_per_byte <= 0:
-        raise ValueError("more bytes took no longer in these all-reduces: measure again")
+        raise ValueError("the largest all-reduce was no slower than a smaller one: measure again")
     return 2 * (nodes - 1) / nodes / seconds_per_byte, times[min(times)] / (1 + math.log2(nodes))
 
 
@@ -127,28 +128,28 @@ def bucket_sizes(gradient_bytes: float, library: str = "DDP") -> list[float]:
     """Return the buckets in the order in which backward fills them; their sum is gradient_bytes."""
     first, other = BUCKETS[library]
     sizes = [min(first, gradient_bytes)]
-    while (left := gradient_bytes - sum(sizes)) > 0.5:
-        sizes.append(min(other, left))
+    while (remaining := gradient_bytes - sum(sizes)) > 0.5:
+        sizes.append(min(other, remaining))
     return sizes
 
 
 def timeline(compute: float, gradient_bytes: float, cluster: Cluster, library: str = "DDP",
              overlap: bool = True, constants: Constants = CENTRAL) -> list[tuple]:
-    """Return the parts of one step as (what, start, end), in seconds.
+    """Return the parts of one step as (name, start, end), in seconds.
 
     `compute` is one GPU's forward and backward without communication. Backward fills the buckets
-    at an even pace (assumed); a bucket is all-reduced when all ranks have filled it and the
-    previous one is done. All ranks wait for the slowest. Without overlap the all-reduces come after
-    backward.
+    at an even pace (assumed). A bucket's all-reduce starts when all ranks have filled the bucket
+    and the previous all-reduce has ended; without overlap, not before the end of backward.
     """
-    computed = compute * (1 + constants.jitter * slowest(cluster.ranks))
-    filled = free = computed * (1 - constants.backward)
-    spans = [("forward", 0.0, filled), ("backward", filled, computed)]
+    backward_end = compute * (1 + constants.jitter * slowest(cluster.ranks))
+    forward_end = backward_end * (1 - constants.backward)
+    spans = [("forward", 0.0, forward_end), ("backward", forward_end, backward_end)]
+    fill_end = reduce_end = forward_end  # of the last bucket
     for size in bucket_sizes(gradient_bytes, library):
-        filled += computed * constants.backward * size / gradient_bytes
-        start = max(free, filled if overlap else computed)
-        free = start + all_reduce_seconds(size, cluster, constants)
-        spans.append(("all-reduce", start, free))
+        fill_end += backward_end * constants.backward * size / gradient_bytes
+        start = max(reduce_end, fill_end if overlap else backward_end)
+        reduce_end = start + all_reduce_seconds(size, cluster, constants)
+        spans.append(("all-reduce", start, reduce_end))
     return spans
 
 
@@ -162,33 +163,33 @@ def plan(images: float, compute: Callable[[int], float], batch: int, largest_bat
          **options: object) -> list[dict]:
     """Return throughput and time to train for each number of nodes, as dicts.
 
-    compute(b): seconds for one GPU to compute a batch of b. Each GPU gets `batch` images per step
-    while the global batch stays within `largest_batch`; beyond that, fewer (but at least one).
+    compute(b): seconds for one GPU to compute a batch of b. Each GPU gets `batch` images per step,
+    or fewer if the global batch would exceed `largest_batch`. The plan ends before a GPU gets none.
     """
     rows = []
     for nodes in node_counts:
-        enlarged = replace(cluster, nodes=nodes)
-        part = int(min(batch, largest_batch / enlarged.ranks))
-        if part == 0:
+        cluster = replace(cluster, nodes=nodes)
+        rank_batch = int(min(batch, largest_batch / cluster.ranks))
+        if rank_batch == 0:
             break
-        seconds = step_seconds(compute(part), gradient_bytes, enlarged, **options)
-        rows.append({"nodes": nodes, "batch": part,
-                     "images_per_second": part * enlarged.ranks / seconds,
-                     "hours": images * seconds / (part * enlarged.ranks) / 3600})
+        seconds = step_seconds(compute(rank_batch), gradient_bytes, cluster, **options)
+        images_per_second = rank_batch * cluster.ranks / seconds
+        rows.append({"nodes": nodes, "batch": rank_batch, "images_per_second": images_per_second,
+                     "hours": images / images_per_second / 3600})
     return rows
 
 
 def worth_asking_for(rows: list[dict], gain: float = 1.5) -> int:
-    """Return the most nodes of a plan up to which every doubling gained at least `gain`.
+    """Return the number of nodes up to which every doubling divides the hours by at least `gain`.
 
-    Each row has twice the nodes of the one before. gain=1.5: each doubling saves at least a third
-    of the time, and costs at most a third more node hours.
+    rows: a plan in which each row has twice the nodes of the row before. gain=1.5: a doubling
+    saves at least a third of the hours, and costs at most a third more node hours.
     """
     best = rows[0]
-    for before, after in zip(rows, rows[1:]):
-        if before["hours"] / after["hours"] < gain:
+    for smaller, larger in zip(rows, rows[1:]):
+        if smaller["hours"] / larger["hours"] < gain:
             break
-        best = after
+        best = larger
     return best["nodes"]
 
 
