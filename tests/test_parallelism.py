@@ -56,4 +56,4 @@ def test_a_different_training_is_detected(tmp_path):
                       "cross_entropy(network(images)"), name="three_ways.py")
     done = start(2, changed, "data")
     assert done.code == 2
-    assert re.fullmatch(r"three_ways.py: .*not the training of one process: data\n", done.err)
+    assert re.fullmatch(r"three_ways.py: .*training differs from one process: data\n", done.err)
