@@ -196,8 +196,7 @@ def worth_asking_for(rows: list[dict], gain: float = 1.5) -> int:
 def predict(row, constants=CENTRAL, **changes):
     """Return images/s of a row of assets/records/published.csv; changes go to step_seconds.
 
-    One GPU's compute time is taken from the row's base run, on a single GPU or the GPUs of one
-    node.
+    One GPU's compute time comes from the row's base run, on one GPU or the GPUs of one node.
     """
     one_gpu = row["base_images_per_second"] / row["base_gpus"]
     compute = row["batch"] / one_gpu / (1 + constants.jitter * slowest(row["base_gpus"]))

@@ -1,4 +1,4 @@
-"""Sharded checkpoints: one folder, whose file `latest` names the last complete one."""
+"""Sharded checkpoints in one folder, whose file `latest` names the last complete subfolder."""
 
 import json
 import os
@@ -33,9 +33,9 @@ def save(checkpoint: str, training: dict, step: int, write: Callable[[str], None
             shutil.rmtree(folder / previous)
 
 
-def last_saved(checkpoint: str, training: dict) -> str:
+def find_latest(checkpoint: str, training: dict) -> str:
     """Return the subfolder that `latest` names; exit if it was saved with other settings."""
     subfolder = Path(checkpoint, "latest").read_text()
-    saved = json.loads(Path(checkpoint, subfolder, "training.json").read_text())
-    refuse_other_settings(saved, training)
+    saved_training = json.loads(Path(checkpoint, subfolder, "training.json").read_text())
+    refuse_other_settings(saved_training, training)
     return subfolder

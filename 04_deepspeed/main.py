@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import workshop
-from checkpoints import last_saved, save
+from checkpoints import find_latest, save
 from ds_config import import_deepspeed, initialize, read_config
 from ranks import find_ranks, gather, rank_0_first, run
 from report import Report
@@ -67,14 +67,14 @@ def main():
         workshop.check(args, device.type, global_batch, micro_batches, precision)
         train, test = workshop.load_data(args, global_batch)
     deepspeed = import_deepspeed(device, config)
-    compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
+    compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()
     layout = torch.contiguous_format
     if device.type != "cpu" or precision == "bf16":
         layout = torch.channels_last  # a pixel's channels are adjacent: faster convolutions
 
     def standardised(images):
-        return ((images.to(dtype) - mean) / std).to(compute, memory_format=layout)
+        return ((images.to(dtype) - mean) / std).to(compute_dtype, memory_format=layout)
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = batches(train, sampler, batch, device, drop_last=True)
@@ -94,7 +94,7 @@ def main():
                 "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
     if workshop.resumes(args):
         with workshop.resuming(args):
-            engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))
+            engine.load_checkpoint(args.checkpoint, find_latest(args.checkpoint, training))
             step = engine.global_steps
 
     # Training: each rank has its own batch; averaged gradients keep all parameters identical.
@@ -145,7 +145,7 @@ def main():
         for images, labels in test_batches:
             correct += (model(standardised(images.to(device))).argmax(1) == labels.to(device)).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
-    report.end(correct.item(), len(test), gradient_bytes=parameters * compute.itemsize)
+    report.end(correct.item(), len(test), gradient_bytes=parameters * compute_dtype.itemsize)
     dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last
 
 

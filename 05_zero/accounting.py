@@ -11,24 +11,24 @@ ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 
 
 def count(groups: dict[str, Iterable], device: torch.device) -> dict[str, int]:
-    """Return the bytes of each group of tensors; a shared storage counts for the first."""
-    counted, sums = set(), dict.fromkeys(groups, 0)
+    """Return the bytes of each group of tensors; storage in several groups counts in the first."""
+    addresses, sums = set(), dict.fromkeys(groups, 0)
     for name, tensors in groups.items():
         for tensor in tensors:
             if tensor is None:
                 continue
             local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
             storage = local.untyped_storage()
-            if local.device.type == device.type and storage.data_ptr() not in counted:
-                counted.add(storage.data_ptr())
+            if local.device.type == device.type and storage.data_ptr() not in addresses:
+                addresses.add(storage.data_ptr())
                 sums[name] += storage.nbytes()
     return sums
 
 
 class Accounting:
-    """Count the bytes of one training step; `tensors()` returns {role: tensors held now}.
+    """Count the bytes of one training step by role, and their peaks.
 
-    batch_bytes: upper bound for one step's images.
+    tensors(): returns {role: the tensors that exist now}. batch_bytes: upper bound for the images.
     """
 
     def __init__(self, model, tensors, batch_bytes, device):
@@ -36,9 +36,9 @@ class Accounting:
         self.batch_bytes = batch_bytes
         self.bytes, self.hooks, self.problem = {}, [], None
 
-    def watch(self):
-        """Call before forward: then count at every layer, in forward and backward."""
-        if self.hooks:  # a later micro-batch of the step
+    def start(self):
+        """Call before forward, to count at every layer in forward and backward."""
+        if self.hooks:  # a later micro-batch of the step has them already
             return
         for module in self.model.modules():
             if next(module.parameters(recurse=False), None) is not None:
@@ -47,25 +47,25 @@ class Accounting:
 
     def before_forward(self, module, _):
         self.update_peaks()
-        for parameter in module.parameters(recurse=False):  # gathered now, if sharded
+        for parameter in module.parameters(recurse=False):  # stage 3 has just gathered them
             self.hooks += [parameter.register_hook(self.update_peaks),
                            parameter.register_post_accumulate_grad_hook(self.update_peaks)]
 
     def after_forward(self, module, _, output):
         self.update_peaks()
-        self.hooks.append(output.register_hook(self.update_peaks))  # later layers' backward is done
+        self.hooks.append(output.register_hook(self.update_peaks))  # before its backward
 
     def update_peaks(self, *_):
         try:
             sums = count(self.tensors(), self.device)
-        except Exception as problem:  # another version of the library has other names
+        except Exception as problem:  # other versions of the library use other names
             self.problem = f"{type(problem).__name__}: {problem}"
             return
         for role in ROLES[:2]:
             self.bytes[f"peak {role}"] = max(sums[role], self.bytes.get(f"peak {role}", 0))
 
-    def close(self):
-        """Count after backward; a problem if over 5 % (plus the batch) have no known role."""
+    def stop(self):
+        """Count after backward; a problem if over 5 % (plus the batch) have no role."""
         for hook in self.hooks:
             hook.remove()
         self.update_peaks()
@@ -77,17 +77,17 @@ class Accounting:
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:  # gloo's thread may hold a bucket briefly
             gc.collect()
-            others = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
-            sums = count(self.tensors() | {"unclassified": others}, self.device)
-            del others  # or the next count includes it
+            tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
+            sums = count(self.tensors() | {"unclassified": tensors}, self.device)
+            del tensors  # else the list keeps them in memory
             self.bytes |= sums
             if sums["unclassified"] <= 0.05 * sum(sums.values()) + self.batch_bytes:
                 return
-        self.problem = f"{sums['unclassified']:,} bytes of tensors with no known role"
+        self.problem = f"{sums['unclassified']:,} bytes of tensors without a role"
 
 
 def layer_sizes(model: torch.nn.Sequential) -> list[int]:
-    """Return the parameters of each layer, also if DeepSpeed has sharded them."""
+    """Return each layer's number of parameters, also if DeepSpeed has sharded them."""
     return [sum(getattr(parameter, "ds_numel", parameter.numel())
                 for parameter in layer.parameters()) for layer in model]
 
@@ -96,30 +96,31 @@ def formula(stage: int, ranks: int, parameters: float, layer: float, *, width: i
             moments: int, keeps_gradients: bool = False) -> dict[str, float]:
     """Return the bytes that ZeRO's paper expects on each rank, by the names of Accounting.bytes.
 
-    parameters: their number; layer: that of the largest layer, which stage 3 gathers. Bytes per
-    parameter: width (also of its gradient), master (fp32 copy, 0 if there is none), moments (Adam's
-    state). keeps_gradients: at stage 1 each rank keeps the full gradients, as in the paper.
+    parameters, layer: number of parameters of the network, and of its largest layer, which stage 3
+    gathers. Bytes per parameter: width (of the parameter, and of its gradient), master (of its fp32
+    copy, or 0), moments (of Adam's state). keeps_gradients: at stage 1 each rank keeps all
+    gradients, as in the paper.
     """
-    whole, sharded = width * parameters, width * parameters / ranks
-    updated = parameters if stage == 0 else parameters / ranks  # by this rank's optimizer
-    all_gradients = stage == 0 or (stage == 1 and keeps_gradients)
-    plus_layer = sharded + width * layer
-    return {"parameters": sharded if stage == 3 else whole,
-            "gradients": whole if all_gradients else sharded,
-            "master copy": master * updated,
-            "optimizer state": moments * updated,
-            "peak parameters": plus_layer if stage == 3 and ranks > 1 else whole,
-            "peak gradients": plus_layer if stage > 1 else whole}
+    full, shard = width * parameters, width * parameters / ranks
+    shard_and_layer = shard + width * layer
+    optimizer_parameters = parameters if stage == 0 else parameters / ranks
+    full_gradients = stage == 0 or (stage == 1 and keeps_gradients)
+    return {"parameters": shard if stage == 3 else full,
+            "gradients": full if full_gradients else shard,
+            "master copy": master * optimizer_parameters,
+            "optimizer state": moments * optimizer_parameters,
+            "peak parameters": shard_and_layer if stage == 3 and ranks > 1 else full,
+            "peak gradients": shard_and_layer if stage > 1 else full}
 
 
-def report_bytes(account: Accounting, expected: dict[str, float]) -> list[dict]:
-    """Print on rank 0 one line per rank and one for the formula; return the ranks' counts."""
-    if not account.bytes and not account.problem:  # fewer than two steps
+def report_bytes(accounting: Accounting, expected: dict[str, float]) -> list[dict]:
+    """Print on rank 0 a table of the ranks' bytes and the formula's; return those of the ranks."""
+    if not accounting.bytes and not accounting.problem:  # fewer than two steps
         return []
-    answers = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, (account.bytes, account.problem))
-    counts = [counted for counted, _ in answers]
-    problems = [problem for _, problem in answers if problem]
+    results = [None] * dist.get_world_size()
+    dist.all_gather_object(results, (accounting.bytes, accounting.problem))
+    counts = [rank_bytes for rank_bytes, _ in results]
+    problems = [problem for _, problem in results if problem]
     if dist.get_rank() == 0 and problems:
         print(f"memory accounting failed: {problems[0]} (only tested with the pinned versions)")
     elif dist.get_rank() == 0:
@@ -134,49 +135,47 @@ def report_bytes(account: Accounting, expected: dict[str, float]) -> list[dict]:
     return [] if problems else counts
 
 
-# Where this chapter's two programs keep their tensors
-
-def deepspeed_formula(args, ranks, sizes, compute):
-    """Return formula() for DeepSpeed's ZeRO and Adam: a master copy in fp32 and two moments."""
+def deepspeed_formula(args, ranks, sizes, compute_dtype):
+    """Return formula() for main.py, where DeepSpeed has a master copy in fp32 and two moments."""
     on_gpu = args.offload == "none"
-    has_master = args.stage > 0 or compute != torch.float32
-    expected = formula(args.stage, ranks, sum(sizes), max(sizes), width=compute.itemsize,
+    has_master = args.stage > 0 or compute_dtype != torch.float32
+    expected = formula(args.stage, ranks, sum(sizes), max(sizes), width=compute_dtype.itemsize,
                        master=4 if has_master and on_gpu else 0, moments=8 if on_gpu else 0)
     return expected if on_gpu else expected | {"gradients": 0}
 
 
-def held_by_deepspeed(model, optimizer, adam):
-    """Return the tensors of this rank by role, from where DeepSpeed 0.19 keeps them."""
-    whole = list(model.parameters())
-    shards = [parameter.ds_tensor for parameter in whole if hasattr(parameter, "ds_tensor")]
+def deepspeed_tensors(model, optimizer, adam):
+    """Return this rank's tensors of main.py by role; the attributes are DeepSpeed 0.19's."""
+    parameters = list(model.parameters())
+    shards = [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
     master = [parameter for group in adam.param_groups for parameter in group["params"]]
     master += getattr(optimizer, "fp32_partitioned_groups_flat", [])
-    gradients = [parameter.grad for parameter in whole + master]
+    gradients = [parameter.grad for parameter in parameters + master]
     gradients.append(getattr(optimizer, "grad_partitions_flat_buffer", None))
-    for averaged in getattr(optimizer, "averaged_gradients", {}).values():
-        gradients += averaged or []
+    for group_gradients in getattr(optimizer, "averaged_gradients", {}).values():
+        gradients += group_gradients or []
     buckets = []
     for bucket in getattr(optimizer, "ipg_buckets", {}).values():
         buckets += bucket.buffer if isinstance(bucket.buffer, list) else [bucket.buffer]
-    return {"parameters": whole + shards, "gradients": gradients, "master copy": master,
-            "optimizer state": moments_of(adam), "buckets": buckets}
+    return {"parameters": parameters + shards, "gradients": gradients, "master copy": master,
+            "optimizer state": adam_moments(adam), "buckets": buckets}
 
 
-def held_by_pytorch(model, shards, optimizer):
-    """Return the tensors of fsdp.py by role; the model's parameters include a gathered layer."""
+def pytorch_tensors(model, shards, optimizer):
+    """Return this rank's tensors of fsdp.py by role, a gathered layer included."""
     parameters = [*shards, *model.parameters()]
-    adam = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer wraps one
+    adam = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer's is in optim
     return {"parameters": parameters, "gradients": [parameter.grad for parameter in parameters],
-            "master copy": [], "optimizer state": moments_of(adam)}
+            "master copy": [], "optimizer state": adam_moments(adam)}
 
 
 def pytorch_formula(args, ranks, sizes, dtype):
-    """Return formula() for fsdp.py, without peaks: PyTorch gathers into its own buffers."""
+    """Return formula() for fsdp.py, without peaks, as PyTorch gathers into its own buffers."""
     width = dtype.itemsize if args.offload == "none" else 0
     expected = formula(args.stage, ranks, sum(sizes), 0, width=width, master=0, moments=2 * width,
                        keeps_gradients=True)
     return {role: expected[role] for role in ROLES}
 
 
-def moments_of(adam):
+def adam_moments(adam):
     return [tensor for state in adam.state.values() for tensor in state.values()]

@@ -1,7 +1,4 @@
-"""Read and check ds_config.json.
-
-Most mistakes that DeepSpeed would answer with a traceback, or ignore, give one line here.
-"""
+"""Read ds_config.json; a mistake in it ends the program with one line, not a traceback."""
 
 import json
 import os
@@ -17,8 +14,8 @@ CONFIG = Path(__file__).with_name("ds_config.json")
 KEYS = {"gradient_accumulation_steps": (int,), "gradient_clipping": (int, float),
         "bf16": (dict,), "fp16": (dict,), "zero_optimization": (dict,),
         "zero_allow_untested_optimizer": (bool,), "zero_force_ds_cpu_optimizer": (bool,)}
-LEAST = {"gradient_accumulation_steps": 1, "gradient_clipping": 0}
-REASONS = {  # why a key is refused, at the top level or in a section; other keys need no reason
+MINIMUMS = {"gradient_accumulation_steps": 1, "gradient_clipping": 0}
+REASONS = {  # for keys that sections may not have either: why each of them is refused
     "train_batch_size": "--batch-size sets it", "optimizer": "main.py creates it",
     "train_micro_batch_size_per_gpu": "--batch-size sets it",
     "scheduler": "main.py sets the learning rate", "bfloat16": "its name is bf16",
@@ -29,9 +26,9 @@ REASONS = {  # why a key is refused, at the top level or in a section; other key
 
 
 def read_config(precision: str, device: str, zero: dict | None = None) -> tuple[dict, str]:
-    """Return the configuration with ZeRO's options, and the precision from it and --precision.
+    """Return the configuration with ZeRO's options, and the precision that training uses.
 
-    Exits with one line if file and flags contradict each other.
+    Exits with one line if ds_config.json and the flags contradict each other.
     """
     config = read_file()
     section = config.get("zero_optimization", {})
@@ -54,7 +51,7 @@ def read_config(precision: str, device: str, zero: dict | None = None) -> tuple[
 
 
 def read_file():
-    """Return the file's contents; exit with one line if a key would have no effect."""
+    """Return the file's contents; exit with one line if a key or value is not supported."""
     try:
         config = json.loads(CONFIG.read_text(), object_pairs_hook=refuse_duplicate_keys)
     except (OSError, ValueError) as problem:
@@ -62,11 +59,12 @@ def read_file():
     if not isinstance(config, dict):
         sys.exit('ds_config.json: it has to be {"key": value, ...}')
     config.setdefault("gradient_accumulation_steps", 1)
-    refused = [key for key in config if key not in KEYS]
+    refused_keys = [key for key in config if key not in KEYS]
     for section in config.values():
-        refused += [key for key in section if key in REASONS] if isinstance(section, dict) else []
-    if refused:
-        names = [f"{key} ({REASONS[key]})" if key in REASONS else key for key in refused]
+        if isinstance(section, dict):
+            refused_keys += [key for key in section if key in REASONS]
+    if refused_keys:
+        names = [f"{key} ({REASONS[key]})" if key in REASONS else key for key in refused_keys]
         sys.exit(f"ds_config.json: remove {', '.join(names)}; main.py supports only "
                  f"{', '.join(KEYS)}")
     for key, value in config.items():
@@ -75,15 +73,15 @@ def read_file():
             sys.exit(f'ds_config.json: {key}: "auto" works only in Hugging Face: write the value')
         if type(value) not in KEYS[key]:
             sys.exit(f"ds_config.json: {key} cannot be {text}")
-        if key in LEAST and not value >= LEAST[key]:
-            sys.exit(f"ds_config.json: {key} has to be {LEAST[key]} or more")
+        if key in MINIMUMS and not value >= MINIMUMS[key]:  # also true for NaN
+            sys.exit(f"ds_config.json: {key} has to be {MINIMUMS[key]} or more")
         if isinstance(value, dict) and type(value.get("enabled", True)) is not bool:
             sys.exit(f"ds_config.json: {key}: enabled has to be true or false")
     return config
 
 
 def refuse_duplicate_keys(pairs):
-    """Return the keys and values of one {...} in the file as a dictionary."""
+    """Return the pairs of a JSON object as a dictionary; raise ValueError if a key is repeated."""
     keys = [key for key, _ in pairs]
     for key in keys:
         if keys.count(key) > 1:
@@ -100,16 +98,17 @@ def import_deepspeed(device: torch.device, config: dict | None = None) -> Module
     os.environ["DS_ACCELERATOR"] = device.type
     if device.index is not None:
         os.environ["LOCAL_RANK"] = str(device.index)
-        os.environ.pop("OMPI_COMM_WORLD_LOCAL_RANK", None)  # it would have to be equal
+        os.environ.pop("OMPI_COMM_WORLD_LOCAL_RANK", None)  # DeepSpeed wants both equal
     import deepspeed
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would compile; gloo is used
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would compile
     deepspeed.utils.logger.setLevel("ERROR")
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # ZeRO uses old names
     try:
         if config:
             deepspeed.DeepSpeedConfig(config)
     except Exception as problem:
-        reason = " ".join(str(problem).partition(" [type=")[0].split())[:200]
+        text = str(problem).partition(" [type=")[0]  # without pydantic's details
+        reason = " ".join(text.split())[:200]
         sys.exit(f"ds_config.json: {reason}")
     return deepspeed
 
@@ -130,9 +129,9 @@ def initialize(deepspeed: ModuleType, model: nn.Module, **options: object) -> tu
 
 
 def keep_statistics(norm: nn.Module, dtype: torch.dtype) -> None:
-    """Keep BatchNorm's running mean and variance in fp32, next to the bf16 ones that it uses.
+    """Keep fp32 copies of BatchNorm's running mean and variance, which are in `dtype`.
 
-    In bf16, updates below 1/256 of the value are rounded away.
+    Only the copies are updated: bf16 rounds away updates below 1/256 of the value.
     """
     mean, variance = norm.running_mean.clone(), norm.running_var.clone()
     norm.running_mean.data, norm.running_var.data = mean.to(dtype), variance.to(dtype)

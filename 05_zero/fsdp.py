@@ -1,4 +1,4 @@
-"""Train the same perceptron with PyTorch's sharding: FSDP2, or ZeroRedundancyOptimizer (stage 1).
+"""Train main.py's perceptron with PyTorch's FSDP2, or ZeroRedundancyOptimizer (stage 1).
 
     mpiexec -n 2 python fsdp.py                 # each rank's bytes next to the formula's
     mpiexec -n 4 python fsdp.py --width 4096 --layers 24 --precision bf16
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import workshop
-from accounting import Accounting, held_by_pytorch, pytorch_formula, report_bytes
+from accounting import Accounting, pytorch_formula, pytorch_tensors, report_bytes
 from perceptron import build_model
 from ranks import find_ranks, gather, rank_0_first, run
 from report import Report
@@ -122,9 +122,9 @@ def main():
     report = Report(args, rank, chapter="05_zero/fsdp.py", ranks=world_size, nodes=nodes,
                     device=device.type, **training, batch_size=batch, parameters=sum(sizes),
                     offload=args.offload)
-    account = Accounting(model, partial(held_by_pytorch, model, shards, optimizer),
+    accounting = Accounting(model, partial(pytorch_tensors, model, shards, optimizer),
                          4 * train.images.nbytes, device)
-    watched = step + 1  # the second step of this run, when Adam has its state
+    counted_step = step + 1  # the second step of this run, when Adam has its state
     report.begin(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
@@ -134,16 +134,16 @@ def main():
         for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
-            if step == watched:
-                account.watch()
+            if step == counted_step:
+                accounting.start()
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16,
                                 enabled=args.precision == "bf16" and args.stage == 1):
                 logits = parallel_model(standardised(images))
                 loss = nn.functional.cross_entropy(logits.to(dtype), labels)
             loss.backward()  # each rank gets the averaged gradients of its shards
-            if step == watched:
-                account.close()
+            if step == counted_step:
+                accounting.stop()
             optimizer.step()
             step += 1
             losses.append(loss.detach())
@@ -167,7 +167,7 @@ def main():
         correct = (model(standardised(images)).argmax(1) == labels).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
     expected = pytorch_formula(args, world_size, sizes, dtype)
-    memory = report_bytes(account, expected)
+    memory = report_bytes(accounting, expected)
     report.end(correct.item(), len(test), memory=memory, memory_formula=expected,
                gradient_bytes=sum(sizes) * dtype.itemsize)
     dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import workshop
-from accounting import Accounting, deepspeed_formula, held_by_deepspeed, layer_sizes, report_bytes
-from checkpoints import last_saved, save
+from accounting import Accounting, deepspeed_formula, deepspeed_tensors, layer_sizes, report_bytes
+from checkpoints import find_latest, save
 from ds_config import import_deepspeed, initialize, read_config
 from perceptron import build_model
 from ranks import find_ranks, gather, rank_0_first, run
@@ -70,11 +70,11 @@ def main():
             sys.exit("--offload cpu needs --stage 1, 2 or 3 and a GPU (it saves GPU memory)")
         train, test = workshop.load_data(args, global_batch)
     deepspeed = import_deepspeed(device, config)
-    compute = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
+    compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()
 
     def standardised(images):
-        return ((images.to(dtype) - mean) / std).to(compute)
+        return ((images.to(dtype) - mean) / std).to(compute_dtype)
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = batches(train, sampler, batch, device, drop_last=True)
@@ -94,7 +94,7 @@ def main():
                 "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
     if workshop.resumes(args):
         with workshop.resuming(args):
-            engine.load_checkpoint(args.checkpoint, last_saved(args.checkpoint, training))
+            engine.load_checkpoint(args.checkpoint, find_latest(args.checkpoint, training))
             step = engine.global_steps
 
     # Training: each rank has its own batch; averaged gradients keep all parameters identical.
@@ -105,9 +105,9 @@ def main():
     report = Report(args, rank, chapter="05_zero", ranks=world_size, nodes=nodes,
                     device=device.type, **training, batch_size=batch, parameters=sum(sizes),
                     offload=args.offload, gradient_clipping=engine.gradient_clipping())
-    account = Accounting(model, partial(held_by_deepspeed, model, optimizer, adam),
+    accounting = Accounting(model, partial(deepspeed_tensors, model, optimizer, adam),
                          4 * train.images.nbytes, device)
-    watched = step + 1  # the second step of this run, when Adam has its state
+    counted_step = step + 1  # the second step of this run, when Adam has its state
     report.begin(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
@@ -119,13 +119,13 @@ def main():
             # DeepSpeed's own process groups would wait half an hour. Each call restarts the timer.
             faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
-            if step == watched:
-                account.watch()
+            if step == counted_step:
+                accounting.start()
             logits = engine(standardised(images))
             loss = nn.functional.cross_entropy(logits.to(dtype), labels)
             engine.backward(loss)  # averages on every micro-batch (stages 2 and 3) or on the last
-            if step == watched and engine.is_gradient_accumulation_boundary():
-                account.close()
+            if step == counted_step and engine.is_gradient_accumulation_boundary():
+                accounting.stop()
             engine.step()  # updates parameters after the last micro-batch; zeroes gradients
             step = engine.global_steps
             losses.append(loss.detach())
@@ -150,10 +150,10 @@ def main():
     with torch.no_grad():
         correct = (model(standardised(images)).argmax(1) == labels).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
-    expected = deepspeed_formula(args, world_size, sizes, compute)
-    memory = report_bytes(account, expected)
+    expected = deepspeed_formula(args, world_size, sizes, compute_dtype)
+    memory = report_bytes(accounting, expected)
     report.end(correct.item(), len(test), memory=memory, memory_formula=expected,
-               gradient_bytes=sum(sizes) * compute.itemsize)
+               gradient_bytes=sum(sizes) * compute_dtype.itemsize)
     dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last
 
 

@@ -10,7 +10,7 @@ class Layer(nn.Linear):
 
 
 def build_model(width: int, layers: int, inputs: int) -> nn.Sequential:
-    """Return a perceptron whose layers are equal between the first and the last."""
+    """Return a perceptron; all layers between the first and the last have equal sizes."""
     model = nn.Sequential(nn.Flatten())
     for _ in range(layers + 1):
         model.extend([Layer(inputs, width), nn.ReLU()])

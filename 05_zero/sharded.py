@@ -17,11 +17,11 @@ import checkpoints
 
 def save(model: nn.Module, optimizer: Optimizer, checkpoint: str, training: dict,
          step: int) -> None:
-    """Write every rank's shards; any number of ranks can read them."""
+    """Write this rank's shards; any number of ranks can load the checkpoint."""
     def write(subfolder):
         writer = dcp.FileSystemWriter(Path(checkpoint, subfolder))
-        writer.storage_meta = lambda: None  # pickles a Path: not portable across Pythons
-        dcp.save(state_of(model, optimizer, step), storage_writer=writer)
+        writer.storage_meta = lambda: None  # the default pickles a Path: not portable
+        dcp.save(sharded_state(model, optimizer, step), storage_writer=writer)
 
     checkpoints.save(checkpoint, training, step, write)
 
@@ -31,8 +31,8 @@ def load(model: nn.Module, optimizer: Optimizer, checkpoint: str, training: dict
 
     Like torch.load(weights_only=False), dcp.load can run code from a file: load only your own.
     """
-    state = state_of(model, optimizer, 0)
-    subfolder = checkpoints.last_saved(checkpoint, training)
+    state = sharded_state(model, optimizer, 0)
+    subfolder = checkpoints.find_latest(checkpoint, training)
     try:
         dcp.load(state, checkpoint_id=Path(checkpoint, subfolder))
     except dcp.CheckpointException as problem:  # a BaseException
@@ -49,7 +49,7 @@ def load_from_rank_0(sharded: nn.Module, whole: nn.Module) -> None:
     set_model_state_dict(sharded, whole.to(dtype).state_dict(), options=options)
 
 
-def state_of(model, optimizer, step):
-    """Return this rank's state to save: its shards of sharded tensors."""
+def sharded_state(model, optimizer, step):
+    """Return the state to save; of sharded tensors, this rank's shards."""
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"step": step, "model": model_state, "optimizer": optimizer_state}
