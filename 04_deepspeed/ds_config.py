@@ -12,7 +12,7 @@ from torch import nn
 
 CONFIG = Path(__file__).with_name("ds_config.json")
 KEYS = {"gradient_accumulation_steps": (int,), "gradient_clipping": (int, float),
-        "bf16": (dict,), "fp16": (dict,), "zero_optimization": (dict,),
+        "bf16": (dict,), "fp16": (dict,), "checkpoint": (dict,), "zero_optimization": (dict,),
         "zero_allow_untested_optimizer": (bool,), "zero_force_ds_cpu_optimizer": (bool,)}
 MINIMUMS = {"gradient_accumulation_steps": 1, "gradient_clipping": 0}
 REASONS = {  # for keys that sections may not have either: why each of them is refused
