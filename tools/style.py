@@ -16,7 +16,7 @@ TEXT, TITLE = 14, 16  # points
 DPI = 200  # sharp at twice the size, too
 
 # Okabe and Ito's colours, Tol's, and ColorBrewer's: distinguishable for the colour-blind.
-RANKS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
+RANK_COLORS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 COMMUNICATION, ABSENT = "#404040", "#E6E6E6"
 MEASURED, PREDICTED, IDEAL = "#000000", "#D55E00", "#8C8C8C"  # IDEAL: the upper bound
 STEP = {"forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73",
@@ -26,12 +26,12 @@ LIBRARIES = {"one process": "#000000", "Horovod": "#D55E00", "DDP": "#0072B2",
 CHAPTERS = {"01_single_node": "one process", "01_single_node/main_tf.py": "one process",
             "02_horovod/pytorch": "Horovod", "02_horovod/tensorflow": "Horovod", "03_ddp": "DDP",
             "04_deepspeed": "DeepSpeed", "05_zero": "DeepSpeed", "05_zero/fsdp.py": "FSDP"}
-WAYS = {"everyone_to_everyone": "#0072B2", "reduce_and_broadcast": "#009E73", "ring": "#D55E00",
-        "gloo": "#CC79A7", "mpi": "#000000"}  # of all-reduce
-RULES = {"best rate": "#000000", "linear rule": "#D55E00", "constant rate": "#0072B2"}
-STAGES = ("#BDBDBD", "#9ECAE1", "#4292C6", "#08519C")  # of ZeRO
-ROLES = {"parameters": "#332288", "gradients": "#882255", "master copy": "#44AA99",
-         "optimizer state": "#DDCC77", "activations": "#CC6677"}  # of memory
+ALGORITHM_COLORS = {"everyone_to_everyone": "#0072B2", "reduce_and_broadcast": "#009E73",
+                    "ring": "#D55E00", "gloo": "#CC79A7", "mpi": "#000000"}  # of all-reduce
+RULE_COLORS = {"best rate": "#000000", "linear rule": "#D55E00", "constant rate": "#0072B2"}
+STAGE_COLORS = ("#BDBDBD", "#9ECAE1", "#4292C6", "#08519C")  # of ZeRO
+ROLE_COLORS = {"parameters": "#332288", "gradients": "#882255", "master copy": "#44AA99",
+               "optimizer state": "#DDCC77", "activations": "#CC6677"}  # of memory
 TIME = {"useful": "#92C5DE", "stragglers": "#F4A259", "communication": COMMUNICATION,
         "failures": "#B2182B"}  # shares of the time of many GPUs
 CACHE = {"warm": "#EE7733", "cold": "#33BBEE"}  # a file in the page cache, or only on disk

@@ -24,7 +24,7 @@ def zero():
             counted, top = max(record["memory"], key=total), 0
             for role in ROLES:
                 height = counted[role] / parameters
-                axis.bar(stage, height, 0.7, top, color=style.ROLES[role])
+                axis.bar(stage, height, 0.7, top, color=style.ROLE_COLORS[role])
                 top += height
             expected = total(record["memory_formula"]) / parameters
             axis.plot([stage - 0.45, stage + 0.45], [expected] * 2, color=style.PREDICTED, lw=2)
@@ -33,7 +33,7 @@ def zero():
         axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xlabel="stage", xticks=range(4),
                  yticks=range(0, 17, 4), ylim=(0, 18.5))
     axes[0].set_ylabel("bytes per parameter")
-    entries = {role: Patch(color=style.ROLES[role]) for role in ROLES}
+    entries = {role: Patch(color=style.ROLE_COLORS[role]) for role in ROLES}
     entries["formula"] = Line2D([], [], color=style.PREDICTED, lw=2)
     style.add_title_and_legend(
         figure, "What a rank holds between backward and optimizer step", entries)
