@@ -43,10 +43,7 @@ def interact(draw: Callable[..., Figure], **sliders: ipywidgets.Widget) -> None:
 
 
 def make_player(frames: list[Figure]) -> HTML:
-    """Return an HTML player that shows one frame at a time, with buttons and a slider.
-
-    The player needs neither a kernel nor a network.
-    """
+    """Return an HTML player with buttons and a slider, which needs no kernel and no network."""
     pictures = []
     for frame in frames:
         buffer = io.BytesIO()
