@@ -77,9 +77,9 @@ def test_a_slider_moves_the_figure():
     notebook = new_notebook(cells=[
         new_code_cell("%run ../tools/notebooks/ready.py"),
         new_code_cell("from matplotlib import pyplot as plt\n"
-                      "from tools.notebooks.controls import choice, moved\n"
-                      "slider = choice('inches', 2, 3)\n"
-                      "moved(lambda width: plt.subplots(figsize=(width, 2))[0], width=slider)"),
+                      "from tools.notebooks.controls import interact, make_slider\n"
+                      "slider = make_slider('inches', 2, 3)\n"
+                      "interact(lambda width: plt.subplots(figsize=(width, 2))[0], width=slider)"),
         new_code_cell("slider.value = 3")])
     resources = {"metadata": {"path": str(ROOT / "03_ddp")}}
     NotebookClient(notebook, kernel_name="python3", resources=resources).execute()

@@ -1,7 +1,7 @@
 """The style of all figures, on pages and in notebooks: size, text, and colours with one meaning.
 
 A figure is WIDTH inches wide and shown at 96 pixels per inch. Its smallest text, of TEXT points, is
-then 18.7 pixels high, readable from the last row on a projector of 1280 x 800.
+then 18.7 pixels high: readable from the last row on a projector of 1280 x 800.
 """
 
 import io
@@ -13,27 +13,24 @@ from PIL import Image
 
 WIDTH = 9  # inches
 TEXT, TITLE = 14, 16  # points
-DPI = 200  # sharp at twice the size, too
+DPI = 200  # sharp at twice the size
 
 # Okabe and Ito's colours, Tol's, and ColorBrewer's: distinguishable for the colour-blind.
-RANKS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
+RANK_COLORS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 COMMUNICATION, ABSENT = "#404040", "#E6E6E6"
 MEASURED, PREDICTED, IDEAL = "#000000", "#D55E00", "#8C8C8C"  # IDEAL: the upper bound
-STEP = {"forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73",
-        "all-reduce": COMMUNICATION}
+STEP = {"backward": "#0072B2", "optimizer": "#009E73"}
 LIBRARIES = {"one process": "#000000", "Horovod": "#D55E00", "DDP": "#0072B2",
              "DeepSpeed": "#009E73", "FSDP": "#CC79A7"}
 CHAPTERS = {"01_single_node": "one process", "01_single_node/main_tf.py": "one process",
             "02_horovod/pytorch": "Horovod", "02_horovod/tensorflow": "Horovod", "03_ddp": "DDP",
             "04_deepspeed": "DeepSpeed", "05_zero": "DeepSpeed", "05_zero/fsdp.py": "FSDP"}
-WAYS = {"everyone_to_everyone": "#0072B2", "reduce_and_broadcast": "#009E73", "ring": "#D55E00",
-        "gloo": "#CC79A7", "mpi": "#000000"}  # of all-reduce
-RULES = {"best rate": "#000000", "linear rule": "#D55E00", "constant rate": "#0072B2"}
-STAGES = ("#BDBDBD", "#9ECAE1", "#4292C6", "#08519C")  # of ZeRO
-ROLES = {"parameters": "#332288", "gradients": "#882255", "master copy": "#44AA99",
-         "optimizer state": "#DDCC77", "activations": "#CC6677"}  # of memory
-TIME = {"useful": "#92C5DE", "stragglers": "#F4A259", "communication": COMMUNICATION,
-        "failures": "#B2182B"}  # shares of the time of many GPUs
+ALGORITHM_COLORS = {"everyone_to_everyone": "#0072B2", "reduce_and_broadcast": "#009E73",
+                    "ring": "#D55E00", "gloo": "#CC79A7", "mpi": "#000000"}  # of all-reduce
+RULE_COLORS = {"best rate": "#000000", "linear rule": "#D55E00", "constant rate": "#0072B2"}
+STAGE_COLORS = ("#BDBDBD", "#9ECAE1", "#4292C6", "#08519C")  # of ZeRO
+ROLE_COLORS = {"parameters": "#332288", "gradients": "#882255", "master copy": "#44AA99",
+               "optimizer state": "#DDCC77", "activations": "#CC6677"}  # of memory
 CACHE = {"warm": "#EE7733", "cold": "#33BBEE"}  # a file in the page cache, or only on disk
 
 matplotlib.rcParams.update({
@@ -44,15 +41,13 @@ matplotlib.rcParams.update({
 
 
 def reduce_colors(png: bytes) -> bytes:
-    """Return the PNG with 128 colours: a third of the bytes, because notebooks are in git."""
+    """Return the PNG with 128 colours, a third of the bytes, to keep notebooks small in git."""
     image = Image.open(io.BytesIO(png))
     reduced = io.BytesIO()
     quantized = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
     quantized.save(reduced, format="png", optimize=True)
     return reduced.getvalue()
 
-
-# For the figures on pages
 
 def make_figure(height: float, rows: int = 1, columns: int = 1, title: str = "", **grid: object):
     """Return a figure `height` inches high, and its axes; `grid` goes to Figure.subplots."""
@@ -72,5 +67,5 @@ def add_title_and_legend(figure: Figure, title: str, entries: dict, **options: o
 
 
 def add_footer(figure: Figure, text: str) -> None:
-    """Add a line at the bottom: what was measured, where and how often."""
+    """Add text at the bottom: what was measured, where and how often."""
     figure.supxlabel(textwrap.fill(text, 84), x=0.01, ha="left", fontsize=TEXT, color=COMMUNICATION)

@@ -1,6 +1,6 @@
-"""Interactive controls: sliders, and a frame-by-frame player.
+"""Interactive controls for notebooks: sliders, and a frame-by-frame player.
 
-Without a kernel, as on a web page, and in an untrusted notebook each shows its initial state.
+Without a kernel, as on a web page, and in an untrusted notebook, a control shows its initial state.
 """
 
 import base64
@@ -19,42 +19,40 @@ from tools.style import DPI, reduce_colors
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-def choice(name: str, *values: object, first: object = None) -> ipywidgets.Widget:
-    """Return a slider over values of any type, initially at `first`."""
+def make_slider(name: str, *options: object, value: object = None) -> ipywidgets.Widget:
+    """Return a slider over options of any type; `value` is the initial one, default the first."""
     return ipywidgets.SelectionSlider(
-        options=values, value=values[0] if first is None else first, description=name,
+        options=options, value=options[0] if value is None else value, description=name,
         continuous_update=False, layout={"width": "45%"}, style={"description_width": "40%"})
 
 
-def moved(draw: Callable[..., Figure], **controls: ipywidgets.Widget) -> None:
-    """Show the figure that draw(**values) returns; redraw it when a control is moved."""
+def interact(draw: Callable[..., Figure], **sliders: ipywidgets.Widget) -> None:
+    """Show the figure that draw(**values) returns; redraw it when a slider moves."""
     def redraw():
-        figure = draw(**{name: control.value for name, control in controls.items()})
-        plt.close(figure)  # or Jupyter shows it twice
+        figure = draw(**{name: slider.value for name, slider in sliders.items()})
+        plt.close(figure)  # otherwise Jupyter shows the figure twice
         return figure
 
-    row = ipywidgets.HBox(list(controls.values()))
-    names = ", ".join(control.description for control in controls.values())
+    row = ipywidgets.HBox(list(sliders.values()))
+    names = ", ".join(slider.description for slider in sliders.values())
     text = f"Open this notebook in JupyterLab to use the controls: {names}"
     display({VIEW: row._repr_mimebundle_()[VIEW], "text/plain": text}, raw=True)
-    shown = display(redraw(), display_id=True)
-    for control in controls.values():
-        control.observe(lambda _: shown.update(redraw()), "value")
+    output = display(redraw(), display_id=True)
+    for slider in sliders.values():
+        slider.observe(lambda _: output.update(redraw()), "value")
 
 
-def player(frames: list[Figure]) -> HTML:
-    """Return an HTML player that shows one frame at a time, with buttons and a slider.
-
-    It works within the page, without a kernel or a network.
-    """
+def make_player(frames: list[Figure]) -> HTML:
+    """Return an HTML player with buttons and a slider, which needs no kernel and no network."""
     pictures = []
     for frame in frames:
-        drawn = io.BytesIO()
-        frame.savefig(drawn, format="png", dpi=DPI)
+        buffer = io.BytesIO()
+        frame.savefig(buffer, format="png", dpi=DPI)
         plt.close(frame)
-        pictures.append(base64.b64encode(reduce_colors(drawn.getvalue())).decode())
+        png = reduce_colors(buffer.getvalue())
+        pictures.append(base64.b64encode(png).decode())
     width = round(96 * frames[0].get_figwidth())
-    turn = ("const box = this.closest('div'), slider = box.querySelector('input');"
+    on_input = ("const box = this.closest('div'), slider = box.querySelector('input');"
             "if (this !== slider) slider.value = +slider.value + +this.value;"
             "box.querySelector('img').src = 'data:image/png;base64,'"
             " + JSON.parse(box.querySelector('script').textContent)[slider.value];")
@@ -62,9 +60,9 @@ def player(frames: list[Figure]) -> HTML:
     slider = f'type="range" min="0" max="{len(frames) - 1}" value="0" style="width: 400px"'
     return HTML(cleandoc(f"""
         <div>
-        <button value="-1" onclick="{turn}" {style}>&#9664;</button>
-        <input {slider} oninput="{turn}">
-        <button value="1" onclick="{turn}" {style}>&#9654;</button><br>
+        <button value="-1" onclick="{on_input}" {style}>&#9664;</button>
+        <input {slider} oninput="{on_input}">
+        <button value="1" onclick="{on_input}" {style}>&#9654;</button><br>
         <img width="{width}" src="data:image/png;base64,{pictures[0]}">
         <script type="application/json">{json.dumps(pictures)}</script>
         </div>"""))

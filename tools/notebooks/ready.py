@@ -1,8 +1,8 @@
 """The first cell of every notebook runs this file: %run ../tools/notebooks/ready.py
 
-It lets later cells import tools and submit, and commands find mpiexec. Outside the workshop's
-environment it says what to do, and the next cell fails. Until it has checked that, it imports only
-the standard library, and old Pythons can parse it.
+Later cells can then import tools and submit, and commands find mpiexec. Outside the workshop's
+environment it prints what to do, and the next cell fails. Before that check it imports only the
+standard library, and its syntax suits old Pythons.
 """
 
 import importlib.util
@@ -13,11 +13,11 @@ import tempfile
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
-MODULES = "matplotlib", "pandas", "torch", "ipywidgets"  # rarely all in another Python
+MODULES = "matplotlib", "pandas", "torch", "ipywidgets"  # another Python rarely has all of them
 
 
-def missing():
-    """Return one line on what is missing and how to get it; None in the workshop's environment."""
+def find_problem():
+    """Return a line on a missing module and its cure; None in the workshop's environment."""
     for module in MODULES:
         if importlib.util.find_spec(module) is None:
             return (f"No module named {module}: this kernel is {sys.executable}, not the "
@@ -27,9 +27,9 @@ def missing():
 
 
 def find_mpiexec():
-    """Put mpiexec on PATH; if there is none, a stand-in that shows recorded output."""
-    here = Path(sys.executable).parent
-    os.environ["PATH"] = f"{here}{os.pathsep}{os.environ['PATH']}"
+    """Put mpiexec on PATH; if there is none, put a program there that shows recorded output."""
+    bin_folder = Path(sys.executable).parent
+    os.environ["PATH"] = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
     if not shutil.which("mpiexec"):
         folder = tempfile.mkdtemp()
         os.symlink(TOP / "tools" / "notebooks" / "recorded_ranks.py", f"{folder}/mpiexec")
@@ -38,7 +38,7 @@ def find_mpiexec():
 
 
 def prepare():
-    """Set the path of modules, the environment of commands, and how figures are shown."""
+    """Set the module path, the environment of commands, and the format of figures."""
     if str(TOP) not in sys.path:
         sys.path.append(str(TOP))
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -46,11 +46,11 @@ def prepare():
     os.environ["HYDRA_RMK"] = "user"
     find_mpiexec()
     from matplotlib_inline.backend_inline import set_matplotlib_formats
-    set_matplotlib_formats("retina", bbox_inches=None)  # sharp, and of the size that the cell sets
+    set_matplotlib_formats("retina", bbox_inches=None)  # sharp, in the cell's size
 
 
 if __name__ == "__main__":
-    problem = missing()
+    problem = find_problem()
     if problem:
         print(problem, file=sys.stderr)
     else:

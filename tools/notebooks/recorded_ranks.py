@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""A stand-in for a missing mpiexec: it shows the recorded output of the notebooks' commands.
+"""A replacement for a missing mpiexec that shows the recorded output of the notebooks' commands.
 
-    python -m tools.notebooks.recorded_ranks    # runs the commands and writes the record
-    recorded_ranks.py -n 2 python three_ways.py --results FILE    # shows it and writes FILE
+    python -m tools.notebooks.recorded_ranks    # runs all commands and records them
+    recorded_ranks.py -n 2 python three_ways.py --results FILE    # shows a record and writes FILE
 
-ready.py puts it on the path as mpiexec. It is for machines that cannot start ranks, for example
-a Cray login node.
+ready.py puts this file on PATH as mpiexec where no ranks can start, as on a Cray login node.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "assets" / "records" / "recorded_ranks.jsonl"
-COMMANDS = [  # folder, arguments of mpiexec; average.py is written by its notebook
+COMMANDS = [  # folder, arguments of mpiexec; a notebook writes average.py
     ("02_horovod", "-l -n 2 python average.py 32"),
     ("02_horovod", "-l -n 2 python average.py 40"),
     ("02_horovod", "-n 8 python pytorch/ring_allreduce.py --sizes 32000 --repeats 3"),
@@ -26,17 +26,17 @@ COMMANDS = [  # folder, arguments of mpiexec; average.py is written by its noteb
 ]
 
 
-def record(folder: str, words: str) -> dict:
-    """Run a command; return what it printed and the lines of its results file."""
+def record(folder: str, arguments: str) -> dict:
+    """Run mpiexec; return its output and the records of its results file."""
     import tempfile
 
     from submit.study import machine, read, run
 
     with tempfile.TemporaryDirectory() as temporary:
         results = Path(temporary, "results")
-        flags = [] if "average" in words or "ring" in words else ["--results", results]
+        flags = [] if re.search("average|ring", arguments) else ["--results", results]
         mpiexec = Path(sys.executable).parent / "mpiexec"
-        text = run([mpiexec, *words.split(), *flags], cwd=ROOT / folder)
+        text = run([mpiexec, *arguments.split(), *flags], cwd=ROOT / folder)
         return machine() | {"text": text, "results": read(results)}
 
 
@@ -47,15 +47,15 @@ def show(arguments: list[str]) -> int:
         index = arguments.index("--results")
         results = Path(arguments[index + 1])
         arguments = arguments[:index] + arguments[index + 2:]
-    records = [json.loads(line) for line in RECORD.read_text().splitlines()]
-    for command in records:
-        if command["words"].split() == arguments:
+    for line in RECORD.read_text().splitlines():
+        command = json.loads(line)
+        if command["arguments"].split() == arguments:
             print(f"mpiexec not found. Recorded on {command['processor']}:")
             print(command["text"], end="")
             if results:
                 results.write_text("".join(json.dumps(row) + "\n" for row in command["results"]))
             return 0
-    print("mpiexec not found, and no record of this command: run it on a machine that can start "
+    print("mpiexec not found, and this command has no record: run it on a machine that can start "
           "ranks.")
     return 1
 
@@ -64,4 +64,5 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         sys.exit(show(sys.argv[1:]))
     from submit.study import study
-    study(RECORD, [{"folder": folder, "words": words} for folder, words in COMMANDS], record)
+    plan = [{"folder": folder, "arguments": arguments} for folder, arguments in COMMANDS]
+    study(RECORD, plan, record)

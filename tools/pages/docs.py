@@ -1,13 +1,12 @@
 """Refresh the copied files, the generated fences in the pages, and the figures.
 
-A comment in a page names the content of the fence after it; each WORDS must match exactly one line
-or hunk:
+A comment names the content of the fence after it. WORDS must occur in exactly one line or hunk:
 
     <!-- lesson: PATH | WORDS | WORDS -->   lines of a file; the whole file without WORDS
     <!-- hunk: WORDS | WORDS -->            hunks of the page's diff
-    <!-- output: PROGRAM RANKS FLAG... -->  what a run printed, from assets/records/outputs.jsonl
-    <!-- sample: PROGRAM RANKS FLAG... -->  the same, depends on the machine: not tested
-    <!-- table: demo -->                    what `make demo` prints, from demo.jsonl
+    <!-- output: PROGRAM RANKS FLAG... -->  a run's output, from assets/records/outputs.jsonl
+    <!-- sample: PROGRAM RANKS FLAG... -->  the same, but untested: it depends on the machine
+    <!-- table: demo -->                    the table of `make demo`, from demo.jsonl
     <!-- table: zero PRECISION -->          the bytes of chapter 5, from zero.jsonl
     <!-- table: bench SECTION -->           the results of one section of `make bench`
 
@@ -25,7 +24,7 @@ from submit.study import RECORDS, ROOT, read
 from tools.measuring import demo, zero
 from tools.pages import figures
 
-PAIR = re.compile(r"<!-- diff (\S+) (\S+) -->")
+DIFF = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(
     r"<!-- (lesson|hunk|output|sample|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
 FOLDERS = ("docs", "[0-9]*", "exercises", "reading_data", "submit")  # with pages, at any depth
@@ -35,8 +34,8 @@ MASTERS = ("01_single_node/ranks.py", "01_single_node/workshop.py", "01_single_n
 
 def pages():
     """Return the paths of all pages."""
-    below = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.md")]
-    return [*sorted(ROOT.glob("*.md")), *sorted(below)]
+    paths = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.md")]
+    return [*sorted(ROOT.glob("*.md")), *sorted(paths)]
 
 
 def copies():
@@ -50,83 +49,89 @@ def copies():
                 yield master, folder / master.name
 
 
-def hunks(old, new):
-    """Return the differing blocks of two files, each as the text of its - and + lines."""
-    a, b = ((ROOT / name).read_text().splitlines() for name in (old, new))
-    blocks = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-    return ["\n".join([f"-{line}" for line in a[i:j]] + [f"+{line}" for line in b[k:m]])
-            for tag, i, j, k, m in blocks if tag != "equal"]
+def find_hunks(old_path, new_path):
+    """Return the hunks of the diff of two files, each as the text of its - and + lines."""
+    old = (ROOT / old_path).read_text().splitlines()
+    new = (ROOT / new_path).read_text().splitlines()
+    hunks = []
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for tag, old_start, old_end, new_start, new_end in matcher.get_opcodes():
+        if tag != "equal":
+            removed = [f"-{line}" for line in old[old_start:old_end]]
+            added = [f"+{line}" for line in new[new_start:new_end]]
+            hunks.append("\n".join(removed + added))
+    return hunks
 
 
-def index(words, texts, where):
-    """Return the index of the only text that contains these words, else raise ValueError."""
-    indices = [number for number, text in enumerate(texts) if words in text]
+def find_index(words, texts, kind):
+    """Return the index of the only text that contains these words. Raises ValueError."""
+    indices = [index for index, text in enumerate(texts) if words in text]
     if len(indices) != 1:
-        raise ValueError(f"{words!r} matches {len(indices)} {where}, expected exactly 1")
+        raise ValueError(f"{words!r} matches {len(indices)} {kind}, expected exactly 1")
     return indices[0]
 
 
-def lesson(path, *words):
-    """Return the lines that contain these words, in the file's order; without words the file."""
+def select_lines(path, *patterns):
+    """Return the lines that contain the patterns, in the file's order; without any, all lines."""
     text = (ROOT / path).read_text()
-    if not words:
+    if not patterns:
         return text
     lines = text.splitlines()
-    numbers = {index(part, lines, f"lines of {path}") for part in words}
-    return textwrap.dedent("\n".join(lines[number] for number in sorted(numbers)))
+    indices = {find_index(words, lines, f"lines of {path}") for words in patterns}
+    return textwrap.dedent("\n".join(lines[index] for index in sorted(indices)))
 
 
-def recorded(*words):
-    """Return the recorded output of a run."""
-    texts = {record["words"]: record["text"] for record in read("outputs.jsonl")}
-    if " ".join(words) not in texts:
-        raise ValueError(f"no recorded output of {' '.join(words)!r}; run: "
-                         "python -m tools.pages.outputs")
-    return texts[" ".join(words)]
+def read_output(command_line):
+    """Return the recorded output of a run. Raises ValueError if there is none."""
+    for record in read("outputs.jsonl"):
+        if record["command_line"] == command_line:
+            return record["text"]
+    raise ValueError(f"no recorded output of {command_line!r}; run: python -m tools.pages.outputs")
 
 
-def bench(section):
+def read_bench(section):
     """Return the results of one section of the benchmark, from its record."""
     for path in RECORDS.glob("bench*.txt"):
         for text in path.read_text().split("\n\n"):
             if text.startswith(f"{section}. "):
                 lines = text.splitlines()
-                return "\n".join(lines[index("A images/s", lines, "lines of a section"):])
+                start = find_index("A images/s", lines, "lines of a section")
+                return "\n".join(lines[start:])
     raise ValueError(f"no file of assets/records has section {section} of the benchmark")
 
 
-def table(name, selection=None):
+def make_table(name, selection=None):
     """Return a table of assets/records, as text."""
     if name == "bench":
-        return bench(selection)
+        return read_bench(selection)
     if name == "demo":
         return demo.table(read("demo.jsonl"))
     records = pandas.DataFrame(read(f"{name}.jsonl"))
     return zero.table(records[records["precision"] == selection])
 
 
-def render(text, output=recorded):
-    """Return the page's text with every fence rewritten. Raises ValueError as index() does."""
-    pair = PAIR.search(text)
-    blocks = hunks(*pair.groups()) if pair else []
+def render(text):
+    """Return the page's text with every fence rewritten. Raises ValueError as find_index() does."""
+    diff = DIFF.search(text)
+    hunks = find_hunks(*diff.groups()) if diff else []
 
-    def fence(match):
-        kind, words = match.groups()
-        parts, language = words.split(" | "), ""
+    def render_fence(match):
+        kind, selection = match.groups()
+        parts, language = selection.split(" | "), ""
         if kind == "hunk":
             language = "diff"
-            content = "\n".join(blocks[index(part, blocks, "hunks")] for part in parts)
+            content = "\n".join(hunks[find_index(words, hunks, "hunks")] for words in parts)
         elif kind == "lesson":
             language = "python" if parts[0].endswith(".py") else "bash"
-            content = lesson(*parts)
+            content = select_lines(*parts)
         elif kind == "table":
-            content = table(*words.split())
+            content = make_table(*selection.split())
         else:
-            content = output(*words.split())
+            content = read_output(selection)
         content = "\n".join(line.rstrip() for line in content.splitlines())
-        return f"<!-- {kind}: {words} -->\n```{language}\n{content}\n```\n"
+        return f"<!-- {kind}: {selection} -->\n```{language}\n{content}\n```\n"
 
-    return FENCE.sub(fence, text)
+    return FENCE.sub(render_fence, text)
 
 
 def main():
@@ -136,8 +141,8 @@ def main():
         text = path.read_text()
         try:
             new_text = render(text)
-        except ValueError as problem:
-            sys.exit(f"{path.relative_to(ROOT)}: {problem}")
+        except ValueError as error:
+            sys.exit(f"{path.relative_to(ROOT)}: {error}")
         if new_text != text:
             path.write_text(new_text)
             print("written:", path.relative_to(ROOT))

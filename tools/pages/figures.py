@@ -19,21 +19,22 @@ def zero():
                if record["precision"] == "bf16" and record["chapter"] == "05_zero"]
     figure, axes = style.make_figure(4.6, 1, 3, sharey=True)
     for axis, ranks in zip(axes, (1, 2, 4)):
-        for record in (record for record in records if record["ranks"] == ranks):
+        selected = [record for record in records if record["ranks"] == ranks]
+        for record in selected:
             stage, parameters = record["stage"], record["parameters"]
-            counted, top = max(record["memory"], key=total), 0
+            memory, height = max(record["memory"], key=total), 0
             for role in ROLES:
-                height = counted[role] / parameters
-                axis.bar(stage, height, 0.7, top, color=style.ROLES[role])
-                top += height
+                size = memory[role] / parameters
+                axis.bar(stage, size, 0.7, height, color=style.ROLE_COLORS[role])
+                height += size
             expected = total(record["memory_formula"]) / parameters
             axis.plot([stage - 0.45, stage + 0.45], [expected] * 2, color=style.PREDICTED, lw=2)
-            axis.annotate(f"{top:.3g}", (stage, max(top, expected)), (0, 5),
+            axis.annotate(f"{height:.3g}", (stage, max(height, expected)), (0, 5),
                           textcoords="offset points", ha="center")
         axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xlabel="stage", xticks=range(4),
                  yticks=range(0, 17, 4), ylim=(0, 18.5))
     axes[0].set_ylabel("bytes per parameter")
-    entries = {role: Patch(color=style.ROLES[role]) for role in ROLES}
+    entries = {role: Patch(color=style.ROLE_COLORS[role]) for role in ROLES}
     entries["formula"] = Line2D([], [], color=style.PREDICTED, lw=2)
     style.add_title_and_legend(
         figure, "What a rank holds between backward and optimizer step", entries)
@@ -44,20 +45,22 @@ def zero():
     return figure
 
 
-def sweep(name):
-    """Return a sweep's speeds by chapter, ranks and batch, and a line on what ran where."""
+def read_sweep(name):
+    """Return a sweep's speeds by chapter, ranks and batch, and a footer on its configuration."""
     records = pandas.DataFrame(read(f"{name}.jsonl"))
     speeds = records.groupby(["chapter", "ranks", "batch"], sort=False)["images_per_second"]
     rows = speeds.agg(median="median", least="min", most="max", repeats="size").reset_index()
-    first, repeats = records.iloc[0], " or ".join(map(str, sorted(set(rows["repeats"]))))
-    return rows.assign(cpus=first["cpus"]), (
+    first = records.iloc[0]
+    repeats = " or ".join(map(str, sorted(set(rows["repeats"]))))
+    footer = (
         f"{first['model']}, {first['image_size']}x{first['image_size']} pixels, "
         f"{first['precision']}; {first['host']}: {first['processor']}, {first['cpus']} cores, "
         f"{first['device'].upper()}; median, least and most of {repeats} runs of "
         f"{first['steps'] - 5} timed steps")
+    return rows.assign(cpus=first["cpus"]), footer
 
 
-def points(axis, rows, column, **options):
+def plot_medians(axis, rows, column, **options):
     """Draw a line through the medians over a column, with bars from the least to the most."""
     bars = [rows["median"] - rows["least"], rows["most"] - rows["median"]]
     axis.errorbar(rows[column], rows["median"], yerr=bars, fmt="o-", capsize=4, **options)
@@ -65,45 +68,45 @@ def points(axis, rows, column, **options):
 
 def batch_size():
     """Draw the throughput of one rank by batch size."""
-    rows, origin = sweep("batch")
+    rows, footer = read_sweep("batch")
     best = rows.loc[rows["median"].idxmax()]
     figure, axis = style.make_figure(
         4.2, title=f"One rank is fastest at a batch of {best['batch']} images, by the median")
-    points(axis, rows, "batch", color=style.LIBRARIES[style.CHAPTERS[best["chapter"]]])
+    plot_medians(axis, rows, "batch", color=style.LIBRARIES[style.CHAPTERS[best["chapter"]]])
     for row in rows.itertuples():
         axis.annotate(f"{row.median:.0f}", (row.batch, row.most), (0, 5),
                       textcoords="offset points", ha="center")
     axis.set_xscale("log", base=2)
     axis.set(xlabel="batch size", ylabel="images/s", ylim=(0, None))
     axis.set_xticks(rows["batch"], rows["batch"])
-    style.add_footer(figure, origin)
+    style.add_footer(figure, footer)
     return figure
 
 
 def scaling():
     """Draw weak and strong scaling of DDP, Horovod and DeepSpeed.
 
-    Above images/s; below efficiency, which is images/s / (ranks * images/s of one rank).
+    The upper row shows images/s, the lower one images/s / (ranks * images/s of one rank).
     """
     figure, axes = style.make_figure(5.6, 2, 2, sharex=True, sharey="row", height_ratios=(5, 4))
     ideal = {"color": style.IDEAL, "ls": "--", "zorder": 1}
-    entries, origins, tables = {}, {}, []
+    entries, footers, tables = {}, [], []
     for column, (name, title) in enumerate((("weak", "Weak scaling: {} images per rank"),
                                             ("strong", "Strong scaling: {} images in all"))):
-        rows, origin = sweep(name)
+        rows, footer = read_sweep(name)
         alone = rows[rows["ranks"] == 1].set_index("chapter")["median"]
         rows["efficiency"] = rows["median"] / (rows["ranks"] * rows["chapter"].map(alone))
-        origins[origin] = None
+        footers.append(footer)
         tables.append(rows)
         speed, efficiency = axes[:, column]
         ranks, cores = sorted(rows["ranks"].unique()), rows["cpus"].iloc[0]
-        speed.plot(ranks, [alone.mean() * number for number in ranks], **ideal)
+        speed.plot(ranks, [alone.mean() * count for count in ranks], **ideal)
         efficiency.plot(ranks, [1] * len(ranks), **ideal)
-        for number, (chapter, part) in enumerate(rows.groupby("chapter", sort=False)):
+        for index, (chapter, chapter_rows) in enumerate(rows.groupby("chapter", sort=False)):
             library = style.CHAPTERS[chapter]
-            # Shifted, or the bars would overlap.
-            shifted = part.assign(ranks=part["ranks"] + 0.07 * (number - 1))
-            points(speed, shifted, "ranks", color=style.LIBRARIES[library])
+            # Bars are shifted so that they do not overlap.
+            shifted = chapter_rows.assign(ranks=chapter_rows["ranks"] + 0.07 * (index - 1))
+            plot_medians(speed, shifted, "ranks", color=style.LIBRARIES[library])
             entries[library], = efficiency.plot(
                 "ranks", "efficiency", "o-", data=shifted, color=style.LIBRARIES[library])
         for axis in speed, efficiency:
@@ -111,7 +114,7 @@ def scaling():
         speed.set_title(title.format(rows["batch"].iloc[0]))
         efficiency.set(xlabel="ranks", xticks=ranks, xlim=(0.7, max(ranks) + 0.3))
     rows = pandas.concat(tables)
-    # The upper ideal line may leave the picture.
+    # The limit ignores the upper ideal line, which may leave the picture.
     axes[0, 0].set(ylabel="images/s", ylim=(0, 1.15 * rows["most"].max()))
     axes[1, 0].set(ylabel="efficiency", yticks=(0, 0.5, 1), ylim=(0, 1.15))
     entries["ideal"] = Line2D([], [], **ideal)
@@ -120,14 +123,14 @@ def scaling():
     title = (f"{best['ranks'].max()} ranks on {best['cpus'].max()} cores: "
              f"{best['efficiency'].min():.0%} to {best['efficiency'].max():.0%} of the ideal")
     style.add_title_and_legend(figure, title, entries)
-    style.add_footer(figure, "\n".join(origins))
+    style.add_footer(figure, "\n".join(dict.fromkeys(footers)))
     return figure
 
 
 def trace():
-    """Draw when three steps of chapter 1 are launched and computed on a GPU."""
+    """Draw when the CPU launches three steps of chapter 1 and when the GPU computes them."""
     record = json.loads((RECORDS / "trace_h200.json").read_text())
-    colors = (style.STEP["backward"], style.STEP["optimizer"], style.TIME["failures"])
+    colors = (style.STEP["backward"], style.STEP["optimizer"], "#B2182B")
     figure, axis = style.make_figure(3.2, 1, 1)
     for row, step, start, end in record["steps"]:
         y = ["GPU", "CPU"].index(row)

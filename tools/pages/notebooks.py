@@ -3,8 +3,8 @@
     python -m tools.pages.notebooks                                   # all
     python -m tools.pages.notebooks 03_ddp/scaling.ipynb
 
-A cell with the tag "live" shows times or figures that differ from run to run. The output of any
-other cell is the same everywhere: tests/test_notebooks.py compares it.
+A cell with the tag "live" shows times or figures that differ between runs. The output of any other
+cell is the same everywhere: tests/test_notebooks.py compares it.
 """
 
 import base64
@@ -35,10 +35,7 @@ def fingerprint(notebook: nbformat.NotebookNode) -> str:
 
 
 def run(path: Path) -> nbformat.NotebookNode:
-    """Return the notebook with the outputs of a run in its own folder.
-
-    Raises CellExecutionError if a cell fails.
-    """
+    """Return the notebook with the outputs of a run in its folder. Raises CellExecutionError."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
@@ -53,7 +50,7 @@ def run(path: Path) -> nbformat.NotebookNode:
 
 
 def shrink(notebook: nbformat.NotebookNode) -> None:
-    """Store the figures with fewer colours."""
+    """Reduce the colours of all figures."""
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
@@ -67,12 +64,12 @@ def main() -> None:
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all")
     for path in parser.parse_args().notebooks or notebooks():
         if not os.path.isfile(path) or path.suffix != ".ipynb":
-            sys.exit(f"{path}: not a notebook")
+            sys.exit(f"{path}: not an .ipynb file")
         print("run:", path, flush=True)
         try:
             notebook = run(path.resolve())
-        except (CellExecutionError, CellTimeoutError) as problem:
-            sys.exit(f"{path}: {problem}")
+        except (CellExecutionError, CellTimeoutError) as error:
+            sys.exit(f"{path}: {error}")
         shrink(notebook)
         nbformat.write(notebook, path)
 

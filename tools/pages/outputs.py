@@ -9,25 +9,26 @@ from submit.study import RECORDS, command, environment, machine, study
 from tools.pages import docs
 
 
-def output(chapter: str, ranks: int | str, *flags: str) -> str:
-    """Return what a run prints; errors go to the terminal. Raises subprocess.CalledProcessError."""
+def run_program(program: str, ranks: str, *flags: str) -> str:
+    """Return the standard output of a run. Raises subprocess.CalledProcessError."""
     process = subprocess.run(
-        command(chapter, int(ranks), *flags), env=environment(), check=True, text=True,
+        command(program, int(ranks), *flags), env=environment(), check=True, text=True,
         timeout=600, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     return process.stdout.strip()
 
 
-def measure(words):
-    return {"words": words, "text": output(*words.split())} | machine()
+def record(command_line):
+    return {"command_line": command_line, "text": run_program(*command_line.split())} | machine()
 
 
-def commands_on_pages():
-    """Return the commands of all fences that show a run's output, in the order of the pages."""
-    commands = [match[2] for path in docs.pages()
-                for match in docs.FENCE.finditer(path.read_text())
-                if match[1] in ("output", "sample")]
-    return list(dict.fromkeys(commands))
+def find_command_lines():
+    """Return the command lines of all fences with a run's output, in the order of the pages."""
+    command_lines = [match[2] for path in docs.pages()
+                     for match in docs.FENCE.finditer(path.read_text())
+                     if match[1] in ("output", "sample")]
+    return list(dict.fromkeys(command_lines))  # each once
 
 
 if __name__ == "__main__":
-    study(RECORDS / "outputs.jsonl", [{"words": words} for words in commands_on_pages()], measure)
+    plan = [{"command_line": command_line} for command_line in find_command_lines()]
+    study(RECORDS / "outputs.jsonl", plan, record)
