@@ -75,17 +75,6 @@ class FakeStream:
     def record_event(self, event=None):
         return event or SimpleNamespace(elapsed_time=lambda _: 1.0)
 
-    def wait_stream(self, _):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    wait_event = synchronize = wait_stream
-
 
 class FakeDDP(torch.nn.Module):
     """A stand-in for DistributedDataParallel, whose C++ reducer needs a GPU."""
