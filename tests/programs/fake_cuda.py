@@ -90,9 +90,9 @@ class FakeDDP(torch.nn.Module):
 def backward(loss, *_, **__):
     """Give all parameters gradients, without autograd's engine, which needs a GPU."""
     assert loss.device == GPU, "the loss is on the CPU"
-    for parameter in gc.get_objects():
-        if isinstance(parameter, torch.nn.Parameter) and parameter.requires_grad:
-            parameter.grad = torch.empty_like(parameter)
+    for value in gc.get_objects():
+        if isinstance(value, torch.nn.Parameter) and value.requires_grad:
+            value.grad = torch.empty_like(value)
 
 
 def gather_object(values, value):

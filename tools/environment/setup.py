@@ -68,7 +68,7 @@ def read(path):
 
 
 def evaluate_in(venv, expression):
-    """Return an expression's value in the environment's Python as text, "" on failure."""
+    """Return an expression's value in the environment's Python as text, or "" if that fails."""
     command = [str(venv / "bin/python"), "-c", f"import sys; print({expression})"]
     try:
         return subprocess.check_output(command, stderr=subprocess.DEVNULL,
@@ -84,7 +84,7 @@ def is_supported(version):
 def stamp(venv):
     """Return the expected stamp: hash of the pins, Horovod's GPU operations, MPI compiler.
 
-    Where the variables of the last two are not set, the environment's present stamp has them.
+    The last two are environment variables; if these are not set, the existing stamp has them.
     """
     lines = read(venv / STAMP).split("\n")
     _, gpu_operations, mpicc = lines if len(lines) == 3 else ("", "", "")
@@ -130,7 +130,7 @@ def has_packages(venv):
 
 
 def lacks_horovod(venv):
-    """True if its build was not tried yet, or lacked a compiler that is now installed."""
+    """True if Horovod's build was not tried yet, or its missing compiler is now installed."""
     reason = read(venv / WITHOUT_HOROVOD)
     if reason.startswith(COMPILER_ADVICE):
         return not missing_compiler_message(venv)
@@ -138,7 +138,7 @@ def lacks_horovod(venv):
 
 
 def ready(venv, packages_only=False):
-    """True if there is nothing to do. Who may not write to the environment needs no Horovod."""
+    """True if nothing is to be done; Horovod is optional for users without write permission."""
     if packages_only or not may_write(venv):
         return has_packages(venv)
     return has_packages(venv) and not lacks_horovod(venv)

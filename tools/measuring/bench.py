@@ -1,4 +1,4 @@
-"""Compare the images/s of two programs at a time, A and B, which run in turn on this CPU.
+"""Compare the images/s of pairs of programs, A and B, run alternately on this CPU.
 
     python -m tools.measuring.bench [--sections N...]
 
@@ -66,8 +66,8 @@ def table(section, records):
     lines = [f"{section}. {title}, {REPEATS} pairs, alternating: median (least..most)"]
     for side, (program, ranks, _) in ("A", a), ("B", b):
         common = "" if program == BARE_LOOP else f"{COMMON} "
-        lines.append(f"{side}: mpiexec -n {ranks} python {program} {common}and")
-    lines += [f"   {case}: {flags}" for case, flags in cases.items()]
+        lines.append(f"{side}: mpiexec -n {ranks} python {program} {common}FLAGS")
+    lines += [f"FLAGS of {case}: {flags}" for case, flags in cases.items()]
     rows = []
     for case, runs in records[records["section"] == section].groupby("case", sort=False):
         pairs = runs.pivot(index="repeat", columns="side", values="images_per_second")

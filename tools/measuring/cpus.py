@@ -32,7 +32,7 @@ def main():
         print(f"\n{processor()}, {name}, {threads} thread(s) per rank", flush=True)
         env = os.environ | variables | {
             "TEST_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "PASSIVE"}  # there are more threads than cores
+            "OMP_WAIT_POLICY": "PASSIVE"}  # there are more threads than cores, so none may spin
         command = [sys.executable, "-m", "pytest", "-m", "numbers", "-n", "2", "-q"]
         if subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL).returncode:
             failures.append(name)

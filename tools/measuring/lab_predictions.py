@@ -56,7 +56,7 @@ def measure(nodes, model, link):
             networks = {"the link's rate": ["--node-link", LINKS[link]],
                         "the doctor's all-reduces": ["--measured", folder / "doctor.jsonl"]}
             predictions = {network: predict(folder, nodes, *flags)
-                           for network, flags in networks.items()}  # before the run
+                           for network, flags in networks.items()}  # made before the run
             run([*lab_python, ROOT / "03_ddp" / "main.py", *flags_of(model), "--results",
                  folder / "lab.jsonl"])
         finally:

@@ -37,7 +37,7 @@ def read_rank_files(folder):
     if list(folder.glob("zero_*")):
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
             tensors = get_fp32_state_dict_from_zero_checkpoint(folder.parent, folder.name)
         return {name: tensor.detach() for name, tensor in tensors.items()}
     return torch.load(folder / "mp_rank_00_model_states.pt", weights_only=False)["module"]
