@@ -1,10 +1,10 @@
-# The workshop's commands; `make help` lists them. Each creates the environment first if it is not ready.
+# The workshop's commands; `make help` lists them. Most of them create the environment first if needed.
 SHELL := bash
 VENV ?= .venv
 PYTHON ?= python3
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
-# Tracked files only: an attendee's own script is not checked
+# Only tracked files, not an attendee's own scripts
 RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-tests exercise demo gpu check test test-root test-core test-all test-cpus faults bench docs notebooks site pins
@@ -18,15 +18,15 @@ setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.12, S
 	    case "$(SITE)" in */*) site="$(SITE)";; *) site="submit/sites/$(SITE).sh";; esac; \
 	    [ -f "$$site" ] || { echo "SITE=$(SITE): there is no $$site" >&2; exit 2; }; \
 	    . "$$site" || { echo "SITE=$(SITE): could not load its modules on this machine" >&2; exit 2; }; \
-	fi; $(PYTHON) tools/environment/setup.py --venv "$(VENV)" $(PART)
+	fi; $(PYTHON) tools/environment/setup.py --venv "$(VENV)" $(SETUP_FLAGS)
 
-setup-tests: PART = --tests
+setup-tests: SETUP_FLAGS = --tests
 setup-tests: setup
 
 exercise: setup ## grade an exercise: N=1 to 10; see exercises/README.md
-	@$(if $(N),"$(VENV)/bin/python" exercises/grade.py $(N) || [ $$? = 1 ],echo "which one? make exercise N=1"; exit 2)
+	@$(if $(N),"$(VENV)/bin/python" exercises/grade.py $(N) || [ $$? = 1 ],echo "name an exercise: make exercise N=1"; exit 2)
 
-demo: PART = --packages
+demo: SETUP_FLAGS = --packages
 demo: setup ## train every chapter's network on 1 and 2 ranks; print and draw the speed-ups
 	@"$(VENV)/bin/python" -m tools.measuring.demo
 
@@ -34,7 +34,7 @@ gpu: setup ## test a node's GPUs: correctness, speed, scaling (PARTS="ladder sca
 	@"$(VENV)/bin/python" submit/gpu.py $(PARTS)
 
 check: WORKERS = 0
-check: setup-tests ## fast checks without ranks, after editing a page or a tool
+check: setup-tests ## fast checks that start no ranks, after editing a page or a tool
 	@$(RUFF)
 	@! command -v shellcheck >/dev/null || git ls-files -z '*.sh' '*.pbs' '*.slurm' .ci/run | xargs -0 shellcheck
 	@$(PYTEST) -m check
@@ -46,14 +46,14 @@ test: setup-tests ## run the tests on real ranks (WORKERS=2: two at a time)
 test-root: setup-tests ## tests that need namespaces or a real Slurm; as root, after make test
 	@$(PYTEST) -m "root and not slow"
 
-test-core: setup-tests ## a short test run for another system: training, resume, bad input, exercises
+test-core: setup-tests ## a few tests of each kind, to try another system
 	@$(PYTEST) -m core
 
 test-all: setup-tests ## every test
 	@$(RUFF)
 	@$(PYTEST) --durations 20
 
-test-cpus: setup-tests ## numeric tests with other instruction sets and thread counts
+test-cpus: setup-tests ## numeric tests with other instruction sets and numbers of threads
 	@"$(VENV)/bin/python" -m tools.measuring.cpus
 
 faults: setup-tests ## fault-injection tests: killed ranks, full disks, bad input; lists each
@@ -62,7 +62,7 @@ faults: setup-tests ## fault-injection tests: killed ranks, full disks, bad inpu
 bench: setup ## measure what loading, metrics and synchronisation cost
 	@"$(VENV)/bin/python" -m tools.measuring.bench
 
-docs: setup ## refresh the copies, the pages' generated parts and the figures
+docs: setup ## update copied files, generated parts of pages, and figures
 	@"$(VENV)/bin/python" -m tools.pages.docs
 
 notebooks: setup ## run the notebooks from top to bottom and store their outputs

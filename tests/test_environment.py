@@ -153,6 +153,6 @@ def test_failed_horovod_build_leaves_the_rest_working(ready, tmp_path, monkeypat
 @pytest.mark.check
 def test_horovod_is_installed_if_it_can_be_built():
     """A failed build must not pass for a missing compiler."""
-    headers = set_up.evaluate_in(Path(sys.prefix), set_up.INCLUDE)
+    headers = set_up.evaluate_in(Path(sys.prefix), set_up.INCLUDE_FOLDER_CODE)
     reason = missing("02_horovod/pytorch")
     assert build_horovod.missing_build_tools(headers) or not reason, reason

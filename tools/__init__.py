@@ -1,4 +1,4 @@
-"""What `make` runs: environment, measurements, pages. By hand: python -m tools.measuring.demo.
+"""Programs of `make`: set-up, measurements, pages. By hand: python -m tools.measuring.demo.
 
 Dependencies go one way: tools may import submit, never the reverse.
 """

@@ -1,7 +1,7 @@
 """Run a main.py as on a node with GPUs: `python gpus.py COUNT same|own|without MAIN FLAG...`.
 
-Each rank sees COUNT GPUs, the same or its own, prints the GPU it selects, and exits.
-`without`: Horovod is built without GPU support, as it is here.
+Each rank prints which GPU it selects, and exits. same: all ranks see the same COUNT GPUs.
+own: each rank sees COUNT GPUs of its own. without: as same, but Horovod has no GPU support.
 """
 
 import os
@@ -10,34 +10,35 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-_, count, identity, *sys.argv = sys.argv
-count, text = int(count), Path(sys.argv[0]).read_text()
+_, count, mode, *sys.argv = sys.argv
+count, source = int(count), Path(sys.argv[0]).read_text()
 rank = os.environ.get("RANK", os.environ.get("HOROVOD_RANK", os.environ.get("PMI_RANK")))
 
 
-def take(index):
+def select_gpu(index):
     os.write(1, f"rank {rank} takes GPU {index} of {count}\n".encode())
     os._exit(3)
 
 
-def pretend_to_torch():
+def fake_gpus():
+    """Make PyTorch report `count` GPUs, and use gloo, which needs none."""
     import torch
     import torch.distributed as dist
 
     torch.cuda.is_available = lambda: True
     torch.cuda.device_count = torch.accelerator.device_count = lambda: count
-    torch.accelerator.set_device_index = take
-    stream = SimpleNamespace(is_capturing=lambda: False)  # Adam asks
+    torch.accelerator.set_device_index = select_gpu
+    stream = SimpleNamespace(is_capturing=lambda: False)  # Adam calls it
     torch.accelerator.current_stream = lambda: stream
-    owner = rank if identity == "own" else "node"
+    owner = rank if mode == "own" else "node"
     torch.cuda.get_device_properties = lambda index: SimpleNamespace(uuid=f"{owner} {index}")
-    meet = dist.init_process_group
-    dist.init_process_group = lambda backend, **options: meet("gloo", **options)
+    real_init = dist.init_process_group
+    dist.init_process_group = lambda backend, **options: real_init("gloo", **options)
 
 
-if "import horovod" in text and identity != "without":
+if "import horovod" in source and mode != "without":
     import horovod.torch
 
     horovod.torch.cuda_built = lambda: True
-pretend_to_torch()
+fake_gpus()
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,6 +1,6 @@
-"""Run a chapter's main() on one rank with several rows of flags: `python in_turn.py MAIN JSON`.
+"""Run a chapter's main() on one rank for each row of flags: `python in_turn.py MAIN JSON`.
 
-Prints the exit message of each, or null.
+For each row, print its exit message, or null if there is none, after "end: ".
 """
 
 import contextlib
@@ -19,7 +19,9 @@ for flags in rows:
         try:
             with contextlib.redirect_stderr(errors):
                 chapter.main()
-        except SystemExit as end:
+        except SystemExit as system_exit:
             errors.seek(0)
-            message = end.code if isinstance(end.code, str) else errors.read().strip()
+            message = system_exit.code
+            if not isinstance(message, str):
+                message = errors.read().strip()
     print("end:", json.dumps(message), file=sys.stderr)

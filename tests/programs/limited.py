@@ -1,7 +1,8 @@
 """Kill a chapter's main.py while it saves: `python limited.py WHEN MAIN FLAG...`.
 
-WHEN: a number of bytes: a rank that writes more into one file is killed during the write; or before
-or after: rank 0 is killed just before or after the new checkpoint replaces the old one.
+WHEN is a number of bytes, "before" or "after". A rank that writes more bytes into one file is
+killed during the write. "before", "after": rank 0 is killed just before or just after the new
+checkpoint replaces the old one.
 """
 
 import os
@@ -11,19 +12,19 @@ import signal
 import sys
 
 _, when, *sys.argv = sys.argv
-replace = os.replace
+real_replace = os.replace
 
 
-def killed_replace(*names):
+def replace_and_die(*names):
     if when == "after":
-        replace(*names)
+        real_replace(*names)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 if when.isdecimal():
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python would raise an exception
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(when),) * 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(when), int(when)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 else:
-    os.replace = killed_replace
+    os.replace = replace_and_die
 runpy.run_path(sys.argv[0], run_name="__main__")

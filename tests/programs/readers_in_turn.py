@@ -1,6 +1,7 @@
-"""Run read_data.py repeatedly in the same ranks: `python readers_in_turn.py READ_DATA JSON`.
+"""Run cases of read_data.py in the same ranks: `python readers_in_turn.py READ_DATA JSON`.
 
-Each case replaces one piece of it and has other flags. This saves starting ranks each time.
+A case is [old text, new text, flags]; an empty old text changes nothing. Only the first case has to
+start ranks.
 """
 
 import json
@@ -8,12 +9,15 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-source, cases = sys.argv[1], json.loads(sys.argv[2])
-text = Path(source).read_text()
+path, cases = sys.argv[1], json.loads(sys.argv[2])
+source = Path(path).read_text()
 for old, new, flags in cases:
-    assert text.count(old) == 1 or not old, old
-    module = {"__name__": "read_data", "__file__": source}
-    exec(compile(text.replace(old, new) if old else text, source, "exec"), module)
+    changed_source = source
+    if old:
+        assert source.count(old) == 1, old
+        changed_source = source.replace(old, new)
+    module = {"__name__": "read_data", "__file__": path}
+    exec(compile(changed_source, path, "exec"), module)
     sys.argv = ["read_data.py", *flags]
     with suppress(SystemExit):
         module["main"]()

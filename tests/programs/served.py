@@ -1,6 +1,6 @@
-"""Run a main.py that downloads from a test server: `python served.py SOURCE MAIN FLAG...`.
+"""Run a main.py that downloads from a test server: `python served.py SERVER MAIN FLAG...`.
 
-SOURCE is a JSON file: {"url": the server's, "sums": {file: MD5}}.
+SERVER is a JSON file: {"url": the server's, "sums": {file name: MD5 sum}}.
 """
 
 import json
@@ -11,10 +11,10 @@ from pathlib import Path
 from torchvision.datasets import MNIST, SVHN
 
 _, path, *sys.argv = sys.argv
-source = json.loads(Path(path).read_text())
-sums = source["sums"]
-MNIST.mirrors = [source["url"]]
+server = json.loads(Path(path).read_text())
+url, sums = server["url"], server["sums"]
+MNIST.mirrors = [url]
 MNIST.resources = [(name, sums.get(name)) for name, _ in MNIST.resources]
-SVHN.split_list = {part: [source["url"] + name, name, sums.get(name)]
-                   for part, (_, name, _) in SVHN.split_list.items()}
+for split, (_, name, _) in SVHN.split_list.items():
+    SVHN.split_list[split] = [url + name, name, sums.get(name)]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,11 +1,11 @@
 """Build Horovod's wheel from its released source, once for each set of versions that it links to.
 
-setup.py calls install(). The wheel is kept in the user's cache, because pip and uv do not know
-which PyTorch, TensorFlow and MPI it was built with. BUILD_PROCESSES=16 builds with 16 processes;
-the default is at most 4, because login nodes limit a user's tasks.
+setup.py calls install(). The user's cache keeps the wheel, because pip and uv do not know which
+PyTorch, TensorFlow and MPI it was built with. BUILD_PROCESSES=16 builds with 16 processes; the
+default is at most 4, because login nodes limit a user's processes.
 
-On a GPU cluster HOROVOD_GPU_OPERATIONS=NCCL (and, where NCCL is not in a usual place,
-HOROVOD_NCCL_HOME) lets Horovod all-reduce with NCCL. Untested: it needs CUDA's compiler and NCCL.
+On a GPU cluster HOROVOD_GPU_OPERATIONS=NCCL lets Horovod all-reduce with NCCL (if NCCL is not in a
+standard folder, set HOROVOD_NCCL_HOME, too). Untested: it needs CUDA's compiler and NCCL.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from steps import SetUpFailed, lock_folder, run, step
 ROOT = Path(__file__).resolve().parent.parent.parent
 SETTINGS = {
     "HOROVOD_WITH_PYTORCH": "1", "HOROVOD_WITH_TENSORFLOW": "1", "HOROVOD_WITHOUT_MXNET": "1",
-    "HOROVOD_WITH_MPI": "1", "HOROVOD_WITH_GLOO": "1",  # without one of them the build fails
-    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # gloo asks for less, which CMake 4 refuses
-    "CXXFLAGS": "-include stdexcept -include cstdint",  # no longer implicit in g++ 13
+    "HOROVOD_WITH_MPI": "1", "HOROVOD_WITH_GLOO": "1",  # the build fails if one is missing
+    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the older one that gloo names
+    "CXXFLAGS": "-include stdexcept -include cstdint",  # g++ 13 no longer includes them by itself
     "LDFLAGS": "-Wl,-rpath,$ORIGIN/../../../..",  # the environment's libmpi, relative to Horovod
 }
 CHANGES = [  # (file in Horovod 0.28.1, old text, new text)
@@ -35,16 +35,15 @@ CHANGES = [  # (file in Horovod 0.28.1, old text, new text)
      "  FLATBUFFERS_CONSTEXPR_CPP14 span &operator=(const span &other)\n"
      "      FLATBUFFERS_NOEXCEPT {\n"
      "    data_ = other.data_;\n    count_ = other.count_;\n  }\n", ""),
-    # It includes a header that is missing from TensorFlow's wheel
+    # This source includes a header that is missing from TensorFlow's wheel
     ("horovod/tensorflow/CMakeLists.txt",
      "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc", ""),
-    # The same -O3, without -g, which more than doubles the time
+    # Also -O3, but without -g, which more than doubles the build time
     ("setup.py", "else 'RelWithDebInfo'", "else 'Release'"),
 ]
 WITHOUT_CUDA = [
-    # Halves the compile time: as released, gloo is built twice (C++14 and C++17), and the sources
-    # that both libraries share are compiled twice, file by file. Now everything is C++17, and the
-    # shared sources are compiled once, as one unit.
+    # Build gloo once, and the sources that the PyTorch and TensorFlow libraries share once, as one
+    # unit: half the compile time. As released, each is built twice, for C++14 and C++17.
     ("horovod/tensorflow/CMakeLists.txt", "LIBS compatible17_gloo)", "LIBS gloo)"),
     ("CMakeLists.txt", "if(HAVE_GLOO AND (DEFINED Tensorflow_CXX17 AND Tensorflow_CXX17))",
      "if(FALSE)"),
@@ -63,7 +62,7 @@ set_target_properties(horovod_common PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH
     ("cmake/Modules/FindPytorch.cmake", "(torch.version.cuda is not None)", "False"),
     ("CMakeLists.txt", "    enable_language(CUDA)\n", ""),
 ]
-ALLREDUCE = """
+ALL_REDUCE_CODE = """
 import torch, tensorflow, horovod.torch as hvd, horovod.tensorflow as tf_hvd
 hvd.init(), tf_hvd.init()
 assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == 2
@@ -77,25 +76,28 @@ def missing_build_tools(include: str) -> list:
 
     include: the folder of Python's headers.
     """
-    tools = {"g++": shutil.which(os.environ.get("CXX", "g++")), "make": shutil.which("make"),
-             "python3-dev": os.path.exists(f"{include}/Python.h")}
-    return [name for name, path in tools.items() if not path]
+    is_installed = {"g++": shutil.which(os.environ.get("CXX", "g++")), "make": shutil.which("make"),
+                    "python3-dev": os.path.exists(f"{include}/Python.h")}
+    return [package for package, installed in is_installed.items() if not installed]
 
 
 def changes():
-    return CHANGES + ([] if os.environ.get("HOROVOD_GPU_OPERATIONS") else WITHOUT_CUDA)
+    """Return the changes to Horovod's source, with or without CUDA."""
+    if os.environ.get("HOROVOD_GPU_OPERATIONS"):
+        return CHANGES
+    return CHANGES + WITHOUT_CUDA
 
 
 def cache_key(venv):
     """Return a hash of everything that the wheel depends on."""
     pip = [venv / "bin/python", "-m", "pip"]
     packages = subprocess.check_output([*pip, "list", "--format=freeze"]).decode()
-    linked = re.findall("^(?:torch|tensorflow|tensorflow-cpu|mpich|mpi4py)==.*", packages, re.M)
+    libraries = re.findall("^(?:torch|tensorflow|tensorflow-cpu|mpich|mpi4py)==.*", packages, re.M)
     python = subprocess.check_output([venv / "bin/python", "-VV"])
     compiler = subprocess.check_output([os.environ.get("CXX", "g++"), "--version"])
-    chosen = sorted(item for item in os.environ.items()
-                    if re.match("HOROVOD_|SITE_MPICC", item[0]))
-    parts = linked, python, compiler, chosen, SETTINGS, changes()
+    options = sorted((name, value) for name, value in os.environ.items()
+                     if re.match("HOROVOD_|SITE_MPICC", name))
+    parts = libraries, python, compiler, options, SETTINGS, changes()
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -117,8 +119,8 @@ def build(venv, folder):
     with tempfile.TemporaryDirectory() as scratch:
         link = Path(scratch, "venv")  # CMake fails on spaces in the path of an MPI
         link.symlink_to(venv)
-        settings = dict(os.environ, MAKEFLAGS=f"-j{jobs}",
-                        PATH=f"{link}/bin:{os.environ['PATH']}", **SETTINGS)
+        variables = dict(os.environ, MAKEFLAGS=f"-j{jobs}",
+                         PATH=f"{link}/bin:{os.environ['PATH']}", **SETTINGS)
         pip = [link / "bin/python", "-m", "pip"]
         run([*pip, "download", *options, "--no-binary", ":all:", "--dest", scratch,
              "--group", "horovod"], "could not download Horovod's source", cwd=str(ROOT))
@@ -128,18 +130,18 @@ def build(venv, folder):
         change(source)
         run([*pip, "wheel", "--verbose", *options, "--wheel-dir", f"{scratch}/wheel", source],
             f"Horovod was not built; {folder}.log says why", r"\[ *\d+%\]", log=f"{folder}.log",
-            env=settings)
-        part = Path(f"{folder}.{os.getpid()}")
+            env=variables)
+        unfinished = Path(f"{folder}.{os.getpid()}")
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(f"{scratch}/wheel", str(part))
-        part.rename(folder)  # last, so an incomplete wheel never has this name
+        shutil.copytree(f"{scratch}/wheel", str(unfinished))
+        unfinished.rename(folder)  # so an incomplete wheel never has this name
 
 
 def install(venv: Path, cache: Path, try_ranks: bool = True) -> None:
-    """Install Horovod from the cache, or build it first; then let two ranks all-reduce.
+    """Install Horovod from the cache, building it first if needed; test it on two ranks.
 
-    cache: the folder of wheels. try_ranks: False on a cluster's login node, where ranks cannot be
-    started. Raises SetUpFailed.
+    cache: the folder of wheels. try_ranks: False on a cluster, whose login nodes start no ranks.
+    Raises SetUpFailed.
     """
     folder = cache / f"horovod-{cache_key(venv)}"
     with lock_folder(cache):
@@ -149,6 +151,6 @@ def install(venv: Path, cache: Path, try_ranks: bool = True) -> None:
     run([*pip, "install", "--no-deps", "--force-reinstall", *folder.glob("*.whl")],
         f"could not install the wheel: remove {folder} and run make setup again")
     if try_ranks:
-        run([venv / "bin/mpiexec", "-n", "2", venv / "bin/python", "-c", ALLREDUCE],
-            "Horovod does not all-reduce over two ranks",
+        run([venv / "bin/mpiexec", "-n", "2", venv / "bin/python", "-c", ALL_REDUCE_CODE],
+            "Horovod's all-reduce fails on two ranks",
             env=dict(os.environ, MPIEXEC_TIMEOUT="300"))

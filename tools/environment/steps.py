@@ -1,4 +1,4 @@
-"""Steps of set-up: print, run a command, lock a folder. Runs on Python 3.6 and newer."""
+"""Functions for the steps of set-up: print, run, lock a folder. For Python 3.6 and newer."""
 
 import fcntl
 import os
@@ -12,21 +12,21 @@ from typing import TextIO
 
 
 class SetUpFailed(Exception):
-    """The text says in one line what is wrong and what to do."""
+    """An error whose text says in one line what is wrong and what to do."""
 
 
 def step(text: str) -> None:
     print(f"set-up: {text}", flush=True)
 
 
-def run(command: list, advice: str, shown: str = "$^", log: str = os.devnull,
+def run(command: list, advice: str, progress_pattern: str = "$^", log: str = os.devnull,
         **options: object) -> None:
-    """Run a command, printing every seven seconds the time and the last match of the regex `shown`.
+    """Run a command; print every seven seconds the elapsed time and the progress.
 
-    log: a file for the whole output. Raises SetUpFailed with the advice and, without a log, with
-    the command's error.
+    progress_pattern: a regex, whose last match in the output is the progress. log: a file for the
+    whole output. Raises SetUpFailed with the advice and, without a log, the command's error.
     """
-    lines, progress, ended = [], [""], threading.Event()
+    lines, progress, finished = [], [""], threading.Event()
     process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                universal_newlines=True, errors="replace", start_new_session=True,
@@ -34,20 +34,20 @@ def run(command: list, advice: str, shown: str = "$^", log: str = os.devnull,
 
     def report_progress():
         started = time.monotonic()
-        while not ended.wait(7):
+        while not finished.wait(7):
             step(f"{time.monotonic() - started:.0f} s {progress[-1]}".rstrip())
 
     threading.Thread(target=report_progress, daemon=True).start()
     try:
         for line in process.stdout:
             lines.append(line)
-            progress += re.findall(shown, line)
+            progress += re.findall(progress_pattern, line)
         code = process.wait()
     except BaseException:  # such as Ctrl-C: stop the child before the lock is released
         os.killpg(process.pid, signal.SIGTERM)
         raise
     finally:
-        ended.set()
+        finished.set()
 
     with open(log, "w") as file:
         file.writelines(lines)

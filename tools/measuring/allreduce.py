@@ -3,11 +3,11 @@
 from submit.study import RECORDS, command, records_of, study
 
 RANKS, RUNS = (2, 3, 4), 3
-REPEATS = 15  # of each size and algorithm within a run
+REPEATS = 15  # per run, of each size and algorithm
 
 
 def measure(run, ranks):
-    """Return the records of all sizes and algorithms; `run` counts the repeats."""
+    """Return one run's records of all sizes and algorithms; `run` is its number."""
     arguments = command("02_horovod/pytorch/ring_allreduce.py", ranks, "--repeats", REPEATS)
     return records_of(arguments, timeout=1800)
 

@@ -1,4 +1,4 @@
-"""Time the barest training on a CPU, the fastest known: one batch in memory, no metrics.
+"""Time a minimal training loop on a CPU: always the same batch in memory, no metrics.
 
     python -m tools.measuring.bare_loop --dataset digits --model cnn --max-steps 155 --results FILE
 """
@@ -14,12 +14,12 @@ from torchvision.models import get_model
 
 from submit.study import append
 
-WARM_UP, LR = 5, 0.05
-SIDES = {"digits": 8, "synthetic": 32}  # pixels
+WARM_UP_STEPS, LR = 5, 0.05
+IMAGE_SIDES = {"digits": 8, "synthetic": 32}  # pixels
 
 
-def network(name: str, channels: int, side: int) -> nn.Module:
-    """Return chapter 1's cnn, or a network of torchvision."""
+def make_network(name: str, channels: int, side: int) -> nn.Module:
+    """Return chapter 1's cnn, or one of torchvision's networks."""
     if name != "cnn":
         return get_model(name, num_classes=10)
     pooled = (side - 4) // 2
@@ -32,7 +32,7 @@ def network(name: str, channels: int, side: int) -> nn.Module:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dataset", choices=SIDES, default="digits")
+    parser.add_argument("--dataset", choices=IMAGE_SIDES, default="digits")
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--batch-size", type=int, default=64)
@@ -40,27 +40,27 @@ def main():
     parser.add_argument("--results", type=Path, required=True)
     args = parser.parse_args()
     channels = 1 if args.dataset == "digits" and args.model == "cnn" else 3
-    side = SIDES[args.dataset]
+    side = IMAGE_SIDES[args.dataset]
 
     images = torch.randn(args.batch_size, channels, side, side)
     labels = torch.randint(10, (args.batch_size,))
-    model = network(args.model, channels, side)
+    model = make_network(args.model, channels, side)
     bf16 = args.precision == "bf16"
     if bf16 and args.model != "cnn":
         images = images.to(memory_format=torch.channels_last)
         model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
-    times = [time.perf_counter()]
+    timestamps = [time.perf_counter()]
     for _ in range(args.max_steps):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-        times.append(time.perf_counter())
+        timestamps.append(time.perf_counter())
 
-    steps = [end - begin for begin, end in zip(times, times[1:])]
-    step_seconds = statistics.median(steps[WARM_UP:])
+    step_times = [end - begin for begin, end in zip(timestamps, timestamps[1:])]
+    step_seconds = statistics.median(step_times[WARM_UP_STEPS:])
     append(args.results, {"chapter": "bare loop", "step_seconds": step_seconds,
                           "images_per_second": args.batch_size / step_seconds})
 

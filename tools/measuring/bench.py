@@ -1,8 +1,8 @@
-"""Compare the images/s of pairs of programs, run alternately, on this CPU.
+"""Compare the images/s of pairs of programs, A and B, run alternately on this CPU.
 
     python -m tools.measuring.bench [--sections N...]
 
-The records go to results/bench-SECTIONS.jsonl; a killed bench resumes.
+Records: results/bench-SECTIONS.jsonl. After an interruption the same command resumes.
 """
 
 import argparse
@@ -13,19 +13,19 @@ import pandas
 
 from submit.study import ROOT, command, machine, missing, records_of, study
 
-REPEATS = 3  # of each comparison: A B A B ...
+REPEATS = 3  # of each pair: A B A B A B
 COMMON = "--device cpu --epochs 100"
 RESNET = "--dataset synthetic --model resnet18 --batch-size 64 --max-steps 35"
-CASES = {  # flags; the first 5 steps warm up
+CASES = {  # {name: flags}; the first 5 steps warm up
     "digits, cnn": "--dataset digits --model cnn --batch-size 64 --max-steps 155",
     "synthetic, cnn": "--dataset synthetic --model cnn --batch-size 64 --max-steps 105",
     "digits, resnet18": "--dataset digits --model resnet18 --batch-size 64 --max-steps 35"}
 PRECISIONS = {"synthetic, resnet18": RESNET, "the same in bf16": f"{RESNET} --precision bf16"}
 STAGE_3 = {"digits, perceptron": "--stage 3 --dataset digits --batch-size 64 --max-steps 20"}
-BARE = "-m tools.measuring.bare_loop"  # of python
-SECTIONS = {  # title; A and B: (program, ranks, concurrent copies); cases
+BARE_LOOP = "-m tools.measuring.bare_loop"  # arguments of python
+SECTIONS = {  # {number: (title, A, B, cases)}; A and B: (program, ranks, copies run at once)
     1: ("Chapter 1 compared with a bare loop on one batch in memory",
-        ("01_single_node/main.py", 1, 1), (BARE, 1, 1), CASES | PRECISIONS),
+        ("01_single_node/main.py", 1, 1), (BARE_LOOP, 1, 1), CASES | PRECISIONS),
     2: ("What synchronisation costs; B: two copies at once, their images/s added up",
         ("03_ddp/main.py", 2, 1), ("01_single_node/main.py", 1, 2), CASES),
     5: ("Horovod compared with DDP, 2 ranks of one thread",
@@ -39,35 +39,35 @@ SECTIONS = {  # title; A and B: (program, ranks, concurrent copies); cases
 
 
 def measure(section, case, repeat, side):
-    """Return the record of A or B, with the images/s of all its copies added up."""
+    """Return the record of program A or B (the side); images/s is the sum over its copies."""
     _, a, b, cases = SECTIONS[section]
     program, ranks, copies = a if side == "A" else b
-    if program == BARE:
-        arguments = [sys.executable, *BARE.split(), *cases[case].split()]
+    if program == BARE_LOOP:
+        arguments = [sys.executable, *BARE_LOOP.split(), *cases[case].split()]
     else:
         arguments = [*command(program, ranks), *cases[case].split(), *COMMON.split()]
     with ThreadPoolExecutor(copies) as pool:
         runs = []
         for records in pool.map(records_of, [arguments] * copies):
             runs += records
-    speed = sum(record["images_per_second"] for record in runs)
-    return {"runs": runs, "images_per_second": speed}
+    total = sum(record["images_per_second"] for record in runs)
+    return {"runs": runs, "images_per_second": total}
 
 
 def median_and_range(values, format_spec):
-    median, least, most = (format(value, format_spec)
-                           for value in (values.median(), values.min(), values.max()))
-    return f"{median} ({least}..{most})"
+    """Return "median (least..most)" of a pandas Series."""
+    return (f"{values.median():{format_spec}} "
+            f"({values.min():{format_spec}}..{values.max():{format_spec}})")
 
 
 def table(section, records):
-    """Return a section's title and commands, and images/s of A and B and A / B for each case."""
+    """Return a section as text: title, commands, and for each case the images/s and A / B."""
     title, a, b, cases = SECTIONS[section]
     lines = [f"{section}. {title}, {REPEATS} pairs, alternating: median (least..most)"]
     for side, (program, ranks, _) in ("A", a), ("B", b):
-        common = "" if program == BARE else f"{COMMON} "
-        lines.append(f"{side}: mpiexec -n {ranks} python {program} {common}and")
-    lines += [f"   {case}: {flags}" for case, flags in cases.items()]
+        common = "" if program == BARE_LOOP else f"{COMMON} "
+        lines.append(f"{side}: mpiexec -n {ranks} python {program} {common}FLAGS")
+    lines += [f"FLAGS of {case}: {flags}" for case, flags in cases.items()]
     rows = []
     for case, runs in records[records["section"] == section].groupby("case", sort=False):
         pairs = runs.pivot(index="repeat", columns="side", values="images_per_second")
@@ -88,9 +88,9 @@ def main():
             for section in sections for case in SECTIONS[section][-1]
             for repeat in range(REPEATS) for side in "AB"]
     records = pandas.DataFrame(study(results, plan, measure))
-    here = machine()
-    print(f"{here['processor']}: {here['cpus']} cores, torch {here['torch']}, {here['git']}, "
-          f"{here['time']}; OMP_NUM_THREADS=1")
+    host = machine()
+    print(f"{host['processor']}: {host['cpus']} cores, torch {host['torch']}, {host['git']}, "
+          f"{host['time']}; OMP_NUM_THREADS=1")
     print(*(table(section, records) for section in sections), sep="\n\n")
 
 

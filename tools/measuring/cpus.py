@@ -1,8 +1,8 @@
 """Run the numeric tests while emulating older CPUs, with one and two threads per rank.
 
-PyTorch, oneDNN, MKL and TensorFlow have switches that limit the instruction set. So one machine
-stands for several: another CPU sums in another order, and so rounds differently. A switch that asks
-for more than the CPU has does nothing.
+Another CPU sums in another order, and so rounds differently. PyTorch, oneDNN, MKL and TensorFlow
+have variables that limit the instruction set, so that one machine can round as several CPUs do. A
+variable that names an instruction set that the CPU lacks has no effect.
 """
 
 import os
@@ -15,29 +15,29 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 SSE = {"ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
 SETTINGS = {  # {name: environment variables}
-    "as it is": {},
+    "unchanged": {},
     "AVX2": AVX2,
     "AVX2 in MKL only": {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "AVX-512 without bf16": {"DNNL_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
     "SSE4.1": SSE,
     "TensorFlow without oneDNN": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2",
                                   "TF_ENABLE_ONEDNN_OPTS": "0"}}
-THREADS = {"as it is": 2, "AVX2 in MKL only": 2, "SSE4.1": 2}  # per rank; the default is one
+THREADS = {"unchanged": 2, "AVX2 in MKL only": 2, "SSE4.1": 2}  # per rank; the default is one
 
 
 def main():
-    failed = []
+    failures = []
     for name, variables in SETTINGS.items():
         threads = THREADS.get(name, 1)
         print(f"\n{processor()}, {name}, {threads} thread(s) per rank", flush=True)
         env = os.environ | variables | {
             "TEST_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "PASSIVE"}  # no spinning: more threads than cores
+            "OMP_WAIT_POLICY": "PASSIVE"}  # there are more threads than cores, so none may spin
         command = [sys.executable, "-m", "pytest", "-m", "numbers", "-n", "2", "-q"]
         if subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL).returncode:
-            failed.append(name)
-    if failed:
-        sys.exit(f"cpus.py: numeric tests failed with: {', '.join(failed)}")
+            failures.append(name)
+    if failures:
+        sys.exit(f"cpus.py: numeric tests failed with: {', '.join(failures)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Train the network of every chapter on 1 and on 2 ranks; print what each costs, row by row.
+"""Train every chapter's network on 1 and on 2 ranks; print a row of speed and accuracy for each.
 
 Chapter 2 comes last: if Horovod is not built yet, it is built after the other rows are shown.
 """
@@ -30,7 +30,7 @@ EXACT = f"{DIGITS} --precision fp64"
 SMALL = "--width 256 --layers 8 --epochs 2"  # chapter 5's network
 LARGE = (f"{CPU} --dataset synthetic --image-size 48 --model resnet18 --global-batch-size 64 "
          "--lr 0.01 --epochs 1 --max-steps 8")  # five of them warm up
-RUNS = [  # chapter, name, ranks, flags, the one-rank row used as baseline
+RUNS = [  # chapter, name, ranks, flags, name of its baseline on one rank
     ("01_single_node", "1  PyTorch", 1, EXACT, None),
     ("03_ddp", "3  PyTorch's DDP", 2, EXACT, "1  PyTorch"),
     ("01_single_node", "1  a larger network", 1, LARGE, None),
@@ -45,8 +45,8 @@ RUNS = [  # chapter, name, ranks, flags, the one-rank row used as baseline
     ("02_horovod/pytorch", "2  Horovod, PyTorch", 2, EXACT, "1  PyTorch"),
     ("02_horovod/tensorflow", "2  Horovod, TensorFlow", 2, EXACT, "1  TensorFlow"),
 ]
-BUSY = 0.1  # the demo warns if other programs use a larger share of the cores
-EQUAL = 1e-8  # parameters are near 1, in fp64: the first eight digits are equal
+BUSY = 0.1  # share of the cores: the demo warns if other programs use more
+EQUAL = 1e-8  # largest difference of "same" parameters, which are fp64 and near 1
 HEAD = """\
 Each row trains a network to read handwritten digits, with 64 images in every step.
 A rank is one process that trains. Two ranks take 32 of the 64 images each, and then
@@ -66,22 +66,23 @@ def train(folder: Path, chapter: str, name: str, ranks: int, flags: str,
           against: str | None) -> dict:
     """Return the record of a run, with `speed_up`, `difference` and `others` added.
 
-    speed_up: images/s divided by the baseline's, or None.
+    against: the name of the baseline. speed_up: images/s divided by the baseline's, or None.
     difference: the largest difference of a parameter from the baseline's; None without a baseline,
     or if the precision is too low to compare.
     others: the share of the machine's cores that other programs use, from 0 to 1.
     """
-    first = folder / "demo.parameters" / f"{against or name}.npy"
+    baseline_file = folder / "demo.parameters" / f"{against or name}.npy"
     difference = speed_up = None
     others = psutil.cpu_percent(0.3) / 100
     with tempfile.TemporaryDirectory() as temporary, heartbeat(f"{name}, {ranks} rank(s)"):
         checkpoint = Path(temporary, "checkpoint")
-        saved = ["--checkpoint", checkpoint] if "fp64" in flags else []
-        record = start(chapter, ranks, *flags.split(), *saved)
-        if saved and against is None:
-            np.save(first, parameters(checkpoint))
-        elif saved and first.exists():
-            difference = float(abs(parameters(checkpoint) - np.load(first)).max())
+        checkpoint_flags = ["--checkpoint", checkpoint] if "fp64" in flags else []
+        record = start(chapter, ranks, *flags.split(), *checkpoint_flags)
+        if checkpoint_flags and against is None:
+            np.save(baseline_file, parameters(checkpoint))
+        elif checkpoint_flags and baseline_file.exists():
+            differences = parameters(checkpoint) - np.load(baseline_file)
+            difference = float(abs(differences).max())
     for baseline_row in read(folder / "demo.jsonl.part"):
         if (baseline_row["name"], baseline_row["ranks"]) == (against, 1):
             speed_up = record["images_per_second"] / baseline_row["images_per_second"]
@@ -91,11 +92,11 @@ def train(folder: Path, chapter: str, name: str, ranks: int, flags: str,
 @contextmanager
 def heartbeat(label: str):
     """Print the elapsed time every ten seconds."""
-    ended = threading.Event()
+    finished = threading.Event()
 
     def print_elapsed():
         seconds = 0
-        while not ended.wait(10):
+        while not finished.wait(10):
             seconds += 10
             show(f"  ({label}: {seconds} s)")
 
@@ -103,7 +104,7 @@ def heartbeat(label: str):
     try:
         yield
     finally:
-        ended.set()
+        finished.set()
 
 
 def show(text: str) -> None:
@@ -139,39 +140,39 @@ def verdict(records: list[dict]) -> str:
 
 
 def table(records: list[dict]) -> str:
-    """Return everything that the demo prints, for the README."""
+    """Return all that the demo prints, for the README."""
     return "\n".join([HEAD, COLUMNS, *map(row, records), "", verdict(records)])
 
 
 def draw(records: list[dict]) -> Figure:
-    """Draw the speed-ups of two ranks here, and published ones of many GPUs."""
+    """Draw this machine's speed-ups on two ranks, and published ones on many GPUs."""
     pairs = [record for record in records if record["speed_up"] is not None]
     pairs.sort(key=lambda record: "larger" not in record["name"])
-    figure, (here, elsewhere) = style.make_figure(
+    figure, (bars, curve) = style.make_figure(
         max(4.4, 2 + 0.42 * len(pairs)), 1, 2, width_ratios=(1.25, 1),
         title="More ranks pay off when each step has enough to compute")
     for y, record in enumerate(pairs):
         large = "larger" in record["name"]
-        here.barh(y, record["speed_up"], 0.7,
+        bars.barh(y, record["speed_up"], 0.7,
                   color=style.LIBRARIES["DDP"] if large else style.ABSENT)
-        here.text(0.05, y, f"{record['speed_up']:.2f}", va="center",
+        bars.text(0.05, y, f"{record['speed_up']:.2f}", va="center",
                   color="white" if large else "black")
-    here.axvline(1, color=style.IDEAL)
-    here.set_yticks(range(len(pairs)), [record["name"] for record in pairs])
-    here.tick_params(axis="y", length=0)
-    here.set(title="two ranks here", xlabel="times as fast as one rank\n(grey: a tiny network)",
+    bars.axvline(1, color=style.IDEAL)
+    bars.set_yticks(range(len(pairs)), [record["name"] for record in pairs])
+    bars.tick_params(axis="y", length=0)
+    bars.set(title="two ranks here", xlabel="times as fast as one rank\n(grey: a tiny network)",
              xlim=(0, max([2, *(record["speed_up"] for record in pairs)])),
              ylim=(len(pairs) - 0.5, -0.5))
 
     published = pandas.read_csv(RECORDS / "published.csv").query("group in ('A', 'B')")
     gpus = published.nodes * published.gpus
     base = published.base_images_per_second / published.base_gpus
-    elsewhere.plot([1, gpus.max()], [1, gpus.max()], color=style.IDEAL, linewidth=1)
-    elsewhere.plot(gpus, published.images_per_second / base, "o", color=style.LIBRARIES["DDP"])
-    elsewhere.set(title="GPUs, published", xlabel="GPUs\n(large networks)",
+    curve.plot([1, gpus.max()], [1, gpus.max()], color=style.IDEAL, linewidth=1)
+    curve.plot(gpus, published.images_per_second / base, "o", color=style.LIBRARIES["DDP"])
+    curve.set(title="GPUs, published", xlabel="GPUs\n(large networks)",
                   ylabel="times as fast as one GPU", xscale="log", yscale="log",
                   xlim=(4, 1200), ylim=(4, 1200))
-    for axis in elsewhere.xaxis, elsewhere.yaxis:
+    for axis in curve.xaxis, curve.yaxis:
         axis.set_major_formatter("{x:.0f}")
     style.add_footer(
         figure, f"Left: {records[0]['processor']}, {records[0]['cpus']} cores, one "
@@ -182,18 +183,18 @@ def draw(records: list[dict]) -> Figure:
 
 def plan():
     """Yield the arguments of train() for each run; build Horovod before its first run."""
-    for run in RUNS:
-        planned = dict(zip(("chapter", "name", "ranks", "flags", "against"), run))
-        if "not built yet" in (missing(run[0]) or ""):
+    for chapter, name, ranks, flags, against in RUNS:
+        if "not built yet" in (missing(chapter) or ""):
             show("\nBuilding Horovod for chapter 2 (several minutes, only once). "
                  "Ctrl-C keeps the rows already measured.\n")
             setup = ROOT / "tools/environment/setup.py"
             subprocess.run([sys.executable, str(setup), "--venv", sys.prefix])
             show(f"\n{COLUMNS}")
-        if missing(run[0]):
-            show(f"{run[1]} is left out: {missing(run[0])}")
+        if missing(chapter):
+            show(f"{name} is left out: {missing(chapter)}")
         else:
-            yield planned
+            yield {"chapter": chapter, "name": name, "ranks": ranks, "flags": flags,
+                   "against": against}
 
 
 def main():

@@ -1,4 +1,4 @@
-"""All parameters of a checkpoint, whichever chapter saved it."""
+"""Read all parameters of a checkpoint, whichever chapter saved it."""
 
 import os
 import tempfile
@@ -15,7 +15,7 @@ def parameters(checkpoint: str | Path) -> np.ndarray:
 
     if Path(checkpoint).is_dir():
         latest = Path(checkpoint, "latest").read_text()
-        tensors = saved_by_ranks(Path(checkpoint, latest)).values()
+        tensors = read_rank_files(Path(checkpoint, latest)).values()
     elif "training.npy" in zipfile.ZipFile(checkpoint).namelist():  # TensorFlow's chapters
         with np.load(checkpoint) as arrays:
             names = [name for name in arrays if "/" in name and not name.startswith("sgd/")]
@@ -25,8 +25,8 @@ def parameters(checkpoint: str | Path) -> np.ndarray:
     return np.concatenate([np.asarray(tensor, dtype=np.float64).ravel() for tensor in tensors])
 
 
-def saved_by_ranks(folder):
-    """Return the tensors by name, of a folder with a part from each rank."""
+def read_rank_files(folder):
+    """Return {name: tensor} of a checkpoint folder, into which every rank saved a part."""
     import torch
 
     if (folder / ".metadata").exists():
@@ -37,7 +37,7 @@ def saved_by_ranks(folder):
     if list(folder.glob("zero_*")):
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
             tensors = get_fp32_state_dict_from_zero_checkpoint(folder.parent, folder.name)
         return {name: tensor.detach() for name, tensor in tensors.items()}
     return torch.load(folder / "mp_rank_00_model_states.pt", weights_only=False)["module"]

@@ -1,11 +1,11 @@
-"""Record when two ranks compute and when they all-reduce gradients, step by step.
+"""Record for each step when two ranks compute and when they all-reduce gradients.
 
     python -m tools.measuring.profile_step      # records: assets/records/step.jsonl
 
-main.py runs unchanged, under torch.profiler. Chapter 2's all-reduces come from Horovod's own
-timeline, which rank 0 writes. A record has, for each step after the warm-up, a list of [kind,
-start, end] in microseconds since 1970; kind is "forward", "backward", "all-reduce" (DDP's includes
-the wait for the other ranks, Horovod's does not) or "optimizer".
+main.py runs unchanged, under torch.profiler. Chapter 2's all-reduces are read from Horovod's
+timeline, which rank 0 writes. For each step after the warm-up a record has a list of [kind, start,
+end], the times in microseconds since 1970. The kind is "forward", "backward", "optimizer" or
+"all-reduce" (which includes the wait for the other ranks with DDP, but not with Horovod).
 """
 
 import json
@@ -21,12 +21,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from submit.study import RECORDS, ROOT, append, command, environment, machine, read, run, study
 
-FLAGS = ("--device cpu --dataset synthetic --model resnet18 --batch-size 64 --max-steps 16")
-WARM_UP = 5
+FLAGS = "--device cpu --dataset synthetic --model resnet18 --batch-size 64 --max-steps 16"
+WARM_UP_STEPS = 5
 
 
 def spans(events, name):
-    """Return the (start, end) of the events whose name starts with `name`, in microseconds."""
+    """Return the (start, end), in microseconds, of the events whose name begins with `name`."""
     return sorted((event.time_range.start, event.time_range.end) for event in events
                   if event.name.startswith(name))
 
@@ -35,7 +35,7 @@ def horovod_spans(timeline):
     """Return the (start, end) of Horovod's all-reduces, in microseconds since 1970."""
     events = json.loads("[" + timeline.strip("[],\n ") + "]")
     epoch_offset = events[0]["args"]["start_time_since_epoch_in_micros"]
-    all_reduces, phases = [], defaultdict(list)  # phases: open ones per tensor
+    all_reduces, phases = [], defaultdict(list)  # phases: those that have begun, per tensor
     for event in events:
         if event["ph"] == "B":
             phases[event["pid"]].append((event["name"], event["ts"]))
@@ -57,23 +57,24 @@ def steps_of(events, all_reduces):
 
     A step begins when the gradients are set to zero; backward ends with the last gradient.
     """
-    begins = [start for start, _ in spans(events, "Optimizer.zero_grad")]
+    starts = [start for start, _ in spans(events, "Optimizer.zero_grad")]
     backward = spans(events, "autograd::engine::evaluate_function")
     optimizer = spans(events, "Optimizer.step")
     steps = []
-    for begin, end in list(zip(begins, begins[1:]))[WARM_UP:]:
+    for begin, end in list(zip(starts, starts[1:]))[WARM_UP_STEPS:]:
         gradients = [span for span in backward if begin <= span[0] < end]
         updates = [span for span in optimizer if begin <= span[0] < end]
+        backward_start = gradients[0][0]
         steps.append([
-            ("forward", begin, gradients[0][0]),
-            ("backward", gradients[0][0], max(last for _, last in gradients)),
+            ("forward", begin, backward_start),
+            ("backward", backward_start, max(gradient_end for _, gradient_end in gradients)),
             *(("all-reduce", *span) for span in all_reduces if begin <= span[0] < end),
-            ("optimizer", *updates[-1])])  # Horovod's own contains PyTorch's
+            ("optimizer", *updates[-1])])  # Horovod's step() contains PyTorch's
     return steps
 
 
-def watch(chapter, folder):
-    """Run a chapter's main.py as one rank; write its record into the folder."""
+def profile_rank(chapter, folder):
+    """Profile a chapter's main.py as one rank; write the record of its steps into the folder."""
     main = str(ROOT / chapter / "main.py")
     sys.argv = [main, *FLAGS.split(), "--results", f"{folder}/results.jsonl"]
     with profile(activities=[ProfilerActivity.CPU]) as profiler, suppress(SystemExit):
@@ -91,7 +92,7 @@ def watch(chapter, folder):
 
 
 def measure(chapter):
-    """Return the records of two ranks."""
+    """Return the records of both ranks."""
     with tempfile.TemporaryDirectory() as folder:
         launcher = command(chapter, 2)[:-1]  # without main.py
         variables = {"PYTHONPATH": str(ROOT / chapter),  # main.py imports what is next to it
@@ -104,7 +105,7 @@ def measure(chapter):
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        watch(*sys.argv[1:])
+        profile_rank(*sys.argv[1:])
     else:
         study(RECORDS / "step.jsonl",
               [{"chapter": chapter} for chapter in ("03_ddp", "02_horovod/pytorch")], measure)

@@ -2,11 +2,11 @@
 
     python -m tools.measuring.public_scripts [--mirror FOLDER] [--publish] [NAME...]
 
-public_scripts.json lists them: repository, commit, how a script is started, the truth about it,
-established without agree.py, and the edits that make it run here on small stand-ins for its data:
-[offset, length to delete, replacement]. A case with a planted mistake names its original script in
-the field "of". Each repository is cloned into a temporary folder, from GitHub or from
-FOLDER/owner+name. Some scripts import packages that are not installed here; they are listed, too.
+public_scripts.json has a case for each script: repository, commit, how to start it, the true
+verdict ("truth") and how it was found without agree.py ("evidence"), and the edits that make it run
+here on small stand-ins for its data: [offset, length to delete, replacement]. A case with a planted
+mistake names the case of its original script in "of". Each repository is cloned into a temporary
+folder, from GitHub or FOLDER/owner+name. Scripts whose packages are missing here are only named.
 """
 
 import json
@@ -38,9 +38,10 @@ LAUNCHERS = {
 
 def checkout_case(case, mirror, folder):
     """Clone a case's files into a folder, edit them, and make the stand-ins for its data."""
-    here = mirror and mirror / case["repository"].replace("/", "+")
-    sources = list(here.glob("**/HEAD")) if here and here.exists() else []
-    source = sources[0].parent if sources else f"https://github.com/{case['repository']}"
+    source = f"https://github.com/{case['repository']}"
+    if mirror:
+        heads = (mirror / case["repository"].replace("/", "+")).glob("**/HEAD")
+        source = next((head.parent for head in heads), source)
     subprocess.run(["git", "clone", "-q", "--no-checkout", "--filter=blob:none", source, folder],
                    check=True, stderr=subprocess.DEVNULL)
     subprocess.run(["git", "checkout", "-q", case["commit"], "--", *case["paths"]], cwd=folder,
@@ -48,8 +49,8 @@ def checkout_case(case, mirror, folder):
     for name, changes in case.get("edits", {}).items():
         path = Path(folder, name)
         text = path.read_text()
-        for offset, length, new in sorted(changes, reverse=True):
-            text = text[:offset] + new + text[offset + length:]
+        for offset, length, replacement in sorted(changes, reverse=True):
+            text = text[:offset] + replacement + text[offset + length:]
         path.write_text(text)
     code = "\n".join(case.get("stand_ins", []))
     subprocess.run([sys.executable, "-c", code], cwd=Path(folder, case.get("cwd", ".")), check=True)
@@ -66,7 +67,7 @@ def command_and_env(case, folder):
 
 
 def run(case, mirror, timeout=300):
-    """Return exit code, output and seconds of a case under agree.py."""
+    """Run a case under agree.py; return its exit code, output and seconds."""
     with tempfile.TemporaryDirectory() as folder:
         checkout_case(case, mirror, folder)
         command, environment = command_and_env(case, folder)
@@ -87,20 +88,21 @@ def run(case, mirror, timeout=300):
             return code, output.read(), time.monotonic() - started
 
 
-def row_of(case, mirror):
-    """Return a row of the table: the verdict, the truth, whether they agree."""
+def judge_case(case, mirror):
+    """Return a row of the table, with the verdict, the truth and whether they agree."""
     code, printed, seconds = run(case, mirror)
-    verdict = re.search("^verdict: (.*)", printed, re.M)
-    verdict = verdict or re.search("^agree.py: (?!waiting)(.*)", printed, re.M)
-    text = verdict[1].removeprefix("wrong: ") if verdict else f"no verdict, code {code}"
-    return {"script": case["name"], "verdict": text, "truth": case["verdict"],
-            "agree": text == case["verdict"], "seconds": round(seconds)}, printed
+    match = re.search("^verdict: (.*)", printed, re.M)
+    if not match:
+        match = re.search("^agree.py: (?!waiting)(.*)", printed, re.M)
+    verdict = match[1].removeprefix("wrong: ") if match else f"no verdict, code {code}"
+    return {"script": case["name"], "verdict": verdict, "truth": case["truth"],
+            "agree": verdict == case["truth"], "seconds": round(seconds)}, printed
 
 
 def main():
     parser = Parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--mirror", type=Path, help="folder with clones, owner+name")
+    parser.add_argument("--mirror", type=Path, help="folder of clones named owner+name")
     parser.add_argument("--publish", action="store_true", help="add to assets/records")
     args = parser.parse_args()
     by_name = {case["name"]: case for case in json.loads(CASES.read_text())}
@@ -111,11 +113,11 @@ def main():
     for case in cases:
         if case["name"] in published:
             continue
-        absent = [name for name in case.get("packages", []) if not find_spec(name)]
-        if absent:
-            print(f"{case['name']}: needs {', '.join(absent)}", flush=True)
+        missing = [name for name in case.get("packages", []) if not find_spec(name)]
+        if missing:
+            print(f"{case['name']}: needs {', '.join(missing)}", flush=True)
             continue
-        row, printed = row_of(case, args.mirror)
+        row, printed = judge_case(case, args.mirror)
         rows.append(row)
         if args.publish:
             append(PUBLISHED, row | machine())

@@ -1,6 +1,6 @@
-"""Measure every way to read of reading_data/ on 1, 2 and 4 ranks. Records: read_data.jsonl.
+"""Measure reading_data/'s ways of reading on 1, 2 and 4 ranks. Records: read_data.jsonl.
 
-    python -m tools.measuring.reading --folder FOLDER      # on the disk to measure
+    python -m tools.measuring.reading --folder FOLDER      # on the disk to be measured
 """
 
 import argparse
@@ -20,28 +20,28 @@ CACHES = {"warm": "the file is in memory", "cold": "it comes from the disk"}
 
 
 def draw(records: pandas.DataFrame) -> Figure:
-    """Draw images/s of two ranks, one per core: two points for each way."""
+    """Draw the images/s of two ranks, one per core, with two points for each way of reading."""
     figure, axis = style.make_figure(4.6)
     speeds = records[records.ranks == 2].groupby("way", sort=False)
     entries = {}
-    for cache, shift in ("warm", -0.16), ("cold", 0.16):
+    for cache, offset in ("warm", -0.16), ("cold", 0.16):
         rates = speeds[f"{cache}_images_per_second"]
-        middle = rates.median() / 1e6
-        bars = [middle - rates.min() / 1e6, rates.max() / 1e6 - middle]
+        medians = rates.median() / 1e6
+        error_bars = [medians - rates.min() / 1e6, rates.max() / 1e6 - medians]
         entries[f"{cache}: {CACHES[cache]}"] = axis.errorbar(
-            middle, np.arange(len(middle)) + shift, xerr=bars, fmt="o", capsize=4,
+            medians, np.arange(len(medians)) + offset, xerr=error_bars, fmt="o", capsize=4,
             color=style.CACHE[cache])
-    axis.set(xscale="log", yticks=range(len(middle)), yticklabels=middle.index,
+    axis.set(xscale="log", yticks=range(len(medians)), yticklabels=medians.index,
              xlabel="million images/s of two ranks together")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter("")
     axis.grid(axis="x", color=style.ABSENT)
     axis.invert_yaxis()
-    title = f"Reading images: {middle.idxmax()} is fastest, {middle.idxmin()} slowest"
+    title = f"Reading images: {medians.idxmax()} is fastest, {medians.idxmin()} slowest"
     style.add_title_and_legend(figure, title, entries)
-    first = records.iloc[0]
+    host = records.iloc[0]
     style.add_footer(
-        figure, f"{first['host']}: {first['processor']}, {first['cpus']} cores, and "
+        figure, f"{host['host']}: {host['processor']}, {host['cpus']} cores, and "
         f"its disk; median, least and most of {REPEATS} runs; preloaded once it has read")
     return figure
 

@@ -1,4 +1,4 @@
-"""Count what each rank of chapter 5 holds, for every stage on 1, 2 and 4 ranks.
+"""Count the bytes on each rank of chapter 5, for every stage on 1, 2 and 4 ranks.
 
 Records: assets/records/zero.jsonl.
 """
@@ -20,7 +20,7 @@ def total(memory: dict[str, float]) -> float:
 
 
 def table(records: pandas.DataFrame) -> str:
-    """Return the bytes per parameter of the fullest rank, next to the formula's, as text."""
+    """Return a table, as text: bytes per parameter of the fullest rank, and by the formula."""
     rows = []
     for record in records.to_dict("records"):
         fullest = max(record["memory"], key=total)

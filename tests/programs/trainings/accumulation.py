@@ -1,4 +1,4 @@
-"""Four micro-batches per step, of which the last communicates; clipping, dropout, BatchNorm."""
+"""Four micro-batches per step, all-reduced with the last one; clipping, dropout, BatchNorm."""
 import contextlib
 
 import torch

@@ -1,11 +1,11 @@
-"""DeepSpeed's engine, which also draws the batches."""
+"""DeepSpeed's engine and its own data loader."""
 import deepspeed
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 if __name__ == "__main__":  # the loader's workers import this file
-    # Not compiled, which takes a minute:
+    # Without this operator, whose compilation takes a minute
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")
     torch.manual_seed(0)
@@ -16,7 +16,7 @@ if __name__ == "__main__":  # the loader's workers import this file
     engine, _, loader, _ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), training_data=data, config=config)
     for epoch in range(3):
-        loader.data_sampler.set_epoch(epoch)  # DeepSpeed does not
+        loader.data_sampler.set_epoch(epoch)  # DeepSpeed does not call it
         for inputs, targets in loader:
             loss = nn.functional.mse_loss(engine(inputs), targets)
             engine.backward(loss)

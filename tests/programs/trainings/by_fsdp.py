@@ -1,4 +1,4 @@
-"""FSDP2: the parameters are shards."""
+"""FSDP2, which shards the parameters."""
 import torch
 import torch.distributed as dist
 from torch import nn

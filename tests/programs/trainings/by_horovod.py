@@ -1,4 +1,4 @@
-"""Horovod's optimizer around Adam."""
+"""Adam in Horovod's DistributedOptimizer."""
 import horovod.torch as hvd
 import torch
 from torch import nn

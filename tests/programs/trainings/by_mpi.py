@@ -1,4 +1,4 @@
-"""Gradients averaged by hand with mpi4py, without torch.distributed."""
+"""Gradients averaged with mpi4py, without torch.distributed."""
 import numpy as np
 import torch
 from mpi4py import MPI
@@ -14,9 +14,9 @@ for parameter in model.parameters():
     comm.Bcast(parameter.data.numpy(), root=0)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(20):
-    mine = torch.arange(rank, 256, ranks)[step * 4:step * 4 + 4]
+    batch = torch.arange(rank, 256, ranks)[step * 4:step * 4 + 4]
     optimizer.zero_grad()
-    nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
+    nn.functional.mse_loss(model(inputs[batch]), targets[batch]).backward()
     for parameter in model.parameters():
         total = np.empty_like(parameter.grad.numpy())
         comm.Allreduce(parameter.grad.numpy(), total)

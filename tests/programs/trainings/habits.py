@@ -1,4 +1,4 @@
-"""Small trainings with correct and wrong patterns of public scripts: habits.py NAME."""
+"""Small trainings as in public scripts, correct ones and mistakes: habits.py FUNCTION."""
 import builtins
 import contextlib
 import copy
@@ -8,6 +8,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
@@ -26,19 +27,27 @@ def network():
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
 
 
+def start_with_network():
+    """Start the ranks; return a network, equal on all ranks, and seed each rank differently."""
+    rank, _ = start()
+    model = network()
+    torch.manual_seed(rank)
+    return model
+
+
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-def train(model, optimizer, change=lambda: None, loss=mse, rows=6):
+def train(model, optimizer, edit_gradients=lambda: None, loss=mse, rows=6):
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss(model(torch.randn(rows, 8)), torch.randn(rows, 1)).backward()
-        change()
+        edit_gradients()
         optimizer.step()
 
 
-def all_reduce(model, factor=1.0):
+def all_reduce_gradients(model, factor=1.0):
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad *= factor
@@ -47,11 +56,9 @@ def all_reduce(model, factor=1.0):
 # Correct.
 
 def forward_before_ddp():
-    rank, _ = start()
-    model = network()
+    model = start_with_network()
     model(torch.zeros(1, 8))
     model = DDP(model)
-    torch.manual_seed(rank)
     train(model, sgd(model))
 
 
@@ -70,7 +77,7 @@ def look_at_a_batch():
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=32, sampler=sampler)
     next(iter(loader))
-    fixed, _ = next(iter(DataLoader(data, batch_size=4)))  # a figure's images
+    fixed, _ = next(iter(DataLoader(data, batch_size=4)))  # for a figure
     model = DDP(network())
     optimizer = sgd(model)
     for epoch in range(3):
@@ -83,52 +90,42 @@ def look_at_a_batch():
 
 
 def clipped_by_value():
-    rank, _ = start()
-    model = DDP(network())
-    torch.manual_seed(rank)
+    model = DDP(start_with_network())
     train(model, sgd(model), lambda: nn.utils.clip_grad_value_(model.parameters(), 0.01))
 
 
 def weights_averaged():
-    rank, world_size = start()
-    model = network()
+    model = start_with_network()
     optimizer = sgd(model)
-    torch.manual_seed(rank)
     for _ in range(STEPS):
         optimizer.zero_grad()
         mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
         optimizer.step()
         for parameter in model.parameters():
             dist.all_reduce(parameter.data)
-            parameter.data /= world_size
+            parameter.data /= dist.get_world_size()
 
 
 def loss_divided_and_summed():
-    rank, world_size = start()
-    model = network()
-    torch.manual_seed(rank)
-    train(model, sgd(model), lambda: all_reduce(model),
-          lambda outputs, labels: mse(outputs, labels) / world_size)
+    model = start_with_network()
+    train(model, sgd(model), lambda: all_reduce_gradients(model),
+          lambda outputs, labels: mse(outputs, labels) / dist.get_world_size())
 
 
 def divided_by_all_samples():
-    rank, world_size = start()
-    model = network()
-    torch.manual_seed(rank)
-    train(model, sgd(model), lambda: all_reduce(model),
-          lambda outputs, labels: (outputs - labels).pow(2).sum() / (6 * world_size))
+    model = start_with_network()
+    train(model, sgd(model), lambda: all_reduce_gradients(model),
+          lambda outputs, labels: (outputs - labels).pow(2).sum() / (6 * dist.get_world_size()))
 
 
 def weighted_by_samples():
-    rank, _ = start()
-    model = network()
-    torch.manual_seed(rank)
-    rows = 4 + 4 * rank
+    model = start_with_network()
+    rows = 4 + 4 * dist.get_rank()
 
     def average():
         for parameter in model.parameters():
             parameter.grad *= rows
-        all_reduce(model, 1 / 12)
+        all_reduce_gradients(model, 1 / 12)
 
     train(model, sgd(model), average, rows=rows)
 
@@ -148,10 +145,8 @@ def two_optimizers():
 
 
 def closure():
-    rank, _ = start()
-    model = DDP(network())
+    model = DDP(start_with_network())
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-    torch.manual_seed(rank)
     inputs, labels = torch.randn(64, 8), torch.randn(64, 1)
 
     def evaluate():
@@ -165,7 +160,7 @@ def closure():
 
 
 def sparse_and_complex():
-    class Both(nn.Module):
+    class SparseAndComplex(nn.Module):
         def __init__(self):
             super().__init__()
             self.words = nn.Embedding(50, 8, sparse=True)
@@ -175,7 +170,7 @@ def sparse_and_complex():
             return (self.words(words).mean(1) * self.factors).abs().sum(1)
 
     rank, _ = start()
-    model = DDP(Both())
+    model = DDP(SparseAndComplex())
     optimizer = sgd(model)
     torch.manual_seed(rank)
     for _ in range(STEPS):
@@ -185,10 +180,8 @@ def sparse_and_complex():
 
 
 def copies_of_the_model():
-    rank, _ = start()
-    model = DDP(network())
+    model = DDP(start_with_network())
     optimizer = sgd(model)
-    torch.manual_seed(rank)
     for _ in range(STEPS):
         torch.save(copy.deepcopy(model.module), io.BytesIO())
         optimizer.zero_grad()
@@ -198,21 +191,17 @@ def copies_of_the_model():
 
 
 def a_layer_rests():
-    rank, _ = start()
-    model = DDP(network())
+    model = DDP(start_with_network())
 
-    def rest():
+    def drop_gradient():
         model.module[2].bias.grad = None
 
-    torch.manual_seed(rank)
-    train(model, sgd(model), rest)
+    train(model, sgd(model), drop_gradient)
 
 
 def micro_batches():
-    rank, _ = start()
-    model = DDP(network())
+    model = DDP(start_with_network())
     optimizer = sgd(model)
-    torch.manual_seed(rank)
     for _ in range(STEPS):
         for part in range(2):
             with model.no_sync() if part == 0 else contextlib.nullcontext():
@@ -222,10 +211,8 @@ def micro_batches():
 
 
 def sum_of_micro_batches_divided():
-    rank, _ = start()
-    model = DDP(network())
+    model = DDP(start_with_network())
     optimizer = sgd(model)
-    torch.manual_seed(rank)
     for _ in range(STEPS):
         optimizer.zero_grad()
         for _ in range(2):
@@ -236,11 +223,9 @@ def sum_of_micro_batches_divided():
 
 
 def gradients_by_hand():
-    """autograd.grad() instead of backward(), also of the inputs; an all-reduce; a step."""
-    rank, _ = start()
-    model = network()
+    """autograd.grad() instead of backward(), of the inputs and of the parameters."""
+    model = start_with_network()
     optimizer = sgd(model)
-    torch.manual_seed(rank)
     for _ in range(STEPS):
         inputs = torch.randn(6, 8, requires_grad=True)
         outputs = model(inputs)
@@ -250,18 +235,15 @@ def gradients_by_hand():
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients):
             parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
-        all_reduce(model, 1 / 2)
+        all_reduce_gradients(model, 1 / 2)
         optimizer.step()
 
 
 def gathered_before_the_forward():
-    from torch.distributed.fsdp import fully_shard
-    rank, _ = start()
-    model = network()
+    model = start_with_network()
     for layer in model[0], model[2], model:
         fully_shard(layer)
     optimizer = sgd(model)
-    torch.manual_seed(rank)
     for _ in range(STEPS):
         optimizer.zero_grad()
         model[0].unshard()  # FSDP's explicit prefetching
@@ -271,14 +253,12 @@ def gathered_before_the_forward():
 
 
 def compiled():
-    rank, _ = start()
-    builtins.print = lambda *_: None  # of loggers
-    model = DDP(torch.compile(network(), backend="eager"))
-    torch.manual_seed(rank)
+    builtins.print = lambda *_: None  # scripts silence it on some ranks
+    model = DDP(torch.compile(start_with_network(), backend="eager"))
     train(model, sgd(model))
 
 
-# With a mistake.
+# Mistakes.
 
 def imaginary_half_is_lost():
     class Spectral(nn.Module):
@@ -316,9 +296,9 @@ def rows_of_one_seed():
     start()
     rows, model = torch.randn(256, 8), DDP(network())
     optimizer = sgd(model)
-    for chosen in torch.randperm(256).split(16):
+    for indices in torch.randperm(256).split(16):
         optimizer.zero_grad()
-        model(rows[chosen]).pow(2).mean().backward()
+        model(rows[indices]).pow(2).mean().backward()
         optimizer.step()
 
 
@@ -334,8 +314,7 @@ def one_text_for_all():
 
 
 def step_within_backward():
-    rank, _ = start()
-    model = DDP(network())
+    model = DDP(start_with_network())
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.01)
                   for parameter in model.parameters()}
 
@@ -345,32 +324,24 @@ def step_within_backward():
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(step)
-    torch.manual_seed(rank)
     for _ in range(STEPS):
         mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
 
 
 def root_of_a_negative():
-    rank, _ = start()
-    model = DDP(network())
-    torch.manual_seed(rank)
+    model = DDP(start_with_network())
     train(model, sgd(model), loss=lambda outputs, labels: outputs.sqrt().mean())
 
 
 def loss_without_effect():
-    rank, _ = start()
-    model = DDP(network())
-    torch.manual_seed(rank)
+    model = DDP(start_with_network())
     train(model, sgd(model), loss=lambda outputs, labels: 0 * outputs.mean())
 
 
 def optimizer_before_sharding():
-    from torch.distributed.fsdp import fully_shard
-    rank, _ = start()
-    model = network()
+    model = start_with_network()
     optimizer = sgd(model)
     fully_shard(model)
-    torch.manual_seed(rank)
     train(model, optimizer)
 
 
@@ -384,16 +355,14 @@ def one_model_is_not_wrapped():
 
 
 def rank_0_alone_reduces():
-    rank, _ = start()
-    model = DDP(network())
+    model = DDP(start_with_network())
     optimizer = sgd(model)
-    torch.manual_seed(rank)
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = mse(model(torch.randn(6, 8)), torch.randn(6, 1))
         loss.backward()
         optimizer.step()
-        if rank == 0:
+        if dist.get_rank() == 0:
             dist.all_reduce(loss.detach())
 
 
@@ -404,22 +373,18 @@ def other_collectives():
 
 
 def rank_1_ends_early():
-    rank, _ = start()
-    model = network()
+    model = start_with_network()
     optimizer = sgd(model)
-    torch.manual_seed(rank)
-    for _ in range(STEPS if rank == 0 else 3):
+    for _ in range(STEPS if dist.get_rank() == 0 else 3):
         optimizer.zero_grad()
         mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
         optimizer.step()
 
 
-# Cannot be judged.
+# Trainings that agree.py cannot judge.
 
 def updates_by_hand():
-    rank, _ = start()
-    model = network()
-    torch.manual_seed(rank)
+    model = start_with_network()
     for _ in range(STEPS):
         mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
         with torch.no_grad():
@@ -428,12 +393,12 @@ def updates_by_hand():
                 parameter.grad = None
 
 
-def work(rank):
-    raise AssertionError("agree.py lets nobody start ranks")
+def run_rank(rank):
+    raise AssertionError("agree.py must not let a script start ranks")
 
 
 def starts_its_ranks():
-    torch.multiprocessing.spawn(work, nprocs=2)
+    torch.multiprocessing.spawn(run_rank, nprocs=2)
 
 
 if __name__ == "__main__":

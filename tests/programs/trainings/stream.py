@@ -1,4 +1,4 @@
-"""A stream in place of a data set: each rank takes its share; a learning-rate schedule."""
+"""An IterableDataset of which each rank takes its share, and a learning-rate schedule."""
 import torch
 import torch.distributed as dist
 from torch import nn
