@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 import torch
 import torch.distributed as dist
 
-from ranks import find_ranks, gather, launched, run
+from ranks import find_launcher, find_ranks, gather, run
 from workshop import Parser, refuse_unwritable
 
 SIZES = [4096 * 4**k for k in range(8)]  # bytes: 4 kB to 64 MB
@@ -119,7 +119,7 @@ ALGORITHMS = (everyone_to_everyone, reduce_and_broadcast, ring, gloo, mpi)
 
 def connect() -> tuple[int, int]:
     """Connect the ranks that mpiexec started, over gloo; return rank and world size."""
-    launcher, _, world_size = launched()
+    launcher, _, world_size = find_launcher()
     if world_size == 1 or launcher in ("torchrun", "srun"):  # without MPI
         sys.exit("it needs two or more MPI ranks: mpiexec -n 2 python ring_allreduce.py "
                  "(the mpiexec next to python)")

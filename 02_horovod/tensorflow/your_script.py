@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from ranks import refuse_lone_ranks
+from ranks import check_world_size
 
 hvd.init()
-refuse_lone_ranks(hvd.size())
+check_world_size(hvd.size())
 rank, world_size = hvd.rank(), hvd.size()
 gpus = tf.config.list_physical_devices("GPU")
 gpus = [gpus[hvd.local_rank() % len(gpus)]] if gpus else []  # the launcher may hide the others

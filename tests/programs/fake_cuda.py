@@ -151,14 +151,14 @@ def pretend():
 
 def watch_steps(report):
     """Note what waits after the first step and before the last."""
-    step = report.Report.step
+    step = report.Report.end_step
 
     def step_ends(self, number):
         global in_step
         step(self, number)
         in_step = number < self.last_step
 
-    report.Report.step = step_ends
+    report.Report.end_step = step_ends
 
 
 mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
