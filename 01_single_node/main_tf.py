@@ -1,4 +1,4 @@
-"""Train an image classifier on one device with TensorFlow: main.py's twin.
+"""Train an image classifier on one device with TensorFlow, like main.py with PyTorch.
 
     python main_tf.py                   # five epochs of handwritten digits, a few seconds
 
@@ -19,7 +19,7 @@ from report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
-sys.modules["triton"] = None  # torchvision, used for MNIST, would import it and crash
+sys.modules["triton"] = None  # torchvision, used for MNIST, would import triton and crash
 import keras
 import tensorflow as tf
 from keras import layers

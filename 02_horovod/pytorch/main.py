@@ -32,9 +32,9 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """Index the dataset once per batch (fast for arrays); other data sets need batch_size=size."""
+    """Return a DataLoader that indexes the dataset once per batch: faster than once per image."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU continues
+                      pin_memory=device.type != "cpu")  # a GPU copies batches while the CPU runs
 
 
 def main():

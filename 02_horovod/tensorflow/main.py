@@ -21,7 +21,7 @@ from report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
-sys.modules["triton"] = None  # torchvision, used for MNIST, would import it and crash
+sys.modules["triton"] = None  # torchvision, used for MNIST, would import triton and crash
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
@@ -66,11 +66,11 @@ def main():
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations in parallel
     device = "cuda" if gpus else "cpu"
-    # By the time the ranks can compare GPUs, TensorFlow has claimed one and cannot release it.
-    seen = [os.environ.get(f"{maker}_VISIBLE_DEVICES") for maker in ("CUDA", "ROCR", "HIP")]
-    used = gather(f"{socket.gethostname()} {seen} {gpus[0].name}" if gpus else None)
-    if any(used) and len(set(used) - {None}) < world_size:
-        raise CollectiveExit(f"{workshop.SHARED_GPU}: start one per GPU, or use --device cpu")
+    # Ranks that share a GPU cannot fall back to the CPU: TensorFlow does not release the GPU.
+    visible = [os.environ.get(f"{prefix}_VISIBLE_DEVICES") for prefix in ("CUDA", "ROCR", "HIP")]
+    gpu_names = gather(f"{socket.gethostname()} {visible} {gpus[0].name}" if gpus else None)
+    if any(gpu_names) and len(set(gpu_names) - {None}) < world_size:
+        raise CollectiveExit(f"{workshop.SHARED_GPU}: start one rank per GPU, or use --device cpu")
     if not gpus:
         workshop.check_cpu_allowed(args)
     keras.utils.set_random_seed(args.seed)
