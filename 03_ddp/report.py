@@ -36,7 +36,8 @@ class Report:
         record = self.record
         record["images"] = images
         self.print(f"{record['dataset']}: {images:,} images, {record['model']}: "
-                   f"{record['parameters']:,} parameters, {record['precision']}, {record['device']}")
+                   f"{record['parameters']:,} parameters, {record['precision']}, "
+                   f"{record['device']}")
         self.print(f"ranks: {record['ranks']}, nodes: {record['nodes']}, batch: "
                    f"{record['batch_size']} per rank, {record['global_batch_size']} global, "
                    f"learning rate: {lr:g}, steps: {step} of {last_step} done, {epoch_steps} per "

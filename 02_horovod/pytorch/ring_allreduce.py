@@ -131,9 +131,8 @@ def connect() -> tuple[int, int]:
 def measure(size, repeats):
     """Return the records of all algorithms, interleaved, for a float32 tensor of `size` bytes.
 
-    A run takes as long as its slowest rank. The tensor contains integers. On up to 16,000 ranks
-    their sums are below 2^24, so they are exact in any order. Raises ArithmeticError if a sum
-    differs from gloo's.
+    A run takes as long as its slowest rank. On up to 16,000 ranks the sums are integers below 2^24,
+    so exact in any order. Raises ArithmeticError if a sum differs from gloo's.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     random = torch.Generator().manual_seed(rank)
