@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import workshop
-from ranks import refuse_lone_ranks, run
+from ranks import check_world_size, run
 from report import Report
 
 
@@ -30,14 +30,14 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """Index the dataset once per batch (fast for arrays); other data sets need batch_size=size."""
+    """Return a DataLoader that indexes the dataset once per batch: faster than once per image."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU continues
+                      pin_memory=device.type != "cpu")  # a GPU copies batches while the CPU runs
 
 
 def main():
     # Device: one process on one GPU or CPU.
-    refuse_lone_ranks(1, one_process=True)  # several processes would each train the same network
+    check_world_size(1, one_process=True)  # several processes would each train the same network
     parser = workshop.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
@@ -59,7 +59,7 @@ def main():
     if device.type != "cpu" or args.precision == "bf16":
         layout = torch.channels_last  # a pixel's channels are adjacent: faster convolutions
 
-    def standardised(images):
+    def standardise(images):
         return ((images.to(dtype) - mean) / std).to(memory_format=layout)
 
     sampler = RandomSampler(train, generator=torch.Generator())
@@ -77,8 +77,8 @@ def main():
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
-    if workshop.resumes(args):
-        with workshop.resuming(args):
+    if workshop.has_checkpoint(args):
+        with workshop.exit_on_load_error(args):
             checkpoint = torch.load(args.checkpoint, map_location="cpu")
             workshop.refuse_other_settings(checkpoint["training"], training)
             model.load_state_dict(checkpoint["model"])
@@ -94,7 +94,7 @@ def main():
     report = Report(args, chapter="01_single_node", ranks=1, nodes=1,
                     device=device.type, **training, batch_size=batch,
                     parameters=parameters)
-    report.begin(len(train), step, last_step, epoch_steps, lr)
+    report.start_run(len(train), step, last_step, epoch_steps, lr)
     schedule = torch.profiler.schedule(skip_first=4, wait=0, warmup=1, active=3, repeat=1)
     profile = torch.profiler.profile(
         schedule=schedule, acc_events=True,
@@ -107,26 +107,26 @@ def main():
         epoch = step // epoch_steps
         sampler.generator.manual_seed(args.seed + epoch)  # a different order every epoch
         losses, hits = [], []
-        report.start()
+        report.start_epoch()
         for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-                logits = model(standardised(images))
+                logits = model(standardise(images))
                 loss = nn.functional.cross_entropy(logits, labels)
             loss.backward()
             optimizer.step()
             step += 1
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
-            report.step(step)
+            report.end_step(step)
             if args.profile:
                 profile.step()
             if step == last_step:  # --max-steps
                 break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
-        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
+        report.end_epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0:
             state = {"training": training, "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -138,8 +138,8 @@ def main():
     correct = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         for images, labels in test_batches:
-            correct += (model(standardised(images.to(device))).argmax(1) == labels.to(device)).sum()
-    report.end(correct.item(), len(test))
+            correct += (model(standardise(images.to(device))).argmax(1) == labels.to(device)).sum()
+    report.end_run(correct.item(), len(test))
 
 
 if __name__ == "__main__":

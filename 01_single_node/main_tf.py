@@ -1,4 +1,4 @@
-"""Train an image classifier on one device with TensorFlow: main.py's twin.
+"""Train an image classifier on one device with TensorFlow, like main.py with PyTorch.
 
     python main_tf.py                   # five epochs of handwritten digits, a few seconds
 
@@ -14,12 +14,12 @@ import sys
 import numpy as np
 
 import workshop
-from ranks import refuse_lone_ranks, run
+from ranks import check_world_size, run
 from report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
-sys.modules["triton"] = None  # torchvision, used for MNIST, would import it and crash
+sys.modules["triton"] = None  # torchvision, used for MNIST, would import triton and crash
 import keras
 import tensorflow as tf
 from keras import layers
@@ -46,13 +46,13 @@ def batches(dataset, order, size):
 
 def main():
     # Device: one process on one GPU or CPU.
-    refuse_lone_ranks(1, one_process=True)  # several processes would each train the same network
+    check_world_size(1, one_process=True)  # several processes would each train the same network
     parser = workshop.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     args = parser.parse_args()
     gpus = tf.config.list_physical_devices("GPU")[:1] if args.device != "cpu" else []
     if not gpus:
-        workshop.use_cpu(args)
+        workshop.check_cpu_allowed(args)
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # allocate as needed, not all at once
@@ -73,7 +73,7 @@ def main():
     mean, std = float(train.images[:256].mean()), float(train.images[:256].std())
 
     @tf.function(reduce_retracing=True)
-    def standardised(images):
+    def standardise(images):
         images = tf.transpose(tf.cast(images, dtype), (0, 2, 3, 1))  # channels last
         return (images - mean) / std
 
@@ -102,8 +102,8 @@ def main():
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
-    if workshop.resumes(args):
-        with workshop.resuming(args), np.load(args.checkpoint) as arrays:
+    if workshop.has_checkpoint(args):
+        with workshop.exit_on_load_error(args), np.load(args.checkpoint) as arrays:
             workshop.refuse_other_settings(json.loads(str(arrays["training"])), training)
             for name, variable in state.items():
                 variable.assign(arrays[name])
@@ -117,25 +117,25 @@ def main():
     report = Report(args, chapter="01_single_node/main_tf.py", ranks=1, nodes=1,
                     device=device, **training, batch_size=batch,
                     parameters=parameters)
-    report.begin(len(train), step, last_step, epoch_steps, lr)
+    report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         order = np.random.default_rng(args.seed + epoch).permutation(len(train))
         losses, hits = [], []
-        report.start()
+        report.start_epoch()
         for images, labels in batches(train, order[:epoch_steps * batch], batch):
             optimizer.learning_rate = lr * min(1, (step + 1) / warmup_steps)
-            loss, correct = train_step(standardised(images), labels)
+            loss, correct = train_step(standardise(images), labels)
             step += 1
             losses.append(loss)
             hits.append(correct)
             if len(losses) > 1:
                 losses[-2].numpy()  # wait for the previous step: time steps, not launches
-            report.step(step)
+            report.end_step(step)
             if step == last_step:  # --max-steps
                 break
         means = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(hits, dtype)) / batch])
-        report.epoch(epoch, *means.numpy().tolist())
+        report.end_epoch(epoch, *means.numpy().tolist())
         epoch_done = step % epoch_steps == 0
         if args.checkpoint and epoch_done:
             arrays = {name: variable.numpy() for name, variable in state.items()}
@@ -146,8 +146,8 @@ def main():
     # Evaluation: every test image once.
     correct = 0
     for images, labels in batches(test, np.arange(len(test)), batch):
-        correct += count_correct(standardised(images), labels)
-    report.end(int(correct), len(test))
+        correct += count_correct(standardise(images), labels)
+    report.end_run(int(correct), len(test))
 
 
 if __name__ == "__main__":

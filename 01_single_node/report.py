@@ -1,7 +1,7 @@
 """Measure a training run, print its progress, and write the record of --results.
 
-Every chapter has the same file. Without it, and without the lines that contain report, training is
-the same.
+Every chapter has the same file. Without this file and the lines of main.py that contain `report`,
+the training is the same.
 """
 
 import json
@@ -15,24 +15,24 @@ STARTED = time.perf_counter()
 
 
 class Report:
-    """Print rank 0's progress and write the record of --results; silent on other ranks.
+    """Measure every rank's steps; on rank 0, print the progress and write the record.
 
-    record: what is known before the first step.
+    record: the entries of the record that are known before the first step.
     """
 
     def __init__(self, args, rank=0, **record):
         self.args, self.rank, self.record = args, rank, record
-        self.step_seconds, self.gpu = [], None
+        self.step_seconds, self.gpu = [], None  # gpu: the module torch.cuda or torch.xpu
         if record["device"] != "cpu" and "tensorflow" not in sys.modules:
             self.gpu = sys.modules["torch"].get_device_module(record["device"])
 
     def print(self, line):
         if self.rank == 0:
             print(line, flush=True)
-            self.printed = time.perf_counter()
+            self.last_print = time.perf_counter()
 
-    def begin(self, images, step, last_step, epoch_steps, lr):
-        """Print the setup. Call it before the first step. images: training images per epoch."""
+    def start_run(self, images, step, last_step, epoch_steps, lr):
+        """Print the setup. Call this method before the first step. images: of the training set."""
         record = self.record
         record["images"] = images
         self.print(f"{record['dataset']}: {images:,} images, {record['model']}: "
@@ -42,57 +42,57 @@ class Report:
                    f"{record['batch_size']} per rank, {record['global_batch_size']} global, "
                    f"learning rate: {lr:g}, steps: {step} of {last_step} done, {epoch_steps} per "
                    "epoch")
-        self.last_step, self.number = last_step, step
+        self.last_step, self.steps_done = last_step, step
 
-    def start(self):
-        """Start the clock. Call it before the first step of an epoch."""
-        self.epoch_started, self.times = time.perf_counter(), [self.now()]
+    def start_epoch(self):
+        """Start the clock. Call this method before the first step of an epoch."""
+        self.epoch_started, self.step_ends = time.perf_counter(), [self.now()]
 
-    def step(self, number):
-        """Note the time. Call it after each micro-batch, with the number of steps done."""
-        if number == self.number:
+    def end_step(self, steps_done):
+        """Record the time if another step is done. Call this method after each micro-batch."""
+        if steps_done == self.steps_done:
             return
-        self.number = number
-        self.times.append(self.now())
-        if self.rank == 0 and time.perf_counter() - self.printed > 10:
-            self.print(f"  step {number} of {self.last_step}")
+        self.steps_done = steps_done
+        self.step_ends.append(self.now())
+        if self.rank == 0 and time.perf_counter() - self.last_print > 10:
+            self.print(f"  step {steps_done} of {self.last_step}")
 
     def now(self):
         if not self.gpu:
             return time.perf_counter()
-        # The GPU records the event when it gets to it; the CPU does not wait.
+        # The GPU records the event after the step's kernels; the CPU does not wait for it.
         return self.gpu.current_stream().record_event(self.gpu.Event(enable_timing=True))
 
-    def epoch(self, epoch, loss, accuracy):
-        """Print an epoch's results. Call it when they have been read: then the device is idle."""
+    def end_epoch(self, epoch, loss, accuracy):
+        """Print an epoch's results. The caller has read them from the device, which is idle."""
         seconds = time.perf_counter() - self.epoch_started
-        speed = (len(self.times) - 1) * self.record["global_batch_size"] / seconds
+        speed = (len(self.step_ends) - 1) * self.record["global_batch_size"] / seconds
         if not math.isfinite(loss):
             sys.exit(f"the loss became {loss} in epoch {epoch + 1}: lower --lr, or use "
                      "--warmup-epochs")
         self.print(f"epoch {epoch + 1}/{self.args.epochs}: loss {loss:.4f}, accuracy "
                    f"{accuracy:.4f}, {speed:,.0f} images/s")
         self.step_seconds += [start.elapsed_time(end) / 1000 if self.gpu else end - start
-                              for start, end in zip(self.times, self.times[1:])]
+                              for start, end in zip(self.step_ends, self.step_ends[1:])]
         self.record |= {"loss": loss, "accuracy": accuracy}
 
-    def end(self, correct, total, **more):
-        """Print the accuracy and write the record. `more` adds to the record, or overrides it."""
+    def end_run(self, correct, total, **entries):
+        """Print the test accuracy; write the record, with these entries added or replaced."""
         self.print(f"test accuracy {correct / total:.4f} ({correct} of {total} images)")
         if self.rank > 0 or not self.args.results or not self.step_seconds:
             return
-        step_time = statistics.median(self.step_seconds[5:] or self.step_seconds)  # 5 to warm up
-        bytes_each = 8 if self.record["precision"] == "fp64" else 4
+        step_time = statistics.median(self.step_seconds[5:] or self.step_seconds)  # without warm-up
+        bytes_per_parameter = 8 if self.record["precision"] == "fp64" else 4
         self.record |= {"steps": len(self.step_seconds), "step_seconds": step_time,
                         "images_per_second": self.record["global_batch_size"] / step_time,
-                        "gradient_bytes": bytes_each * self.record["parameters"],
+                        "gradient_bytes": bytes_per_parameter * self.record["parameters"],
                         "peak_memory_bytes": self.peak_memory(), "test_accuracy": correct / total,
-                        "total_seconds": time.perf_counter() - STARTED, **more}
+                        "total_seconds": time.perf_counter() - STARTED, **entries}
         line = json.dumps(self.record)
         try:
             with open(self.args.results, "a") as file:
                 file.write(f"{line}\n")
-        except OSError as problem:  # if the disk is full, the numbers are not lost
+        except OSError as problem:  # if the disk is full, print the record
             sys.exit(f"could not write the record to {self.args.results} ({problem.strerror}): "
                      f"{line}")
 

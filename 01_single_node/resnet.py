@@ -13,7 +13,8 @@ def convolution(x, filters, size, stride=1, relu=True):
 
 
 def basic_block(x, width, stride):
-    return convolution(convolution(x, width, 3, stride), width, 3, relu=False)
+    x = convolution(x, width, 3, stride)
+    return convolution(x, width, 3, relu=False)
 
 
 def bottleneck(x, width, stride):
@@ -26,9 +27,9 @@ def resnet(name: str, inputs: KerasTensor, classes: int) -> Model:
     block = basic_block if name == "resnet18" else bottleneck
     x = layers.Concatenate()([inputs] * 3) if inputs.shape[-1] == 1 else inputs  # three channels
     x = layers.MaxPooling2D(3, 2, "same")(convolution(x, 64, 7, 2))
-    for stage, count in enumerate(BLOCKS[name]):
-        for number in range(count):
-            stride = 2 if stage > 0 and number == 0 else 1
+    for stage, block_count in enumerate(BLOCKS[name]):
+        for index in range(block_count):
+            stride = 2 if stage > 0 and index == 0 else 1
             y = block(x, 64 * 2**stage, stride)
             if x.shape != y.shape:
                 x = convolution(x, y.shape[-1], 1, stride, relu=False)

@@ -1,14 +1,15 @@
-"""Count the steps to 95 % test accuracy for batch sizes and learning rates: one line per pair.
+"""Count the training steps to 95 % test accuracy, per pair of batch size and learning rate.
 
     OMP_NUM_THREADS=1 python steps_to_target.py ../assets/records/steps_to_target.jsonl
 
-It trains the cnn on the digits like main.py, but tests after every 64 images, or after every step
-of a larger batch. As in Shallue et al. (1811.03600), each batch size tries a grid of rates, and
-every rate is reported. Nothing is timed, so other work on the machine does no harm. An existing
-file is completed: only missing pairs are run.
+The program trains the cnn on the digits like main.py, but tests after every 64 images, or, if the
+batch is larger, after every step. As in Shallue et al. (1811.03600), each batch size is tried with
+a grid of rates, and every rate is reported. Nothing is timed, so other programs may run. Pairs that
+the file already contains are skipped.
 """
 
 import json
+import math
 import sys
 from itertools import count
 from pathlib import Path
@@ -23,8 +24,8 @@ import workshop
 TARGET, SEEDS = 0.95, range(5)
 BATCHES = [8, 16, 32, 64, 128, 256, 512]
 RATES = [0.00625 * 2**power for power in range(8)]  # up to 0.8
-LARGEST_RATE = 0.05 / 8  # per image of the batch: larger rates were never best in a trial
-STEPS, EPOCHS = 100, 10  # a run ends after these steps plus these epochs
+LARGEST_RATE = 0.05 / 8  # per image of the batch; in a trial, larger rates were never best
+STEPS, EPOCHS = 100, 10  # limit of a run: these steps plus these epochs
 IMAGES = 1437  # training images
 
 
@@ -49,29 +50,29 @@ def train_and_test(batch: int, rate: float, seed: int):
             step += 1
             if step % steps_per_test == 0:
                 with torch.no_grad():
-                    hits = model(test_images).argmax(1) == test_labels
-                yield step, loss.item(), hits.double().mean().item()
+                    correct = model(test_images).argmax(1) == test_labels
+                yield step, loss.item(), correct.double().mean().item()
 
 
 def steps_to_target(batch: int, rate: float, seed: int, limit: int) -> int | None:
-    """Return the step of the first test at the target; None if it diverges or reaches the limit."""
+    """Return the first step at the target; None if the loss diverges or the limit comes first."""
     for step, loss, accuracy in train_and_test(batch, rate, seed):
         if accuracy >= TARGET:
             return step
-        if step >= limit or not loss < float("inf"):
+        if step >= limit or not math.isfinite(loss):
             return None
 
 
 def main():
     if len(sys.argv) != 2:
-        sys.exit("steps_to_target.py: name one file for the records")
+        sys.exit("steps_to_target.py: give one argument, the file for the records")
     path = Path(sys.argv[1])
     lines = path.read_text().splitlines() if path.exists() else []
-    done = {(record["batch"], record["rate"]) for record in map(json.loads, lines)}
+    finished_pairs = {(record["batch"], record["rate"]) for record in map(json.loads, lines)}
     for batch in BATCHES:
         limit = STEPS + EPOCHS * IMAGES // batch
         for rate in RATES:
-            if rate > batch * LARGEST_RATE or (batch, rate) in done:
+            if rate > batch * LARGEST_RATE or (batch, rate) in finished_pairs:
                 continue
             steps = [steps_to_target(batch, rate, seed, limit) for seed in SEEDS]
             record = {"dataset": "digits", "model": "cnn", "precision": "fp32", "target": TARGET,

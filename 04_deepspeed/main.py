@@ -35,9 +35,9 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """Index the dataset once per batch (fast for arrays); other data sets need batch_size=size."""
+    """Return a DataLoader that indexes the dataset once per batch: faster than once per image."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU continues
+                      pin_memory=device.type != "cpu")  # a GPU copies batches while the CPU runs
 
 
 def main():
@@ -73,7 +73,7 @@ def main():
     if device.type != "cpu" or precision == "bf16":
         layout = torch.channels_last  # a pixel's channels are adjacent: faster convolutions
 
-    def standardised(images):
+    def standardise(images):
         return ((images.to(dtype) - mean) / std).to(compute_dtype, memory_format=layout)
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
@@ -92,8 +92,8 @@ def main():
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
-    if workshop.resumes(args):
-        with workshop.resuming(args):
+    if workshop.has_checkpoint(args):
+        with workshop.exit_on_load_error(args):
             engine.load_checkpoint(args.checkpoint, find_latest(args.checkpoint, training))
             step = engine.global_steps
 
@@ -106,31 +106,31 @@ def main():
     report = Report(args, rank, chapter="04_deepspeed", ranks=world_size, nodes=nodes,
                     device=device.type, **training, batch_size=batch,
                     parameters=parameters, gradient_clipping=engine.gradient_clipping())
-    report.begin(len(train), step, last_step, epoch_steps, lr)
+    report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         sampler.set_epoch(epoch)  # else every epoch has the same order
         losses, hits = [], []
-        report.start()
+        report.start_epoch()
         for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
             # DeepSpeed's own process groups would wait half an hour. Each call restarts the timer.
             faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
-            logits = engine(standardised(images))
+            logits = engine(standardise(images))
             loss = nn.functional.cross_entropy(logits.to(dtype), labels)
             engine.backward(loss)  # averages over the ranks, on a step's last micro-batch
             engine.step()  # updates parameters after the last micro-batch; zeroes gradients
             step = engine.global_steps
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
-            report.step(step)
+            report.end_step(step)
             if step in (last_step, (epoch + 1) * epoch_steps):  # drop leftover micro-batches
                 break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= world_size
-        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
+        report.end_epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its part
             save(args.checkpoint, training, step, partial(
                 engine.save_checkpoint, args.checkpoint, save_latest=False))
@@ -143,9 +143,9 @@ def main():
     correct = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         for images, labels in test_batches:
-            correct += (model(standardised(images.to(device))).argmax(1) == labels.to(device)).sum()
+            correct += (model(standardise(images.to(device))).argmax(1) == labels.to(device)).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
-    report.end(correct.item(), len(test), gradient_bytes=parameters * compute_dtype.itemsize)
+    report.end_run(correct.item(), len(test), gradient_bytes=parameters * compute_dtype.itemsize)
     dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last
 
 

@@ -48,9 +48,9 @@ def shard(model, args, device):
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """Index the dataset once per batch (fast for arrays); other data sets need batch_size=size."""
+    """Return a DataLoader that indexes the dataset once per batch: faster than once per image."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU continues
+                      pin_memory=device.type != "cpu")  # a GPU copies batches while the CPU runs
 
 
 def main():
@@ -86,7 +86,7 @@ def main():
         train, test = workshop.load_data(args, global_batch)
     mean, std = train.images[:256].mean(), train.images[:256].std()
 
-    def standardised(images):
+    def standardise(images):
         return (images.to(dtype) - mean) / std
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
@@ -110,8 +110,8 @@ def main():
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
                 "stage": args.stage, "width": args.width, "layers": args.layers,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
-    if workshop.resumes(args):
-        with workshop.resuming(args):
+    if workshop.has_checkpoint(args):
+        with workshop.exit_on_load_error(args):
             step = load(model, optimizer, args.checkpoint, training)
 
     # Training: each rank has its own batch; averaged gradients keep all parameters identical.
@@ -125,12 +125,12 @@ def main():
     accounting = Accounting(model, partial(pytorch_tensors, model, shards, optimizer),
                          4 * train.images.nbytes, device)
     counted_step = step + 1  # the second step of this run, when Adam has its state
-    report.begin(len(train), step, last_step, epoch_steps, lr)
+    report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         sampler.set_epoch(epoch)  # else every epoch has the same order
         losses, hits = [], []
-        report.start()
+        report.start_epoch()
         for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
@@ -139,7 +139,7 @@ def main():
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16,
                                 enabled=args.precision == "bf16" and args.stage == 1):
-                logits = parallel_model(standardised(images))
+                logits = parallel_model(standardise(images))
                 loss = nn.functional.cross_entropy(logits.to(dtype), labels)
             loss.backward()  # each rank gets the averaged gradients of its shards
             if step == counted_step:
@@ -148,13 +148,13 @@ def main():
             step += 1
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
-            report.step(step)
+            report.end_step(step)
             if step == last_step:  # --max-steps
                 break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= world_size
-        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
+        report.end_epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its shards
             save(model, optimizer, args.checkpoint, training, step)
 
@@ -164,12 +164,12 @@ def main():
     images, labels = test[range(rank, len(test), world_size)]
     images, labels = [torch.from_numpy(part).to(device) for part in (images, labels)]
     with torch.no_grad():
-        correct = (model(standardised(images)).argmax(1) == labels).sum()
+        correct = (model(standardise(images)).argmax(1) == labels).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
     expected = pytorch_formula(args, world_size, sizes, dtype)
     memory = report_bytes(accounting, expected)
-    report.end(correct.item(), len(test), memory=memory, memory_formula=expected,
-               gradient_bytes=sum(sizes) * dtype.itemsize)
+    report.end_run(correct.item(), len(test), memory=memory, memory_formula=expected,
+                   gradient_bytes=sum(sizes) * dtype.itemsize)
     dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last
 
 

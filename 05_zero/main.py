@@ -33,9 +33,9 @@ def zero_options(args):
 
 
 def batches(dataset, sampler, size, device, drop_last=False):
-    """Index the dataset once per batch (fast for arrays); other data sets need batch_size=size."""
+    """Return a DataLoader that indexes the dataset once per batch: faster than once per image."""
     return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU can copy it while the CPU continues
+                      pin_memory=device.type != "cpu")  # a GPU copies batches while the CPU runs
 
 
 def main():
@@ -73,7 +73,7 @@ def main():
     compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()
 
-    def standardised(images):
+    def standardise(images):
         return ((images.to(dtype) - mean) / std).to(compute_dtype)
 
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
@@ -92,8 +92,8 @@ def main():
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
                 "stage": args.stage, "width": args.width, "layers": args.layers,
                 "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
-    if workshop.resumes(args):
-        with workshop.resuming(args):
+    if workshop.has_checkpoint(args):
+        with workshop.exit_on_load_error(args):
             engine.load_checkpoint(args.checkpoint, find_latest(args.checkpoint, training))
             step = engine.global_steps
 
@@ -108,12 +108,12 @@ def main():
     accounting = Accounting(model, partial(deepspeed_tensors, model, optimizer, adam),
                          4 * train.images.nbytes, device)
     counted_step = step + 1  # the second step of this run, when Adam has its state
-    report.begin(len(train), step, last_step, epoch_steps, lr)
+    report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         sampler.set_epoch(epoch)  # else every epoch has the same order
         losses, hits = [], []
-        report.start()
+        report.start_epoch()
         for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
             # DeepSpeed's own process groups would wait half an hour. Each call restarts the timer.
@@ -121,7 +121,7 @@ def main():
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             if step == counted_step:
                 accounting.start()
-            logits = engine(standardised(images))
+            logits = engine(standardise(images))
             loss = nn.functional.cross_entropy(logits.to(dtype), labels)
             engine.backward(loss)  # averages on every micro-batch (stages 2 and 3) or on the last
             if step == counted_step and engine.is_gradient_accumulation_boundary():
@@ -130,13 +130,13 @@ def main():
             step = engine.global_steps
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
-            report.step(step)
+            report.end_step(step)
             if step in (last_step, (epoch + 1) * epoch_steps):  # drop leftover micro-batches
                 break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
         means /= world_size
-        report.epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
+        report.end_epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its part
             save(args.checkpoint, training, step, partial(
                 engine.save_checkpoint, args.checkpoint, save_latest=False))
@@ -148,12 +148,12 @@ def main():
     images, labels = test[range(rank, len(test), world_size)]
     images, labels = [torch.from_numpy(part).to(device) for part in (images, labels)]
     with torch.no_grad():
-        correct = (model(standardised(images)).argmax(1) == labels).sum()
+        correct = (model(standardise(images)).argmax(1) == labels).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
     expected = deepspeed_formula(args, world_size, sizes, compute_dtype)
     memory = report_bytes(accounting, expected)
-    report.end(correct.item(), len(test), memory=memory, memory_formula=expected,
-               gradient_bytes=sum(sizes) * compute_dtype.itemsize)
+    report.end_run(correct.item(), len(test), memory=memory, memory_formula=expected,
+                   gradient_bytes=sum(sizes) * compute_dtype.itemsize)
     dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last
 
 

@@ -27,7 +27,7 @@ from functools import partial
 
 from agreement import verdicts
 
-from ranks import MPIEXECS, find_ranks, launched, own_number
+from ranks import MPIEXECS, find_launcher, find_ranks, own_rank
 
 RIGHT, WRONG, UNSEEN = 0, 1, 2
 exit_now = os._exit  # the script gets end_by_os_exit() instead
@@ -41,7 +41,7 @@ def connect(seconds):
 
     The script's environment variables do not change.
     """
-    launcher, rank, world_size = launched()
+    launcher, rank, world_size = find_launcher()
     if world_size == 1:
         return launcher, rank, world_size, None
     import torch.distributed as dist
@@ -292,7 +292,7 @@ def end_by_os_exit(session, script_pid, code):
 
 def fail(line):
     """Print a line on one rank, and return the exit code."""
-    if own_number() == 0:
+    if own_rank() == 0:
         say(f"agree.py: {line}")
     else:
         time.sleep(2)  # or the launcher ends rank 0 before it has printed

@@ -25,7 +25,7 @@ from datetime import timedelta
 from importlib.metadata import distributions
 from itertools import groupby
 
-from ranks import find_ranks, gather, launched, run
+from ranks import find_launcher, find_ranks, gather, run
 
 if __name__ == "__main__":  # before torch is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no log lines: exceptions repeat them
@@ -318,7 +318,7 @@ def main():
         parser.error(f"--timeout {seconds}: must be more than 0 seconds")
     sys.stdout.reconfigure(line_buffering=True)
 
-    launcher, rank, world_size = launched()
+    launcher, rank, world_size = find_launcher()
     if not launcher:
         refuse_unknown_launcher()
     guard = Guard(seconds, rank)

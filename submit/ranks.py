@@ -1,9 +1,9 @@
-"""Which rank is this process? One answer under mpiexec, srun, torchrun, deepspeed and plain python.
+"""Find this process's rank, whether mpiexec, srun, torchrun, deepspeed or python started it.
 
     rank, world_size, local_rank = find_ranks()
     torch.distributed.init_process_group()  # reads the variables that find_ranks() has set
 
-Every chapter has the same file. Copy it for your own programs: it needs mpi4py under mpiexec.
+Every chapter has the same file. Copy it into your own project; under mpiexec it needs mpi4py.
 """
 
 import os
@@ -18,8 +18,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # also of deepspeed
-LAUNCHERS = {  # other launchers' rank, world size and local rank; None: MPI knows it
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # deepspeed, too
+LAUNCHERS = {  # variables for rank, world size and local rank; None: no variable is read
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", None),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", None),
     "MVAPICH": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", None),
@@ -30,80 +30,79 @@ LAUNCHERS = {  # other launchers' rank, world size and local rank; None: MPI kno
     "PALS": ("PALS_RANKID", None, None),  # with --pmi=pmix: no variable for the world size
     "PMIx": ("PMIX_RANK", None, None),
 }
-MPIEXECS, NO_MPI = ("Open MPI", "MVAPICH", "MPICH"), ("srun", "Flux", "jsrun")
-JOBS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "FLUX_JOB_ID", "LSB_JOBID")
-stores = []  # keeps count_local_ranks()'s store alive: init_process_group() shares it
+MPIEXECS, WITHOUT_MPI = ("Open MPI", "MVAPICH", "MPICH"), ("srun", "Flux", "jsrun")
+JOB_IDS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "FLUX_JOB_ID", "LSB_JOBID")
+stores = []  # keeps count_local_ranks()'s store alive, because init_process_group() uses it, too
 
 
-def number_of(name: str) -> int:
+def read_number(name: str) -> int:
     """Return an environment variable as a number; exit if it is not one."""
     text = os.environ[name]
     if not text.isdecimal():
-        raise SameOnAllRanks(f"{name}={text} is not a number: unset it, or start this program with "
+        raise CollectiveExit(f"{name}={text} is not a number: unset it, or start this program with "
                              "mpiexec, srun or torchrun")
     return int(text)
 
 
-def own_number() -> int:
-    """Return this rank's number from the environment, or 0; rank 0 prints for all ranks."""
-    names = [*(rank for rank, _, _ in LAUNCHERS.values()), "RANK"]
-    numbers = [os.environ[name] for name in names if os.environ.get(name, "").isdecimal()]
-    return int(numbers[0]) if numbers else 0
+def own_rank() -> int:
+    """Return the first rank in the environment, or 0. It never fails: rank 0 prints errors."""
+    for name in [*(rank_name for rank_name, _, _ in LAUNCHERS.values()), "RANK"]:
+        if os.environ.get(name, "").isdecimal():
+            return int(os.environ[name])
+    return 0
 
 
-def launched() -> "tuple[str | None, int, int]":
-    """Return launcher, rank and world size from the environment; without a launcher None, 0, 1.
-
-    The world size is 0 if no variable contains it.
-    """
+def find_launcher() -> "tuple[str | None, int, int]":
+    """Return launcher, rank and world size (0: unknown); without a launcher None, 0 and 1."""
     env = os.environ
-    matching = [name for name, (rank, size, _) in LAUNCHERS.items() if (size or rank) in env]
+    started = [name for name, (rank, size, _) in LAUNCHERS.items() if (size or rank) in env]
     launcher, rank, world_size = None, 0, 1
-    if matching:
-        launcher = matching[0]
+    if started:
+        launcher = started[0]
         rank_name, size_name, _ = LAUNCHERS[launcher]
-        rank = number_of(rank_name)
-        world_size = number_of(size_name) if size_name else 0
+        rank = read_number(rank_name)
+        world_size = read_number(size_name) if size_name else 0
     # A RANK alone, or a WORLD_SIZE below the launcher's, is left over from another job.
     complete = set(TORCHRUN) - {"LOCAL_RANK"} <= env.keys()
     by_torchrun = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "srun")
-    if complete and by_torchrun and number_of("WORLD_SIZE") >= world_size:
-        return "torchrun", number_of("RANK"), number_of("WORLD_SIZE")
+    if complete and by_torchrun and read_number("WORLD_SIZE") >= world_size:
+        return "torchrun", read_number("RANK"), read_number("WORLD_SIZE")
     return launcher, rank, world_size
 
 
 def find_ranks() -> tuple[int, int, int]:
     """Return rank, world size and local rank; set the variables that torch.distributed reads.
 
-    MASTER_ADDR and MASTER_PORT are kept if they are set. Exits with one line if the environment
-    contradicts itself.
+    MASTER_ADDR and MASTER_PORT stay as they are if set. If the variables contradict each other, all
+    ranks exit with a one-line message.
     """
     if "torch" in sys.modules:
-        # It binds the default group when it is imported; torch.optim would import it too late.
+        # torch.optim imports it too late: its default arguments would then keep the group alive.
         import torch.distributed.nn  # noqa: F401
     env = os.environ
-    launcher, rank, world_size = launched()
+    launcher, rank, world_size = find_launcher()
     if launcher == "torchrun":
         if "GROUP_WORLD_SIZE" in env:  # mpiexec -n 2 torchrun without --nnodes would train twice
-            names = [size for _, size, _ in LAUNCHERS.values() if env.get(size or "", "1") != "1"]
-            refuse_other_sizes(names, int(env["GROUP_WORLD_SIZE"]))
-        if "LOCAL_RANK" not in env:  # Kubernetes' PyTorchJob
+            size_names = [size_name for _, size_name, _ in LAUNCHERS.values() if size_name]
+            launched = [name for name in size_names if env.get(name, "1") != "1"]
+            refuse_other_sizes(launched, int(env["GROUP_WORLD_SIZE"]))
+        if "LOCAL_RANK" not in env:  # as in Kubernetes' PyTorchJob
             env["LOCAL_RANK"] = str(count_local_ranks(rank, world_size))
-        return rank, world_size, number_of("LOCAL_RANK")
+        return rank, world_size, read_number("LOCAL_RANK")
     if not world_size:
-        raise SameOnAllRanks(
+        raise CollectiveExit(
             f"{LAUNCHERS[launcher][0]} is set, but no variable contains the number of ranks: start "
             "this with mpiexec --pmi=cray, srun --mpi=pmi2, your mpi4py's mpiexec, or torchrun")
-    refuse_lone_ranks(1 if launcher == "horovodrun" else world_size)  # Horovod connects ranks
+    check_world_size(1 if launcher == "horovodrun" else world_size)  # Horovod connects ranks
     if launcher in MPIEXECS:
         local_rank, host, port = rendezvous_by_mpi(launcher, world_size)
-    elif launcher in NO_MPI:  # all ranks read one address and port from the job's variables
-        local_rank = number_of(LAUNCHERS[launcher][2])
+    elif launcher in WITHOUT_MPI:  # all ranks read one address and port from the job's variables
+        local_rank = read_number(LAUNCHERS[launcher][2])
         nodes = env.get("SLURM_STEP_NODELIST", "")
         host = re.sub(r"\[(\d+).*|,.*", r"\1", nodes)  # nid003, the first of nid[003-4,7]
         if not host and "MASTER_ADDR" not in env:
-            raise SameOnAllRanks(f"{launcher} does not name the node of rank 0: set MASTER_ADDR")
-        step = " ".join(env.get(name, "") for name in JOBS)
+            raise CollectiveExit(f"{launcher} does not name the node of rank 0: set MASTER_ADDR")
+        step = " ".join(env.get(name, "") for name in JOB_IDS)
         port = 20000 + zlib.crc32(step.encode()) % 10000  # one per job step
     else:
         local_rank, host, port = 0, "127.0.0.1", free_port()
@@ -113,9 +112,9 @@ def find_ranks() -> tuple[int, int, int]:
 
 
 def count_local_ranks(rank, world_size):
-    """Return how many lower ranks are on this node; all ranks tell rank 0's store their host."""
+    """Return how many lower ranks are on this node; every rank writes its host to one store."""
     from torch.distributed import TCPStore
-    address, port = os.environ["MASTER_ADDR"], number_of("MASTER_PORT")
+    address, port = os.environ["MASTER_ADDR"], read_number("MASTER_PORT")
     store = TCPStore(address, port, world_size, rank == 0, multi_tenant=True)
     stores.append(store)
     store.set(f"host of {rank}", socket.gethostname())
@@ -135,7 +134,7 @@ def rendezvous_by_mpi(launcher, world_size):
     if (launcher == "Open MPI") != ("Open MPI" in MPI.Get_library_version()):
         sys.exit(f"mpiexec comes from {launcher}, but mpi4py is linked against another MPI: use "
                  "the mpiexec next to python")
-    started_mpi = not MPI.Is_initialized()  # if not, the program uses MPI itself
+    started_mpi = not MPI.Is_initialized()  # if not, the program itself uses and finalizes MPI
     if started_mpi:
         MPI.Init()
     refuse_other_sizes([LAUNCHERS[launcher][1]], MPI.COMM_WORLD.size)
@@ -151,20 +150,20 @@ def rendezvous_by_mpi(launcher, world_size):
 def free_port():
     """Return a free port of this node, below the range that the system uses for connections."""
     while True:
-        port = random.SystemRandom().randrange(20000, 30000)  # whatever the program's seed
+        port = random.SystemRandom().randrange(20000, 30000)  # independent of --seed
         with suppress(OSError), socket.create_server(("", port)):
             return port
 
 
-def refuse_lone_ranks(world_size: int, one_process: bool = False) -> None:
-    """Exit if the environment's number of ranks differs: each rank would train alone.
+def check_world_size(world_size: int, one_process: bool = False) -> None:
+    """Exit if the environment names another number of ranks: each rank would train alone.
 
-    find_ranks() calls it; call it yourself after hvd.init(). one_process: this program is meant to
-    run alone, also in a batch job of several tasks.
+    find_ranks() calls this function; with Horovod, call it after hvd.init(). one_process: the
+    program is meant to run as one process, even in a batch job of several tasks.
     """
-    launcher, _, _ = launched()
+    launcher, _, _ = find_launcher()
     if not launcher and "RANK" in os.environ and "WORLD_SIZE" not in os.environ:
-        raise SameOnAllRanks("RANK is set without WORLD_SIZE, MASTER_ADDR and MASTER_PORT: set "
+        raise CollectiveExit("RANK is set without WORLD_SIZE, MASTER_ADDR and MASTER_PORT: set "
                              "these, too, or unset RANK if it is left over from another job")
     names = ["WORLD_SIZE"]
     if launcher in LAUNCHERS:
@@ -174,12 +173,12 @@ def refuse_lone_ranks(world_size: int, one_process: bool = False) -> None:
     refuse_other_sizes(names, world_size)
 
 
-def refuse_other_sizes(names, count):
+def refuse_other_sizes(names, world_size):
     for name in names:
-        if int(os.environ.get(name, count)) != count:
-            raise SameOnAllRanks(
-                f"{name}={os.environ[name]}, but this program sees {count} of these ranks: start "
-                f"it as its README says, or unset {name} if it is left over from another job")
+        if int(os.environ.get(name, world_size)) != world_size:
+            raise CollectiveExit(
+                f"{name}={os.environ[name]}, but this program sees {world_size} of these ranks: "
+                f"start it as its README says, or unset {name} if it is left over from another job")
 
 
 def gather(value: object) -> list:
@@ -196,8 +195,8 @@ def gather(value: object) -> list:
 def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
     """Return the index of this rank's GPU, or None if ranks would have to share one.
 
-    NCCL refuses two ranks on one GPU. All ranks call it, after hvd.init(), or after
-    init_process_group("cpu:gloo,cuda:nccl"): the ranks compare their GPUs over gloo.
+    NCCL refuses two ranks on one GPU. All ranks have to call this function, to compare their GPUs:
+    after hvd.init(), or after init_process_group("cpu:gloo,cuda:nccl").
     """
     import torch
     index = uuid = None
@@ -206,14 +205,15 @@ def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
         index = local_rank % gpus.device_count()  # a rank may see only its own GPU, as number 0
         uuid = str(gpus.get_device_properties(index).uuid)
     uuids = gather(uuid)
-    return index if None not in uuids and len(set(uuids)) == len(uuids) else None
+    all_different = None not in uuids and len(set(uuids)) == len(uuids)
+    return index if all_different else None
 
 
 def init_ranks() -> tuple:
     """Connect all ranks under any launcher; return rank, world size and this rank's device.
 
-    gloo carries CPU tensors, NCCL GPU tensors. The device is the rank's own GPU, set as the current
-    one, or the CPU on all ranks if two of them would share a GPU.
+    Collectives use gloo for CPU tensors and NCCL for GPU tensors. The device is the rank's own GPU,
+    as PyTorch's current device, or on all ranks the CPU if two ranks would share a GPU.
     """
     import torch
     rank, world_size, local_rank = find_ranks()
@@ -225,50 +225,50 @@ def init_ranks() -> tuple:
     return rank, world_size, torch.device("cpu" if gpu is None else "cuda")
 
 
-class SameOnAllRanks(SystemExit):
-    """An exit of all ranks with the same line, which rank 0 prints."""
+class CollectiveExit(SystemExit):
+    """A SystemExit that all ranks raise with the same message; only rank 0 prints it."""
 
 
-def exit_together(line: str | None) -> None:
-    """Exit on all ranks with the same line if one of them has a line. All ranks call it."""
-    lines = [text for text in gather(line) if text]
-    if lines:
-        raise SameOnAllRanks(lines[0])
+def exit_together(message: str | None) -> None:
+    """Exit on all ranks if one of them passes a message. All ranks have to call this function."""
+    messages = [text for text in gather(message) if text]
+    if messages:
+        raise CollectiveExit(messages[0])
 
 
 @contextmanager
 def rank_0_first(rank: int) -> Iterator[None]:
-    """Run the block on rank 0, then on the others; sys.exit("a line") on one rank ends all."""
-    line = None
+    """Run the block on rank 0, then on the others; sys.exit("message") on one rank ends all."""
+    message = None
     if rank > 0:
         exit_together(None)  # wait for rank 0
     try:
         yield
     except SystemExit as end:
-        line = end.code
-    exit_together(line)
+        message = end.code
+    exit_together(message)
     if rank == 0:
         exit_together(None)  # wait for the others
 
 
 def claim_failure(rank: int, world_size: int) -> bool:
-    """Return True if this rank is to report why the job ends; wait for other ranks that fail."""
+    """Return True if this rank failed first, and so prints why; wait for the others to fail."""
     dist = sys.modules.get("torch.distributed")
     if not dist or not dist.is_initialized():
         time.sleep(5 if rank > 0 else 0)  # if rank 0 fails, too, the launcher ends this rank
         return True
-    first = False
+    is_first = False
     with suppress(RuntimeError):  # rank 0, which hosts the store, has ended
         store = dist.distributed_c10d._get_default_store()
-        first = store.add("failed ranks", 1) == 1
+        is_first = store.add("failed ranks", 1) == 1
         deadline = time.monotonic() + 3
         while store.add("failed ranks", 0) < world_size and time.monotonic() < deadline:
             time.sleep(0.05)
-    return first
+    return is_first
 
 
 def abort_by_hydra(code):
-    """Tell mpiexec, as MPI_Abort does, to end all ranks: it can miss that this one exits."""
+    """Tell mpiexec, as MPI_Abort does, to end all ranks: it may not notice that this rank ends."""
     with suppress(KeyError, ValueError, OSError):
         os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)
         time.sleep(1)
@@ -277,31 +277,31 @@ def abort_by_hydra(code):
 def run(main: Callable[[], None]) -> None:
     """Call main() on this rank; if it fails, print why and end the job.
 
-    sys.exit("a line") prints that line, with exit code 2; an exception prints its traceback. If
-    several ranks fail, only the first one prints.
+    sys.exit("message") prints the message and exits with code 2; an exception prints its traceback.
+    If several ranks fail, only the first one prints.
     """
-    rank, world_size = own_number(), 1
+    rank, world_size = own_rank(), 1
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from each rank
     code, message = 0, None
     try:
-        _, rank, world_size = launched()
+        _, rank, world_size = find_launcher()
         main()
     except SystemExit as end:
-        code, same = end.code or 0, isinstance(end, SameOnAllRanks)
+        code, collective = end.code or 0, isinstance(end, CollectiveExit)
         if isinstance(code, str):
             code, message = 2, code
     except Exception:
         if world_size == 1:
             raise
-        code, message, same = 1, traceback.format_exc(), False
+        code, message, collective = 1, traceback.format_exc(), False
 
     if message:
-        reports = own_number() == 0 if same else claim_failure(rank, world_size)
-        if reports:
-            number = f"rank {rank}: " if rank > 0 else ""
+        prints = own_rank() == 0 if collective else claim_failure(rank, world_size)
+        if prints:
+            prefix = f"rank {rank}: " if rank > 0 else ""
             program = os.path.basename(sys.argv[0])
-            print(f"{program}: {number}{message}", file=sys.stderr, flush=True)
-        time.sleep(0.5)  # the launcher passes on what was printed
+            print(f"{program}: {prefix}{message}", file=sys.stderr, flush=True)
+        time.sleep(0.5)  # so that the launcher can forward what was printed
     if code:
         sys.stdout.flush()
         if "MPI_LOCALRANKID" in os.environ and world_size > 1:  # mpiexec of MPICH or Intel MPI

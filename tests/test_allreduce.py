@@ -35,7 +35,7 @@ def test_counts_match_the_formulas(tmp_path):
 
 
 def test_wrong_sum_ends_all_ranks():
-    wrong = ("import ring_allreduce as ring; ring.ALGORITHMS = [lambda tensor, wire: None]; "
+    wrong = ("import ring_allreduce as ring; ring.ALGORITHMS = [lambda tensor, network: None]; "
              "ring.run(ring.main)")
     done = mpiexec(2, "-c", wrong, "--sizes", 4000, cwd=RING.parent)
     assert done.code != 0 and "wrong sum on rank" in done.err

@@ -1,13 +1,11 @@
-"""Three all-reduces in plain sight: counted, checked, and compared with gloo's and MPI's.
+"""Count the bytes of three all-reduces, and compare their times with gloo's and MPI's.
 
     mpiexec -n 2 python ring_allreduce.py         # a table, 4 kB to 64 MB
     mpiexec -n 3 python ring_allreduce.py --sizes 4000 --results ring.jsonl
 
-An all-reduce leaves the sum over all ranks on every rank. Three functions below use only messages
-from one rank to another. They change a one-dimensional CPU tensor in place; S is its size in bytes,
+An all-reduce gives every rank the sum over all ranks. Three functions below use only messages from
+one rank to another. They change a one-dimensional CPU tensor in place. S is its size in bytes, and
 N the number of ranks.
-
-ranks.py and workshop.py are the same in every chapter.
 """
 
 import functools
@@ -22,25 +20,22 @@ from datetime import UTC, datetime
 import torch
 import torch.distributed as dist
 
-from ranks import find_ranks, gather, launched, run
+from ranks import find_launcher, find_ranks, gather, run
 from workshop import Parser, refuse_unwritable
 
 SIZES = [4096 * 4**k for k in range(8)]  # bytes: 4 kB to 64 MB
 REPEATS, WARM_UP = 15, 2
 
 
-class Wire:
-    """Send and receive tensors; count the bytes that this rank sends, and the steps.
-
-    A step begins when the one before has ended.
-    """
+class Network:
+    """Send and receive tensors; count the bytes that this rank sends, and the steps."""
 
     def __init__(self):
         self.bytes = self.steps = 0
 
-    def step(self, sends, receives):
-        """Send tensors to ranks and receive others, [(tensor, rank)] each, all at the same time."""
-        requests = [dist.irecv(tensor, rank) for tensor, rank in receives]  # first, or sends wait
+    def exchange(self, sends, receives):
+        """Send and receive tensors, lists of (tensor, rank), at the same time. This is one step."""
+        requests = [dist.irecv(tensor, rank) for tensor, rank in receives]  # first: no send waits
         requests += [dist.isend(tensor, rank) for tensor, rank in sends]
         for request in requests:
             request.wait()
@@ -50,42 +45,44 @@ class Wire:
 
 @functools.lru_cache(maxsize=3)
 def receive_buffers(count, length, dtype):
-    """Return `count` buffers, reused by later calls, because a fresh allocation costs time."""
+    """Return `count` buffers. Later calls get the same ones, because an allocation costs time."""
     return torch.empty(count, length, dtype=dtype)
 
 
-def everyone_to_everyone(tensor, wire):
+def everyone_to_everyone(tensor, network):
     """Send each rank's whole tensor to all others: one step, (N-1) S bytes from each rank."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     others = [other for other in range(world_size) if other != rank]
     parts = receive_buffers(world_size, len(tensor), tensor.dtype)
     parts[rank] = tensor
-    wire.step([(tensor, other) for other in others], [(parts[other], other) for other in others])
-    torch.sum(parts, 0, out=tensor)  # same order on every rank, so same rounding
+    sends = [(tensor, other) for other in others]
+    receives = [(parts[other], other) for other in others]
+    network.exchange(sends, receives)
+    torch.sum(parts, 0, out=tensor)  # the same order on every rank, so the same rounding
 
 
-def reduce_and_broadcast(tensor, wire):
-    """Receive all tensors on rank 0, which sends their sum to all.
+def reduce_and_broadcast(tensor, network):
+    """Send all tensors to rank 0, and from there their sum to all ranks.
 
-    Two steps: (N-1) S bytes from rank 0, S from each other rank.
+    Two steps: (N-1) S bytes from rank 0, and S from each other rank.
     """
     others = range(1, dist.get_world_size())
     if dist.get_rank() > 0:
-        wire.step([(tensor, 0)], [])
-        wire.step([], [(tensor, 0)])
+        network.exchange([(tensor, 0)], [])
+        network.exchange([], [(tensor, 0)])
         return
     parts = receive_buffers(len(others), len(tensor), tensor.dtype)
-    wire.step([], list(zip(parts, others)))
+    network.exchange([], list(zip(parts, others)))
     for part in parts:
         tensor += part
-    wire.step([(tensor, other) for other in others], [])
+    network.exchange([(tensor, other) for other in others], [])
 
 
-def ring(tensor: torch.Tensor, wire: "Wire") -> None:
-    """Send only to the right neighbour.
+def ring(tensor: torch.Tensor, network: Network) -> None:
+    """Send chunks around a ring: each rank sends only to its right neighbour.
 
-    2(N-1) steps of S/N bytes, so 2(N-1)/N S bytes from each rank. If N does not divide the tensor,
-    it is padded: S then includes up to N-1 zeros.
+    2(N-1) steps of S/N bytes, so 2(N-1)/N S bytes from each rank. A tensor that N does not divide
+    is padded: S then includes up to N-1 zeros.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
@@ -94,22 +91,22 @@ def ring(tensor: torch.Tensor, wire: "Wire") -> None:
     chunks = padded.view(world_size, -1)
     received, = receive_buffers(1, chunks.shape[1], tensor.dtype)
     for step in range(world_size - 1):  # reduce-scatter: then rank r has the sum of chunk r + 1
-        wire.step([(chunks[(rank - step) % world_size], right)], [(received, left)])
+        network.exchange([(chunks[(rank - step) % world_size], right)], [(received, left)])
         chunks[(rank - step - 1) % world_size] += received
-    for step in range(world_size - 1):  # all-gather: the sums travel round
-        wire.step([(chunks[(rank - step + 1) % world_size], right)],
-                  [(chunks[(rank - step) % world_size], left)])
+    for step in range(world_size - 1):  # all-gather: all ranks get all sums
+        network.exchange([(chunks[(rank - step + 1) % world_size], right)],
+                         [(chunks[(rank - step) % world_size], left)])
     if padding:
         tensor.copy_(padded[:len(tensor)])
 
 
-def gloo(tensor, wire):
-    """Run gloo's all-reduce; the bytes that it sends are not counted."""
+def gloo(tensor, network):
+    """Run gloo's all-reduce, without counting its bytes."""
     dist.all_reduce(tensor)
 
 
-def mpi(tensor, wire):
-    """Run MPI's all-reduce in place; the bytes that it sends are not counted."""
+def mpi(tensor, network):
+    """Run MPI's all-reduce, without counting its bytes."""
     from mpi4py import MPI
     MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, tensor.numpy())
 
@@ -118,15 +115,15 @@ ALGORITHMS = (everyone_to_everyone, reduce_and_broadcast, ring, gloo, mpi)
 
 
 def connect() -> tuple[int, int]:
-    """Connect the ranks that mpiexec started, over gloo; return rank and world size."""
-    launcher, _, world_size = launched()
+    """Connect the ranks that mpiexec started, over gloo. Return rank and world size."""
+    launcher, _, world_size = find_launcher()
     if world_size == 1 or launcher in ("torchrun", "srun"):  # without MPI
-        sys.exit("it needs two or more MPI ranks: mpiexec -n 2 python ring_allreduce.py "
+        sys.exit("start two or more ranks with MPI: mpiexec -n 2 python ring_allreduce.py "
                  "(the mpiexec next to python)")
-    from mpi4py import MPI  # noqa: F401  starts MPI, or find_ranks() would end it
+    from mpi4py import MPI  # noqa: F401  starts MPI, else find_ranks() would finalize it
     rank, world_size, _ = find_ranks()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # ranks share the cores of their node
+        torch.set_num_threads(1)  # the ranks share the cores of their node
     dist.init_process_group("gloo")
     return rank, world_size
 
@@ -134,58 +131,57 @@ def connect() -> tuple[int, int]:
 def measure(size, repeats):
     """Return the records of all algorithms, interleaved, for a float32 tensor of `size` bytes.
 
-    A run takes as long as its slowest rank. The numbers are integers whose sum stays below 2^24 on
-    up to 16,000 ranks, so it is exact in any order. Raises ArithmeticError if a sum differs from
-    gloo's.
+    A run takes as long as its slowest rank. On up to 16,000 ranks the sums are integers below 2^24,
+    so exact in any order. Raises ArithmeticError if a sum differs from gloo's.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     random = torch.Generator().manual_seed(rank)
     numbers = torch.randint(1000, (size // 4,), generator=random).float()
     tensor, total = numbers.clone(), numbers.clone()
     dist.all_reduce(total)
-    seconds, wires = {algorithm: [] for algorithm in ALGORITHMS}, {}
+    seconds, networks = {algorithm: [] for algorithm in ALGORITHMS}, {}
     for _ in range(WARM_UP + repeats):
         for algorithm in ALGORITHMS:
             tensor.copy_(numbers)
-            wires[algorithm] = Wire()
+            networks[algorithm] = Network()
             dist.barrier()
             started = time.perf_counter()
-            algorithm(tensor, wires[algorithm])
+            algorithm(tensor, networks[algorithm])
             seconds[algorithm].append(time.perf_counter() - started)
             if not torch.equal(tensor, total):
                 raise ArithmeticError(f"{algorithm.__name__}: wrong sum on rank {rank}")
     records = []
     for algorithm in ALGORITHMS:
-        times, sent = zip(*gather((seconds[algorithm][WARM_UP:], wires[algorithm].bytes)))
-        slowest = [max(run) for run in zip(*times)]
+        network = networks[algorithm]
+        rank_seconds, bytes_sent = zip(*gather((seconds[algorithm][WARM_UP:], network.bytes)))
+        slowest = [max(run_seconds) for run_seconds in zip(*rank_seconds)]
         counted = algorithm not in (gloo, mpi)
         records.append({"algorithm": algorithm.__name__, "ranks": world_size, "bytes": size,
                         "repeats": repeats, "seconds": statistics.median(slowest),
                         "least": min(slowest), "most": max(slowest),
-                        "bytes_sent": sent if counted else None,
-                        "steps": wires[algorithm].steps if counted else None})
+                        "bytes_sent": bytes_sent if counted else None,
+                        "steps": network.steps if counted else None})
     return records
 
 
 def table_row(record):
     size, world_size = record["bytes"], record["ranks"]
-    steps = sent = ""
+    steps = most_bytes = ""
     if record["bytes_sent"]:
-        steps, sent = record["steps"], f"{max(record['bytes_sent']):,}"
+        steps, most_bytes = record["steps"], f"{max(record['bytes_sent']):,}"
     median, least, most = (f"{1000 * record[key]:.3f}" for key in ("seconds", "least", "most"))
-    bus = 2 * (world_size - 1) / world_size * size / record["seconds"] / 1e9
-    return (f"{size:11,} {record['algorithm']:>20} {steps:>5} {sent:>11} "
-            f"{f'{median} ({least}..{most})':>30} {bus:9.2f}")
+    bus_speed = 2 * (world_size - 1) / world_size * size / record["seconds"] / 1e9
+    return (f"{size:11,} {record['algorithm']:>20} {steps:>5} {most_bytes:>11} "
+            f"{f'{median} ({least}..{most})':>30} {bus_speed:9.2f}")
 
 
 def parse_args():
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES",
-        help="sizes of the float32 tensor, multiples of 4 "
-             "(4096 to 67108864, in steps of 4x)")
+        help="sizes of the float32 tensor, multiples of 4 (4096 to 67108864, in steps of 4x)")
     add("--repeats", type=int, default=REPEATS,
-        help=f"runs of each measurement, after {WARM_UP} to warm up ({REPEATS})")
+        help=f"timed runs of each algorithm, after {WARM_UP} for warm-up ({REPEATS})")
     add("--results", metavar="FILE", help="append one JSON line per size and algorithm")
     return parser.parse_args()
 
@@ -194,7 +190,7 @@ def check(args):
     """Exit with one line if a flag's value is impossible."""
     for size in args.sizes:
         if size < 4 or size % 4:
-            sys.exit(f"--sizes {size}: a float32 has 4 bytes: use a multiple of 4")
+            sys.exit(f"--sizes {size}: use a multiple of 4, because a float32 has 4 bytes")
     if args.repeats < 1:
         sys.exit("--repeats has to be 1 or more")
     refuse_unwritable(args.results)
@@ -205,13 +201,13 @@ def main():
     rank, world_size = connect()
     check(args)
     from mpi4py import MPI
-    about = {"host": platform.node(), "cpus": os.cpu_count(), "torch": torch.__version__,
-             "mpi": " ".join(MPI.Get_library_version().splitlines()[0].split()),
-             "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    machine = {"host": platform.node(), "cpus": os.cpu_count(), "torch": torch.__version__,
+               "mpi": " ".join(MPI.Get_library_version().splitlines()[0].split()),
+               "time": datetime.now(UTC).isoformat(timespec="seconds")}
     if rank == 0:
-        machine = "{cpus} cores of {host}, torch {torch}, {mpi}".format(**about)
-        print(f"{world_size} ranks on {machine}")
-        if world_size > about["cpus"]:
+        description = "{cpus} cores of {host}, torch {torch}, {mpi}".format(**machine)
+        print(f"{world_size} ranks on {description}")
+        if world_size > machine["cpus"]:
             print("more ranks than cores: they wait for cores, too, and the times are not those of "
                   "the algorithms")
         print(f"median (least..most) of {args.repeats} runs; a run takes as long as its slowest "
@@ -226,7 +222,7 @@ def main():
             print(*map(table_row, records), sep="\n", flush=True)
         if rank == 0 and args.results:
             with open(args.results, "a") as file:
-                file.writelines(json.dumps(record | about) + "\n" for record in records)
+                file.writelines(json.dumps(record | machine) + "\n" for record in records)
     if rank == 0:
         print("\nall sums: equal to gloo's on every rank, bit for bit")
     dist.barrier()  # no rank leaves while others wait for its messages

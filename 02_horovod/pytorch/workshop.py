@@ -1,4 +1,4 @@
-"""What every chapter needs and none teaches: flags and their checks, the device, data sets.
+"""Flags and their checks, the device, data sets: every chapter needs them, none teaches them.
 
 Every chapter has the same file, so that a chapter's folder runs wherever it is copied.
 """
@@ -14,22 +14,22 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from ranks import SameOnAllRanks, launched, own_gpu
+from ranks import CollectiveExit, find_launcher, own_gpu
 
-BACKENDS = {  # of torch.distributed, by device: cuda is also AMD; xpu is Intel (untested)
+BACKENDS = {  # of torch.distributed, by device. cuda: also AMD GPUs; xpu: Intel GPUs (untested)
     "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl", "cpu": "gloo"}
 SHARED_GPU = "not every rank has a GPU of its own"
 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        if launched()[1] == 0:  # all ranks have the same flags
+        if find_launcher()[1] == 0:  # all ranks have the same flags, so only rank 0 prints
             print(f"{self.prog}: {message}", file=sys.stderr)
         sys.exit(2)
 
 
 def make_parser(doc: str, lr: float) -> Parser:
-    """Return a parser for the flags of all programs. lr: the default learning rate."""
+    """Return a parser for the flags that all chapters share. lr: the default of --lr."""
     parser = Parser(description=doc.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("--dataset", choices=("digits", "mnist", "svhn", "synthetic"), default="digits")
@@ -57,16 +57,15 @@ def make_parser(doc: str, lr: float) -> Parser:
 
 def check(args: argparse.Namespace, device: str, global_batch: int, parts: int = 1,
           precision: str | None = None) -> None:
-    """Exit with one line if the flags would train something else, or lose work.
+    """Exit with a one-line message if a flag's value is impossible, or if work could be lost.
 
-    parts: the number of equal batches in a global batch. precision: the precision used, if it is
-    not --precision.
+    parts: equal batches per global batch. precision: the one in use, if not that of --precision.
     """
-    least = {"batch_size": 1, "epochs": 1, "max_steps": 1, "timeout": 1, "seed": 0, "layers": 1,
-             "width": 1, "image_size": 6, "warmup_epochs": 0}
-    for name in least.keys() & vars(args).keys():
-        if not least[name] <= getattr(args, name) < math.inf:
-            sys.exit(f"--{name.replace('_', '-')} has to be {least[name]} or more")
+    minimums = {"batch_size": 1, "epochs": 1, "max_steps": 1, "timeout": 1, "seed": 0, "layers": 1,
+                "width": 1, "image_size": 6, "warmup_epochs": 0}
+    for name in minimums.keys() & vars(args).keys():
+        if not minimums[name] <= getattr(args, name) < math.inf:
+            sys.exit(f"--{name.replace('_', '-')} has to be {minimums[name]} or more")
     if not 0 < args.lr < math.inf:
         sys.exit("--lr has to be above 0")
     if global_batch < 1 or global_batch % parts:
@@ -81,7 +80,7 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
     refuse_unwritable(args.checkpoint)
     if args.resume and not args.checkpoint:
         sys.exit("--resume: name the file to continue from, with --checkpoint")
-    if args.resume is True and not resumes(args):
+    if args.resume is True and not has_checkpoint(args):
         sys.exit(f"there is no checkpoint {args.checkpoint}: remove --resume")
     if args.checkpoint and not args.resume and os.path.exists(args.checkpoint):
         sys.exit(f"{args.checkpoint} exists: continue with --resume, or remove it")
@@ -95,10 +94,12 @@ def refuse_unwritable(path: str | None) -> None:
 # Device
 
 def gpu_kind(args: argparse.Namespace) -> str | None:
-    """Return PyTorch's name of the kind of GPU that is here and that --device allows, or None."""
+    """Return "cuda" or "xpu" if this machine has such a GPU and --device allows it, else None."""
     import torch
-    kinds = [kind for kind in ("cuda", "xpu") if args.device in ("auto", kind)]
-    return next((kind for kind in kinds if torch.get_device_module(kind).is_available()), None)
+    for kind in ("cuda", "xpu"):
+        if args.device in ("auto", kind) and torch.get_device_module(kind).is_available():
+            return kind
+    return None
 
 
 def backend(args: argparse.Namespace) -> str:
@@ -108,10 +109,9 @@ def backend(args: argparse.Namespace) -> str:
 
 def choose_device(args: argparse.Namespace, local_rank: int | None = None,
                   gpus: bool = True) -> object:
-    """Return this rank's torch.device: its own GPU, or the CPU, which then all ranks use.
+    """Return this rank's torch.device: a GPU of its own, or else, on all ranks, the CPU.
 
-    local_rank: None for a program of one process. gpus: False if the library cannot communicate
-    between GPUs.
+    local_rank: None for a program of one process. gpus: False if Horovod does not support them.
     """
     import torch
     kind = gpu_kind(args)
@@ -121,27 +121,27 @@ def choose_device(args: argparse.Namespace, local_rank: int | None = None,
     if index is not None:
         return torch.device(kind, index)
     reason = SHARED_GPU if gpus else "Horovod is built without GPU support"
-    use_cpu(args, reason)
-    if kind and launched()[1] == 0:
+    check_cpu_allowed(args, reason)
+    if kind and find_launcher()[1] == 0:
         print(f"{reason}: all ranks train on the CPU", flush=True)
     if local_rank is not None and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # or the ranks compete for the cores
+        torch.set_num_threads(1)  # else the ranks compete for the cores
     return torch.device("cpu")
 
 
-def use_cpu(args: argparse.Namespace, reason: str = SHARED_GPU) -> None:
-    """Exit on all ranks if --device asks for GPUs and not every rank has one."""
+def check_cpu_allowed(args: argparse.Namespace, reason: str = SHARED_GPU) -> None:
+    """Exit on all ranks if --device asks for a GPU, for a program that falls back to the CPU."""
     if args.device not in ("auto", "cpu"):
-        raise SameOnAllRanks(f"--device {args.device}: {reason}: start one rank per GPU, or use "
+        raise CollectiveExit(f"--device {args.device}: {reason}: start one rank per GPU, or use "
                              "--device cpu")
 
 
 # Data sets
 
 class Images:
-    """Images and labels in memory. Indices beyond the stored images wrap around.
+    """Images and labels in memory. With more labels than images, the images repeat.
 
-    images: bytes, (n, channels, side, side); labels: integers.
+    images: uint8, (n, channels, height, width); labels: int64.
     """
 
     def __init__(self, images, labels):
@@ -156,10 +156,10 @@ class Images:
 
 
 def load_data(args: argparse.Namespace, global_batch: int) -> tuple[Images, Images]:
-    """Return the images to train with, and to test with, as NumPy arrays."""
+    """Return the training and the test images, as NumPy arrays."""
     load = {"digits": load_digits, "synthetic": make_images}.get(args.dataset, load_files)
     train, test = load(args, global_batch)
-    if "resnet" in getattr(args, "model", ""):  # it needs three channels
+    if "resnet" in getattr(args, "model", ""):  # a ResNet needs three channels
         for part in (train, test):
             n, _, height, width = part.images.shape
             part.images = np.broadcast_to(part.images, (n, 3, height, width))
@@ -170,14 +170,14 @@ def load_data(args: argparse.Namespace, global_batch: int) -> tuple[Images, Imag
 
 
 def make_images(args, global_batch):
-    """Return random images for 50 steps per epoch, at most 256 of them distinct."""
+    """Return random images for 50 steps per epoch. At most 256 are different."""
     shape = (min(50 * global_batch, 256), 3, args.image_size, args.image_size)
     images = np.random.default_rng(args.seed).integers(256, size=shape, dtype=np.uint8)
     return [Images(images, np.arange(n) % len(images) % 10) for n in (50 * global_batch, 100)]
 
 
 def load_digits(*_):
-    """Return scikit-learn's 1,797 digits, from its file: importing scikit-learn takes a second."""
+    """Return scikit-learn's 1,797 digits. Importing scikit-learn would take a second."""
     folder, = find_spec("sklearn").submodule_search_locations
     rows = np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", np.uint8, delimiter=",")
     images, labels = rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
@@ -186,7 +186,7 @@ def load_digits(*_):
 
 
 def load_files(args, _):
-    """Return MNIST or SVHN from torchvision, which downloads missing files."""
+    """Return MNIST or SVHN. torchvision downloads missing files."""
     from torchvision.datasets import MNIST, SVHN
     socket.setdefaulttimeout(30)  # without a network a download may hang
     try:
@@ -196,7 +196,7 @@ def load_files(args, _):
         sets = [SVHN(args.data_dir, split, download=True) for split in ("train", "test")]
         return [Images(part.data, part.labels.astype(np.int64)) for part in sets]
     except Exception as problem:
-        reason = " ".join(str(problem).split())[-300:]  # the reason is at its end
+        reason = " ".join(str(problem).split())[-300:]  # the end of the text names the reason
         sys.exit(f"{args.dataset} is missing or incomplete in --data-dir {args.data_dir}, and the "
                  f"download failed ({reason}): run this once where there is a network, or use "
                  "--dataset digits")
@@ -204,15 +204,15 @@ def load_files(args, _):
 
 # Checkpoints
 
-def resumes(args: argparse.Namespace) -> bool:
-    """Return True if there is a checkpoint to load: a file, or a folder with the file `latest`."""
+def has_checkpoint(args: argparse.Namespace) -> bool:
+    """Return True if --resume has a checkpoint: a file, or a folder with the file `latest`."""
     paths = [args.checkpoint, os.path.join(args.checkpoint, "latest")] if args.resume else []
     return any(map(os.path.isfile, paths))
 
 
 @contextmanager
-def resuming(args: argparse.Namespace) -> Iterator[None]:
-    """Exit with one line if the block, which loads a checkpoint, fails."""
+def exit_on_load_error(args: argparse.Namespace) -> Iterator[None]:
+    """Exit with a one-line message if the block fails. The block loads a checkpoint."""
     try:
         yield
     except Exception as problem:
@@ -221,7 +221,7 @@ def resuming(args: argparse.Namespace) -> Iterator[None]:
 
 
 def refuse_other_settings(saved: dict, training: dict) -> None:
-    """Exit with one line if a checkpoint comes from a run with other flags."""
+    """Exit with a one-line message if a run with other flags saved the checkpoint."""
     for name, value in training.items():
         if saved.get(name) != value:
             sys.exit(f"--resume: this checkpoint was trained with --{name.replace('_', '-')} "

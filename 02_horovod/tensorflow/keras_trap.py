@@ -2,8 +2,8 @@
 
     mpiexec -n 2 python keras_trap.py
 
-Every rank trains the same small network on its own random data, in two ways. Afterwards all ranks
-should hold the same weights: prints the largest difference between any two ranks.
+Every rank trains the same small network on its own random data, in two ways. After that, all ranks
+should have the same weights. The program prints the largest difference between two ranks.
 """
 
 import os
@@ -37,12 +37,12 @@ def with_tape(model):
     """Train as main.py does."""
     optimizer = keras.optimizers.SGD(0.01)
     weights = model.trainable_variables
-    for first in [*range(0, 256, 32)] * 2:
-        part = slice(first, first + 32)
+    for start in [*range(0, 256, 32)] * 2:
+        batch = slice(start, start + 32)
         with tf.GradientTape() as tape:
-            error = tf.reduce_mean((model(images[part]) - labels[part])**2)
+            loss = tf.reduce_mean((model(images[batch]) - labels[batch])**2)
         tape = hvd.DistributedGradientTape(tape)
-        optimizer.apply(tape.gradient(error, [weight.value for weight in weights]), weights)
+        optimizer.apply(tape.gradient(loss, [weight.value for weight in weights]), weights)
 
 
 for train in with_fit, with_tape:

@@ -16,12 +16,12 @@ import sys
 import numpy as np
 
 import workshop
-from ranks import SameOnAllRanks, gather, rank_0_first, refuse_lone_ranks, run
+from ranks import CollectiveExit, check_world_size, gather, rank_0_first, run
 from report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
-sys.modules["triton"] = None  # torchvision, used for MNIST, would import it and crash
+sys.modules["triton"] = None  # torchvision, used for MNIST, would import triton and crash
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
@@ -51,7 +51,7 @@ def main():
     # Ranks and device: the launcher has started one process of this program per rank.
     hvd.init()  # all ranks connect here, over MPI or gloo
     rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
-    refuse_lone_ranks(world_size)
+    check_world_size(world_size)
     parser = workshop.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     args = parser.parse_args()
@@ -66,13 +66,13 @@ def main():
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations in parallel
     device = "cuda" if gpus else "cpu"
-    # By the time the ranks can compare GPUs, TensorFlow has claimed one and cannot release it.
-    seen = [os.environ.get(f"{maker}_VISIBLE_DEVICES") for maker in ("CUDA", "ROCR", "HIP")]
-    used = gather(f"{socket.gethostname()} {seen} {gpus[0].name}" if gpus else None)
-    if any(used) and len(set(used) - {None}) < world_size:
-        raise SameOnAllRanks(f"{workshop.SHARED_GPU}: start one per GPU, or use --device cpu")
+    # Ranks that share a GPU cannot fall back to the CPU: TensorFlow does not release the GPU.
+    visible = [os.environ.get(f"{prefix}_VISIBLE_DEVICES") for prefix in ("CUDA", "ROCR", "HIP")]
+    gpu_names = gather(f"{socket.gethostname()} {visible} {gpus[0].name}" if gpus else None)
+    if any(gpu_names) and len(set(gpu_names) - {None}) < world_size:
+        raise CollectiveExit(f"{workshop.SHARED_GPU}: start one rank per GPU, or use --device cpu")
     if not gpus:
-        workshop.use_cpu(args)
+        workshop.check_cpu_allowed(args)
     keras.utils.set_random_seed(args.seed)
     keras.config.set_floatx("float64" if args.precision == "fp64" else "float32")
     policy = "mixed_bfloat16" if args.precision == "bf16" else keras.config.floatx()
@@ -88,7 +88,7 @@ def main():
     mean, std = float(train.images[:256].mean()), float(train.images[:256].std())
 
     @tf.function(reduce_retracing=True)
-    def standardised(images):
+    def standardise(images):
         images = tf.transpose(tf.cast(images, dtype), (0, 2, 3, 1))  # channels last
         return (images - mean) / std
 
@@ -118,8 +118,8 @@ def main():
     step = 0
     training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
-    if workshop.resumes(args):
-        with workshop.resuming(args), np.load(args.checkpoint) as arrays:
+    if workshop.has_checkpoint(args):
+        with workshop.exit_on_load_error(args), np.load(args.checkpoint) as arrays:
             workshop.refuse_other_settings(json.loads(str(arrays["training"])), training)
             for name, variable in state.items():
                 variable.assign(arrays[name])
@@ -135,29 +135,29 @@ def main():
     report = Report(args, rank, chapter="02_horovod/tensorflow", ranks=world_size, nodes=nodes,
                     device=device, **training, batch_size=batch,
                     parameters=parameters)
-    report.begin(len(train), step, last_step, epoch_steps, lr)
+    report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         order = np.random.default_rng(args.seed + epoch).permutation(len(train))
         order = order[rank::world_size]  # this rank takes every N-th image
         losses, hits = [], []
-        report.start()
+        report.start_epoch()
         for images, labels in batches(train, order[:epoch_steps * batch], batch):
             # Horovod would wait forever for a stopped rank. Each call restarts the timer.
             faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.learning_rate = lr * min(1, (step + 1) / warmup_steps)
-            loss, correct = train_step(standardised(images), labels)
+            loss, correct = train_step(standardise(images), labels)
             step += 1
             losses.append(loss)
             hits.append(correct)
             if len(losses) > 1:
                 losses[-2].numpy()  # wait for the previous step: time steps, not launches
-            report.step(step)
+            report.end_step(step)
             if step == last_step:  # --max-steps
                 break
         means = tf.stack([tf.reduce_mean(losses), tf.reduce_mean(tf.cast(hits, dtype)) / batch])
         means = hvd.allreduce(means)
-        report.epoch(epoch, *means.numpy().tolist())
+        report.end_epoch(epoch, *means.numpy().tolist())
         epoch_done = step % epoch_steps == 0
         if args.checkpoint and epoch_done and rank == 0:  # the others have the same parameters
             arrays = {name: variable.numpy() for name, variable in state.items()}
@@ -170,9 +170,9 @@ def main():
     hvd.broadcast_variables([variable.value for variable in model.variables], root_rank=0)
     correct = 0
     for images, labels in batches(test, np.arange(rank, len(test), world_size), batch):
-        correct += count_correct(standardised(images), labels)
+        correct += count_correct(standardise(images), labels)
     correct = hvd.allreduce(correct, op=hvd.Sum)
-    report.end(int(correct), len(test))
+    report.end_run(int(correct), len(test))
 
 
 if __name__ == "__main__":

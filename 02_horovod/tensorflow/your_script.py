@@ -1,4 +1,4 @@
-"""Train a Keras model on many ranks: a loop to copy that replaces model.fit.
+"""Train a Keras model on many ranks, with a loop in place of model.fit. Copy it.
 
     python your_script.py                    # one rank
     mpiexec -n 2 python your_script.py       # the same on two ranks
@@ -15,28 +15,29 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from ranks import refuse_lone_ranks
+from ranks import check_world_size
 
 hvd.init()
-refuse_lone_ranks(hvd.size())
+check_world_size(hvd.size())
 rank, world_size = hvd.rank(), hvd.size()
 gpus = tf.config.list_physical_devices("GPU")
 gpus = [gpus[hvd.local_rank() % len(gpus)]] if gpus else []  # the launcher may hide the others
 tf.config.set_visible_devices(gpus, "GPU")
 keras.utils.set_random_seed(0)  # the same split, shuffle and initial weights on all ranks
 
-# The data, as arrays. Like fit(validation_split=0.2), test on the last fifth.
+# Data, as arrays. The last fifth is for the test, as with fit(validation_split=0.2).
 images, labels = load_digits(return_X_y=True)
 images = images.reshape(-1, 8, 8, 1).astype(keras.config.floatx()) / 16
-cut = len(images) - len(images) // 5
-x_train, y_train, x_test, y_test = images[:cut], labels[:cut], images[cut:], labels[cut:]
+train_size = len(images) - len(images) // 5
+x_train, y_train = images[:train_size], labels[:train_size]
+x_test, y_test = images[train_size:], labels[train_size:]
 
 model = keras.Sequential([
     keras.Input([8, 8, 1]), keras.layers.Conv2D(16, 3, activation="relu"),
     keras.layers.Flatten(), keras.layers.Dense(10)])
 optimizer = keras.optimizers.Adam(0.001)
 loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-batch_size = 64  # global: all ranks together
+batch_size = 64  # of all ranks together
 
 optimizer.build(model.trainable_variables)
 hvd.broadcast_variables([variable.value for variable in model.weights + optimizer.variables], 0)
@@ -60,8 +61,8 @@ def count_correct(x, y):
 for epoch in range(5):
     order = np.random.permutation(len(x_train))
     losses = []
-    for first in range(0, len(order) - batch_size + 1, batch_size):
-        indices = order[first:first + batch_size][rank::world_size]
+    for start in range(0, len(order) - batch_size + 1, batch_size):
+        indices = order[start:start + batch_size][rank::world_size]
         losses.append(train_step(x_train[indices], y_train[indices]))
     loss = hvd.allreduce(tf.reduce_mean(losses))  # the mean over all ranks
     for variable in model.non_trainable_weights:  # use rank 0's BatchNorm statistics

@@ -155,14 +155,14 @@ def fake_gpu():
 
 def watch_steps(report):
     """Record waits after the first step and before the end of the last."""
-    real_step = report.Report.step
+    real_step = report.Report.end_step
 
     def end_step(self, number):
         global in_step
         real_step(self, number)
         in_step = number < self.last_step
 
-    report.Report.step = end_step
+    report.Report.end_step = end_step
 
 
 mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
