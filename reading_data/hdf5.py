@@ -58,7 +58,7 @@ def main():
     parser.add_argument("--workers", type=int, default=1, help="DataLoader workers per rank (1)")
     parser.add_argument("--images", type=int, default=4096, help="images in the file (4096)")
     parser.add_argument("--folder", type=Path, default=Path("data"), help="its folder (data)")
-    with redirect_stderr(sys.stderr if world.rank == 0 else io.StringIO()):  # one rank's error
+    with redirect_stderr(sys.stderr if world.rank == 0 else io.StringIO()):  # print it once
         args = parser.parse_args()
     path, message = args.folder / f"images-{args.images}.h5", None
     if args.workers < 0 or args.images < BATCH * world.size:

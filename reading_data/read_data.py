@@ -35,8 +35,7 @@ def read_images(file, indices, buffer):
 
 
 # Each way is a context manager that yields read(step), which fills buffer[step] of this rank.
-# path: the rank's file; order: image indices (ranks, steps, BATCH);
-# buffer: bytes (steps, BATCH, SIZE).
+# path: this rank's file; order: image indices (ranks, steps, BATCH); buffer: (steps, BATCH, SIZE).
 
 @contextmanager
 def one_file_per_rank(world, path, order, buffer):
@@ -130,7 +129,7 @@ def run_on_all_ranks(world, task, *args):
         result = task(*args)
     except SystemExit as problem:
         message = problem.code
-    messages = [message for message in world.allgather(message) if message]
+    messages = list(filter(None, world.allgather(message)))
     if messages and world.rank == 0:
         print(f"read_data.py: {messages[0]}", file=sys.stderr, flush=True)
     if messages:
