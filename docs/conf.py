@@ -1,7 +1,4 @@
-"""The site: this repository's pages and notebooks, in the order of a day. `make site` builds it.
-
-A reader needs no network: fonts are the reader's own, formulae are MathML.
-"""
+"""Configure the site of all pages and notebooks. `make site` builds it; it needs no network."""
 
 import json
 import re
@@ -12,12 +9,12 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = {
+SECTIONS = {
     "The day": ["0*/README", "exercises/README", "submit/README", "03_ddp/YOUR_SCRIPT",
                 "submit/AGREE", "submit/NEW_SITE", "docs/WHAT_GOES_WRONG"],
     "To look up": ["docs/GLOSSARY", "docs/DEMO", "docs/SETUP", "docs/PARALLELISM",
                    "reading_data/README", "docs/SOURCES", "docs/TEACHING", "CONTRIBUTING"]}
-BELOW = {
+SUBPAGES = {
     "01_single_node/README": ["batch_size"],
     "02_horovod/README": ["allreduce", "pytorch/README", "tensorflow/README"],
     "03_ddp/README": ["model_vs_data_parallelism", "scaling", "cost_model"],
@@ -28,7 +25,7 @@ BELOW = {
 project = html_title = "Scaling Deep Learning"
 extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design"]
 root_doc = "README"
-# Only what git knows: a reader's own notes are no page.
+# Only files that git tracks: a reader's own notes are not pages.
 include_patterns = subprocess.run(["git", "ls-files", "[!.]*.md", "*.ipynb"], cwd=ROOT, text=True,
                                   capture_output=True).stdout.split()
 html_theme = "furo"
@@ -47,8 +44,8 @@ def toctree(pages, caption=""):
     return "\n".join(["", "```{toctree}", *options, "", *pages, "```", ""])
 
 
-def prepare(app, name, source):
-    """Fold what Jupyter folds, add contents to pages, set each hunk next to its reason."""
+def prepare_page(app, name, source):
+    """Fold the cells that Jupyter folds, add contents, and put each hunk next to its reason."""
     text = source[0]
     if text.startswith("{"):
         notebook = json.loads(text)
@@ -59,9 +56,9 @@ def prepare(app, name, source):
         source[0] = json.dumps(notebook)
         return
     if name == root_doc:
-        text += "".join(toctree(pages, caption) for caption, pages in PARTS.items())
-    if name in BELOW:
-        text += toctree(BELOW[name])
+        text += "".join(toctree(pages, caption) for caption, pages in SECTIONS.items())
+    if name in SUBPAGES:
+        text += toctree(SUBPAGES[name])
     reason, hunk = r"^((?:.+\n)+)\n", r"<!-- hunk: .* -->\n(```diff\n(?:(?!```).*\n)*```)\n"
     side_by_side = ("::::{grid} 1 1 1 2\n:::{grid-item}\n:columns: 12 12 12 4\n\\1:::\n"
                     ":::{grid-item}\n:columns: 12 12 12 8\n\\2\n:::\n::::\n")
@@ -75,4 +72,4 @@ def visit_math(self, node):
 
 def setup(app):
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
-    app.connect("source-read", prepare)
+    app.connect("source-read", prepare_page)

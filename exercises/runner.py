@@ -22,10 +22,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
-IDLE_SECONDS = 4  # without any computing: the ranks wait for each other
-LIMIT = 20  # s of CPU time, all ranks together; solutions need one or two
-SHOWN = 20  # last lines of a rank's output
-MESSAGES = ("send", "recv", "isend", "irecv")
+IDLE_SECONDS = 4  # ranks that compute nothing for so long wait for each other
+MAX_CPU_SECONDS = 20  # of all ranks together; solutions need one or two
+MAX_OUTPUT_LINES = 20  # per rank, the last ones
+POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 COLLECTIVES = (
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather",
     "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "barrier")
@@ -41,7 +41,7 @@ def on_ranks(file: Path, function: Callable[[int], object], ranks: int,
              init_group: bool = True) -> list:
     """Return [function(rank) for each rank], run in processes with a gloo process group.
 
-    Without `init_group` the learner's file creates the group. Prints the ranks' output. Raises
+    If `init_group` is False, the learner's file creates the group. Prints the ranks' output. Raises
     NotRun, naming the learner's line, if a rank raises an exception, exits or times out.
     """
     fork = multiprocessing.get_context("fork")
@@ -53,27 +53,27 @@ def on_ranks(file: Path, function: Callable[[int], object], ranks: int,
         for process in processes:
             process.start()
         try:
-            wait(processes, folder, file)
+            wait_for_values(processes, folder, file)
         finally:
             for process in processes:  # kill all before join: a rank would report a lost peer
                 process.kill()
             for process in processes:
                 process.join()
             for rank in range(ranks):
-                for line in text_of(folder / f"{rank}.out").splitlines()[-SHOWN:]:
+                for line in read_text(folder / f"{rank}.out").splitlines()[-MAX_OUTPUT_LINES:]:
                     print(f"  rank {rank} prints: {line}")
         return [pickle.loads((folder / f"{rank}.value").read_bytes()) for rank in range(ranks)]
 
 
 def run_rank(rank, ranks, folder, file, function, init_group):
-    """Run `function` in a forked process; write its value, or the exception and its time."""
-    out = os.open(folder / f"{rank}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
+    """Run `function` in a forked process. Write its value, or a description of its exception."""
+    output = os.open(folder / f"{rank}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     sys.stdout.reconfigure(line_buffering=True)
-    disk = folder / f"{rank}.disk"  # the rank's working folder, for files that the exercise writes
-    disk.mkdir()
-    os.chdir(disk)
+    working_folder = folder / str(rank)  # for files that the exercise writes
+    working_folder.mkdir()
+    os.chdir(working_folder)
     faulthandler.register(signal.SIGUSR1, open(folder / f"{rank}.stack", "w"))
     try:
         torch.set_num_threads(1)
@@ -81,7 +81,7 @@ def run_rank(rank, ranks, folder, file, function, init_group):
         warnings.simplefilter("ignore")  # deprecation warnings of PyTorch
         if init_group:
             dist.init_process_group(
-                "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+                "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
             dist.barrier()  # so that no rank exits before all are connected
         write_atomically(folder / f"{rank}.value", function(rank))
         time.sleep(600)  # keep the connections open: on_ranks kills all ranks together
@@ -111,11 +111,13 @@ def describe_exception(problem, file, rank):
     return " ".join(text.split())
 
 
-def wait(processes, folder, file):
+def wait_for_values(processes, folder, file):
     """Return once all ranks have written a value. Raise NotRun if one exits or all hang."""
-    deadline, spent, last_progress = math.inf, 0, time.monotonic()
+    deadline, cpu_seconds, last_progress = math.inf, 0, time.monotonic()
     values = [folder / f"{rank}.value" for rank in range(len(processes))]
-    while spent < LIMIT and time.monotonic() < min(deadline, last_progress + IDLE_SECONDS):
+    while cpu_seconds < MAX_CPU_SECONDS:
+        if time.monotonic() > min(deadline, last_progress + IDLE_SECONDS):
+            break
         time.sleep(0.01)
         if all(value.exists() for value in values):
             return
@@ -123,9 +125,10 @@ def wait(processes, folder, file):
             # Another rank may have failed earlier: give it time to write its exception.
             deadline = min(deadline, time.monotonic() + 1)
         with contextlib.suppress(psutil.Error):  # a process that has just exited
-            total = sum(sum(psutil.Process(process.pid).cpu_times()[:2]) for process in processes)
-            if total - spent > 0.05:
-                spent, last_progress = total, time.monotonic()
+            times = [psutil.Process(process.pid).cpu_times() for process in processes]
+            total = sum(seconds.user + seconds.system for seconds in times)
+            if total - cpu_seconds > 0.05:
+                cpu_seconds, last_progress = total, time.monotonic()
 
     problems = [pickle.loads(path.read_bytes()) for path in folder.glob("*.problem")]
     for rank, process in enumerate(processes):
@@ -134,59 +137,61 @@ def wait(processes, folder, file):
                 f"rank {rank} exited before its function returned: either it called exit(), or "
                 "gloo aborted it because a received message was larger than the receive buffer")
     if problems:
-        raise NotRun(min(problems)[1])  # the first exception caused the others
+        _, first = min(problems)  # it caused the others
+        raise NotRun(first)
     for process in processes:
         os.kill(process.pid, signal.SIGUSR1)
     time.sleep(0.2)
     positions = [describe_position(folder, file, rank) for rank in range(len(processes))]
     raise NotRun(
-        "timed out: too slow, an infinite loop, or a deadlock (ranks waiting for each other: a "
+        "timed out: too slow, an infinite loop, or a deadlock (ranks waiting for each other). A "
         "send returns only when the other rank receives, a collective only when every rank calls "
-        "it): " + ", ".join(positions))
+        "it. Now " + ", ".join(positions))
 
 
 def describe_position(folder, file, rank):
-    """Return the line at which a rank is, as text."""
+    """Return a text that says at which line of the file a rank is."""
     if (folder / f"{rank}.value").exists():
         return f"rank {rank} has finished"
-    stack = text_of(folder / f"{rank}.stack")
+    stack = read_text(folder / f"{rank}.stack")
     lines = re.findall(rf'File "{re.escape(str(file))}", line (\d+)', stack)
-    return f"rank {rank} at line {lines[0]}" if lines else f"rank {rank} not in {file.name}"
+    return f"rank {rank} is " + (f"at line {lines[0]}" if lines else f"not in {file.name}")
 
 
-def text_of(path):
+def read_text(path):
     return path.read_text(errors="replace") if path.exists() else ""
 
 
 def record_calls() -> list:
-    """Return a list to which each communication appends (operation, elements, peer or None).
+    """Return a list to which each call of dist appends (operation, elements, peer or None).
 
-    Call it before load_exercise(): the file may import the functions by name.
+    Call it before load_exercise(), because the file may import the functions by name.
     """
-    calls, within, requests = [], [], []
+    calls, requests, is_active = [], [], False
 
-    def watch(name, original):
-        def call(*args, **kwargs):
-            if within:  # dist.send calls dist.isend
+    def make_recorder(name, original):
+        def call_and_record(*args, **kwargs):
+            nonlocal is_active
+            if is_active:  # dist.send calls dist.isend: record only the outer call
                 return original(*args, **kwargs)
             peer = args[1] if args[1:] else kwargs.get("dst", kwargs.get("src"))
-            if name in MESSAGES and peer not in range(dist.get_world_size()):
+            if name in POINT_TO_POINT and peer not in range(dist.get_world_size()):
                 raise ValueError(f"{name}: rank {peer} does not exist")  # gloo would hang
             tensors = [value for value in (*args, *kwargs.values()) if torch.is_tensor(value)]
             calls.append((name, tensors[-1].numel() if tensors else 0, peer))
-            within.append(name)
+            is_active = True
             try:
-                # gloo drops a request that is garbage-collected, and the peer hangs.
+                # If a request is garbage-collected, gloo drops it and the peer hangs.
                 requests.append(original(*args, **kwargs))
                 return requests[-1]
             finally:
-                within.pop()
-        return call
+                is_active = False
+        return call_and_record
 
-    for name in (*MESSAGES, *COLLECTIVES):
-        call = watch(name, getattr(dist, name))
-        for module in (dist, dist.distributed_c10d):  # for batch_isend_irecv
-            setattr(module, name, call)
+    for name in (*POINT_TO_POINT, *COLLECTIVES):
+        recorder = make_recorder(name, getattr(dist, name))
+        for module in (dist, dist.distributed_c10d):  # batch_isend_irecv uses the second
+            setattr(module, name, recorder)
     return calls
 
 
@@ -195,14 +200,12 @@ def load_exercise(file: Path) -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(file)))
 
 
-# Comparisons that several checks use.
-
-def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return all tensors, flattened and concatenated."""
+def flatten(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return one vector with the elements of all tensors."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
-def same(value: object, expected: torch.Tensor) -> bool:
+def is_close(value: object, expected: torch.Tensor) -> bool:
     """Return True if value is a tensor equal to `expected`, an fp64 tensor, up to rounding."""
     if not torch.is_tensor(value):
         return False

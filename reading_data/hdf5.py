@@ -3,7 +3,7 @@
     python hdf5.py --workers 0                  # the training process also reads
     mpiexec -n 2 python hdf5.py --workers 1     # one worker per rank reads ahead
 
-The first run creates the file. Prints images/s, and checks that every image arrives once.
+The first run creates the file. Each run prints images/s, and checks that every image is read once.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Images(Dataset):
         return self.length
 
     def __getitem__(self, index):
-        if self.file is None:  # opened in the worker: open HDF5 files cannot be pickled
+        if self.file is None:  # each worker opens it: an open HDF5 file cannot be pickled
             self.file = h5py.File(self.path)
         return self.file["images"][index], self.file["labels"][index]
 
@@ -58,37 +58,36 @@ def main():
     parser.add_argument("--workers", type=int, default=1, help="DataLoader workers per rank (1)")
     parser.add_argument("--images", type=int, default=4096, help="images in the file (4096)")
     parser.add_argument("--folder", type=Path, default=Path("data"), help="its folder (data)")
-    with redirect_stderr(sys.stderr if world.rank == 0 else io.StringIO()):  # one message
+    with redirect_stderr(sys.stderr if world.rank == 0 else io.StringIO()):  # print it once
         args = parser.parse_args()
     path, message = args.folder / f"images-{args.images}.h5", None
     if args.workers < 0 or args.images < BATCH * world.size:
-        message = (f"--workers 0 or more, --images {BATCH * world.size} or more: {BATCH} per "
-                   "rank")
+        message = f"use --workers of at least 0, --images of at least {BATCH * world.size}"
     elif world.rank == 0 and not path.exists():
         try:
             args.folder.mkdir(parents=True, exist_ok=True)
             make_file(path, args.images)
         except OSError as problem:
             message = f"cannot create {path}: {problem}"
-    if message := world.bcast(message):  # rank 0's, for which the others wait
+    if message := world.bcast(message):  # the other ranks wait until rank 0 has made the file
         sys.exit(f"hdf5.py: {message}" if world.rank == 0 else 1)
 
     dataset = Images(path)
     sampler = DistributedSampler(dataset, world.size, world.rank, drop_last=True)
     loader = DataLoader(
         dataset, BATCH, sampler=sampler, num_workers=args.workers,
-        pin_memory=torch.cuda.is_available(),  # a GPU copies from it while the CPU continues
-        persistent_workers=args.workers > 0,  # or every epoch restarts them
+        pin_memory=torch.cuda.is_available(),  # so that copies to the GPU do not block the CPU
+        persistent_workers=args.workers > 0,  # else every epoch starts them again
         multiprocessing_context="spawn" if args.workers else None)  # with MPI a fork may hang
     for epoch in range(2):
         sampler.set_epoch(epoch)
         world.Barrier()
-        started, labels_sum = time.perf_counter(), 0
-        for images, labels in loader:  # noqa: B007  training would use the images
-            labels_sum += int(labels.sum())
-        seconds = world.allreduce(time.perf_counter() - started, MPI.MAX)
+        start_time, label_sum = time.perf_counter(), 0
+        for images, labels in loader:  # noqa: B007  a training would use the images
+            label_sum += int(labels.sum())
+        seconds = world.allreduce(time.perf_counter() - start_time, MPI.MAX)
     count = len(sampler) * world.size
-    if count == args.images and world.allreduce(labels_sum) != sum(range(args.images)):
+    if count == args.images and world.allreduce(label_sum) != sum(range(args.images)):
         sys.exit("hdf5.py: an image is missing or duplicated")
     if world.rank == 0:
         print(f"{world.size} ranks, {args.workers} workers each: {count / seconds:,.0f} images/s "

@@ -4,12 +4,11 @@
 
 `python -m tools.measuring.reading`, in the top folder, measures all ways.
 
-Image i belongs to rank i % ranks, and each rank shuffles its own images. Ranks that read one file
-could use any image in any epoch; those with their own file, or a preloaded part, cannot. This order
-suits them all, so every way has to deliver the same bytes to the same ranks.
+Image i belongs to rank i % ranks, and each rank shuffles its own images, because a rank with its
+own file, or a preloaded part, has no others. So all ways deliver the same bytes to the same ranks.
 
-A run reads the epoch twice: cold (page cache dropped) and warm (page cache filled). The clock
-stops before the check. The files stay for the next run. Linux only.
+A run reads the epoch twice: cold (page cache dropped) and warm (page cache filled). The times do
+not include the check. The next run uses the same files. Linux only.
 """
 
 import argparse
@@ -35,9 +34,8 @@ def read_images(file, indices, buffer):
         os.preadv(file.fileno(), [image], SIZE * index)
 
 
-# A way is a context in which read(step) reads this rank's images of the step into buffer[step].
-# path: the rank's file; order: image indices (ranks, steps, BATCH);
-# buffer: bytes (steps, BATCH, SIZE).
+# Each way is a context manager that yields read(step), which fills buffer[step] of this rank.
+# path: this rank's file; order: image indices (ranks, steps, BATCH); buffer: (steps, BATCH, SIZE).
 
 @contextmanager
 def one_file_per_rank(world, path, order, buffer):
@@ -50,8 +48,7 @@ def one_file_per_rank(world, path, order, buffer):
 def mpi_io(world, path, order, buffer, hints):
     """Read collectively, once per step: a file view contains only the rank's images.
 
-    A view moves forward through the file, so the images come in ascending order; the memory
-    datatype puts each into its row of the batch.
+    A file view is read in ascending order. The datatype in memory puts each image into its row.
     """
     from mpi4py import MPI
     image = MPI.BYTE.Create_contiguous(SIZE).Commit()
@@ -59,8 +56,8 @@ def mpi_io(world, path, order, buffer, hints):
 
     def read(step):
         rows = np.argsort(order[world.rank, step]).astype(np.int32)
-        numbers = order[world.rank, step, rows].astype(np.int32)
-        in_file = image.Create_indexed_block(1, numbers).Commit()
+        indices = order[world.rank, step, rows].astype(np.int32)
+        in_file = image.Create_indexed_block(1, indices).Commit()
         in_memory = image.Create_indexed_block(1, rows).Commit()
         file.Set_view(0, image, in_file)
         file.Read_all([buffer[step], 1, in_memory])
@@ -73,7 +70,7 @@ def mpi_io(world, path, order, buffer, hints):
 
 @contextmanager
 def readers(world, path, order, buffer):
-    """Read and scatter the batches of a node's ranks on the node's first rank."""
+    """Let the first rank of each node read the batches of the node's ranks, and scatter them."""
     node = split_by_node(world)
     members, batches = node.allgather(world.rank), np.empty((node.size, BATCH, SIZE), np.uint8)
     with open(path, "rb") as file:
@@ -91,7 +88,7 @@ def preloaded(world, path, order, buffer):
     """Read the rank's file once, from beginning to end, and pick the batches from memory."""
     images = np.fromfile(path, np.uint8).reshape(-1, SIZE)
     indices = order[world.rank] // world.size
-    # mode="raise" would make another copy
+    # mode="clip": the default, "raise", makes another copy
     yield lambda step: np.take(images, indices[step], 0, buffer[step], mode="clip")
 
 
@@ -107,7 +104,7 @@ def split_by_node(world):
 
 def parse_args(world):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.error = sys.exit  # one line, without the usage
+    parser.error = sys.exit  # prints one line, without the usage
     add = parser.add_argument
     add("--way", choices=WAYS, required=True)
     add("--folder", type=Path, default=Path("data"), help="folder for the images (data)")
@@ -125,80 +122,78 @@ def parse_args(world):
 def run_on_all_ranks(world, task, *args):
     """Return the task's result. If the task exits on any rank, rank 0 prints why, and all exit.
 
-    Rank 0's exit code is 2. The others' is 0: else the launcher could end rank 0 before it prints.
+    Rank 0 exits with 2, the others with 0: else the launcher could end rank 0 before it prints.
     """
-    result = line = None
+    result = message = None
     try:
         result = task(*args)
-    except SystemExit as end:
-        line = end.code
-    line = next(filter(None, world.allgather(line)), None)
-    if line and world.rank == 0:
-        print(f"read_data.py: {line}", file=sys.stderr, flush=True)
-    if line:
+    except SystemExit as problem:
+        message = problem.code
+    messages = list(filter(None, world.allgather(message)))
+    if messages and world.rank == 0:
+        print(f"read_data.py: {messages[0]}", file=sys.stderr, flush=True)
+    if messages:
         sys.exit(2 if world.rank == 0 else 0)
     return result
 
 
 def write_file(path, images, is_writer):
-    """Write the images if this rank is a writer and there is no file yet."""
+    """Write the images if this rank is a writer and the file does not exist."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if is_writer and not path.exists():
             with open(path.with_suffix(".tmp"), "wb") as file:
                 images.tofile(file)
                 os.fsync(file.fileno())
-            path.with_suffix(".tmp").rename(path)  # a killed run leaves no truncated file
+            path.with_suffix(".tmp").rename(path)  # so a killed run leaves no truncated file
     except OSError as problem:
         sys.exit(f"cannot write the images into --folder {path.parent}: {problem.strerror}")
 
 
-def drop_page_cache(path, expected):
-    """Drop a file of the expected size from the page cache."""
+def drop_page_cache(path, expected_size):
+    """Drop a file from the page cache. Exit if it does not have the expected size."""
     size = path.stat().st_size if path.exists() else 0
-    if size != expected:
-        sys.exit(f"{path} has {size} bytes instead of {expected}: remove it, or use a --folder "
-                 "that all nodes share")
+    if size != expected_size:
+        sys.exit(f"{path} has {size} bytes instead of {expected_size}: remove it, or use a "
+                 "--folder that all nodes share")
     with open(path, "rb") as file:
         os.fsync(file.fileno())  # the kernel drops only pages that are on disk
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def measure(world, way, path, order, buffer):
-    """Read an epoch; return its times and the bytes that all ranks read."""
+    """Read an epoch. Return its time and speed, and the bytes that all ranks read."""
     def count_bytes():
         return int(Path("/proc/self/io").read_text().split()[1])  # after "rchar:"
 
     buffer.fill(0)
-    before = count_bytes()
+    bytes_before = count_bytes()
     world.Barrier()
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     with WAYS[way](world, path, order, buffer) as read:
         world.Barrier()
-        ready = time.perf_counter()
+        ready_time = time.perf_counter()
         for step in range(len(buffer)):
             read(step)
         world.Barrier()
-        done = time.perf_counter()
-    return {"ready_seconds": ready - started, "images_per_second": order.size / (done - ready),
-            "read_bytes": world.allreduce(count_bytes() - before)}
+        end_time = time.perf_counter()
+    return {"ready_seconds": ready_time - start_time,
+            "images_per_second": order.size / (end_time - ready_time),
+            "read_bytes": world.allreduce(count_bytes() - bytes_before)}
 
 
 def check(world, order, images, buffer):
-    """Return on rank 0 a checksum of the epoch's global batches, in order.
-
-    Exits there unless each image arrived once, intact, and in its place.
-    """
-    sums = world.gather([zlib.crc32(image) for image in buffer.reshape(-1, SIZE)])
+    """Return, on rank 0, a checksum of the epoch. Exit if an image is missing or misplaced."""
+    checksums = world.gather([zlib.crc32(image) for image in buffer.reshape(-1, SIZE)])
     if world.rank > 0:
         return None
-    arrived = np.array(sums).reshape(order.shape)
+    checksums = np.array(checksums).reshape(order.shape)
     expected = np.array([zlib.crc32(image) for image in images])
-    if not np.array_equal(np.sort(arrived, None), np.sort(expected)):
-        sys.exit("what arrived is not each image once: remove the files in --folder")
-    if not np.array_equal(arrived, expected[order]):
-        sys.exit("each image arrived once, but not where the order says")
-    return f"{zlib.crc32(arrived.swapaxes(0, 1).tobytes()):08x}"
+    if not np.array_equal(np.sort(checksums, None), np.sort(expected)):
+        sys.exit("an image is missing, duplicated or damaged: remove the files in --folder")
+    if not np.array_equal(checksums, expected[order]):
+        sys.exit("each image was read once, but some by the wrong rank or in the wrong order")
+    return f"{zlib.crc32(checksums.swapaxes(0, 1).tobytes()):08x}"
 
 
 def run(world, args):
@@ -209,10 +204,10 @@ def run(world, args):
     images = generator.integers(256, size=(args.images, SIZE), dtype=np.uint8)
     order = generator.permuted(np.arange(args.images).reshape(-1, ranks).T, axis=1)
     order = order.reshape(ranks, -1, BATCH)
-    part = images[world.rank::ranks] if own_file else images
+    file_images = images[world.rank::ranks] if own_file else images
     path = args.folder / (f"images-{world.rank}-of-{ranks}.bin" if own_file else "images.bin")
-    run_on_all_ranks(world, write_file, path, part, own_file or world.rank == 0)
-    run_on_all_ranks(world, drop_page_cache, path, part.nbytes)
+    run_on_all_ranks(world, write_file, path, file_images, own_file or world.rank == 0)
+    run_on_all_ranks(world, drop_page_cache, path, file_images.nbytes)
     buffer = np.empty((*order.shape[1:], SIZE), np.uint8)
     nodes = world.allreduce(int(split_by_node(world).rank == 0))
     record = {"way": args.way, "ranks": ranks, "nodes": nodes, "images": args.images,
@@ -235,12 +230,12 @@ def main():
     from mpi4py import MPI
     world = MPI.COMM_WORLD
 
-    def end_all(*problem):
-        traceback.print_exception(*problem)
+    def abort_all_ranks(*exception):
+        traceback.print_exception(*exception)
         time.sleep(1)  # let the launcher forward the traceback
         world.Abort(1)
 
-    sys.excepthook = end_all  # if one rank fails, all end
+    sys.excepthook = abort_all_ranks
     args = run_on_all_ranks(world, parse_args, world)
     if args:
         run(world, args)

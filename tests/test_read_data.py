@@ -51,7 +51,7 @@ def test_readers_serve_each_its_own_node(tmp_path):
 
 
 def test_what_is_wrong_is_noticed(tmp_path):
-    once, place = "not each image once", "not where the order says"
+    once, place = "missing, duplicated or damaged", "by the wrong rank or in the wrong order"
     cases = [("readers", "order[member, step]", "order[0, step]", once),  # all ranks get one batch
              ("readers", "zip(members, batches)", "zip(members[::-1], batches)", place),
              ("mpi-io", "[buffer[step], 1, in_memory]", "buffer[step]", place),

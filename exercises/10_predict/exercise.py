@@ -1,7 +1,7 @@
 """Predict, then run.
 
-Replace each None with a number; README.md says what each is. Nothing is computed or shown before
-all five are there.
+Replace each None with a number, as README.md describes. The grader computes and shows nothing
+before all five are there.
 """
 
 PREDICTION = {

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 
 
-def equal_start(model):
+def synchronize_parameters(model):
     for parameter in model.parameters():
         dist.broadcast(parameter.data, 0)
 

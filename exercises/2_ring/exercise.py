@@ -1,8 +1,8 @@
 """Sum over a ring of ranks.
 
 An all-reduce made of messages between neighbours. The right neighbour of rank r is rank r + 1; that
-of the last rank is rank 0. In every step each rank sends one of N chunks to the right and receives
-one from the left.
+of the last rank is rank 0. In every step each rank sends one of N chunks to its right neighbour and
+receives one from its left neighbour. N is the number of ranks.
 """
 
 import torch
@@ -14,32 +14,32 @@ def exchange(chunk, buffer):
 
     Returns when `buffer` is filled and `chunk` is sent.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     raise NotImplementedError  # your lines: right = ... and left = ..., the neighbours
-    # Your lines. All ranks are here at once: if all wait for their send first, they deadlock.
+    # Your lines. Every rank runs them: if every rank waits for its send first, all deadlock.
     raise NotImplementedError
 
 
 def reduce_scatter(chunks):
-    """Make N - 1 steps: rank r ends up with the total of chunk (r + 1) % N.
+    """Make N - 1 steps, after which rank r has the sum of chunk (r + 1) % N over all ranks.
 
-    `chunks` is a tuple of N tensors, changed in place. Rank r begins by sending chunk r. It adds
-    what it receives to its own chunk of the same number, and sends that in the next step.
+    `chunks` is a tuple of N tensors, changed in place. Rank r sends chunk r first. It adds each
+    chunk that it receives to its own chunk of that number, and sends the sum in the next step.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    for step in range(ranks - 1):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for step in range(world_size - 1):
         # Your lines: which chunk does this step send, and which does it receive?
         raise NotImplementedError
 
 
 def all_gather(chunks):
-    """Make N - 1 more steps: afterwards every rank has every total.
+    """Make N - 1 more steps, after which every rank has the sums of all chunks.
 
-    Rank r begins by sending chunk (r + 1) % N, its total. What it receives overwrites its own chunk
-    of the same number, which it sends in the next step.
+    Rank r sends chunk (r + 1) % N first, which is a sum already. Each chunk that it receives
+    overwrites its own chunk of that number, and is sent in the next step.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    for step in range(ranks - 1):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for step in range(world_size - 1):
         raise NotImplementedError  # your lines
 
 

@@ -5,30 +5,30 @@ import torch.distributed as dist
 
 
 def exchange(chunk, buffer):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    right = (rank + 1) % ranks
-    left = (rank - 1) % ranks
-    sending = dist.isend(chunk, right)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    right = (rank + 1) % world_size
+    left = (rank - 1) % world_size
+    request = dist.isend(chunk, right)
     dist.recv(buffer, left)
-    sending.wait()
+    request.wait()
 
 
 def reduce_scatter(chunks):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    for step in range(ranks - 1):
-        sent = chunks[(rank - step) % ranks]
-        summed = chunks[(rank - step - 1) % ranks]
-        received = torch.empty_like(summed)
-        exchange(sent, received)
-        summed += received
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for step in range(world_size - 1):
+        send_chunk = chunks[(rank - step) % world_size]
+        sum_chunk = chunks[(rank - step - 1) % world_size]
+        buffer = torch.empty_like(sum_chunk)
+        exchange(send_chunk, buffer)
+        sum_chunk += buffer
 
 
 def all_gather(chunks):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    for step in range(ranks - 1):
-        sent = chunks[(rank - step + 1) % ranks]
-        target = chunks[(rank - step) % ranks]
-        exchange(sent, target)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for step in range(world_size - 1):
+        send_chunk = chunks[(rank - step + 1) % world_size]
+        recv_chunk = chunks[(rank - step) % world_size]
+        exchange(send_chunk, recv_chunk)
 
 
 def ring_all_reduce(tensor):

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_default_dtype(torch.float64)  # 16 digits, so that two trainings can be compared
-EPOCHS, BATCH, RATE, MOMENTUM = 2, 64, 0.1, 0.9  # BATCH: images per step
+EPOCHS, BATCH, LR, MOMENTUM = 2, 64, 0.1, 0.9  # BATCH: images per step
 
 
 def load_data():
@@ -29,7 +29,7 @@ def main():
     train, test = load_data()
     loader = DataLoader(train, BATCH, shuffle=True, drop_last=True)
     model = build_model()
-    optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
+    optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
 
     for epoch in range(EPOCHS):
         model.train()
@@ -45,8 +45,8 @@ def main():
     model.eval()
     with torch.no_grad():
         images, labels = test.tensors
-        right = (model(images).argmax(1) == labels).sum().item()
-    print(f"test accuracy {right / len(test):.4f}")
+        correct = (model(images).argmax(1) == labels).sum().item()
+    print(f"test accuracy {correct / len(test):.4f}")
     torch.save(model.state_dict(), "digits.pt")
 
 

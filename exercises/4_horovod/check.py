@@ -4,10 +4,10 @@ import torch
 from runner import NotRun
 from scripts import MOMENTUM, build_model, check_data, check_training, run_script, same_tensors
 
-RANKS, RATE, EPOCHS = 2, 0.05, 2
+RANKS, LR, EPOCHS = 2, 0.05, 2
 
 
-def horovodrun_variables():
+def start_rendezvous():
     """Start a rendezvous server; return the variables that horovodrun --gloo sets for each rank."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousServer
@@ -18,33 +18,32 @@ def horovodrun_variables():
     common = {
         "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "lo",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
-    names = "hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"
-    return [common | {f"HOROVOD_{name.upper()}": getattr(slot, name) for name in names}
+    attributes = "hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"
+    return [common | {f"HOROVOD_{name.upper()}": getattr(slot, name) for name in attributes}
             for slot in slots]
 
 
 def checks(file):
-    """Yield (description, passed, hint) for each check, in the order of the work."""
     try:
         import horovod.torch  # noqa: F401
     except ImportError:
         raise NotRun("Horovod is not installed: .venv/without-horovod says why; "
                      "the other exercises do not need it") from None
     model = build_model()
-    optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
-    for parameter in model.parameters():  # as after an earlier run
+    optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
+    for parameter in model.parameters():  # an earlier run's momentum
         optimizer.state[parameter]["momentum_buffer"] = 0.1 * torch.randn(parameter.shape)
-    start = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    ranks = run_script(file, horovodrun_variables(), start)
-    yield from check_data(ranks)
+    checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    results = run_script(file, start_rendezvous(), checkpoint)
+    yield from check_data(results)
     yield "all ranks start with the parameters that rank 0 has loaded", all(
-        same_tensors(rank["start"], start["model"]) for rank in ranks), (
+        same_tensors(result["start"], checkpoint["model"]) for result in results), (
         "the ranks start with their own random weights: broadcast rank 0's after it has loaded "
         "start.pt")
     yield from check_training(
-        ranks, RATE, EPOCHS, "the ranks start equal and drift apart: is hvd.DistributedOptimizer "
-        "the optimizer that steps? And what else does SGD's step depend on, that only rank 0 has "
-        "loaded?",
+        results, LR, EPOCHS,
+        "the ranks start equal and drift apart: is hvd.DistributedOptimizer the optimizer that "
+        "steps? If so, what else does SGD's step depend on, which only rank 0 has loaded?",
         "are the gradients averaged, not summed? Keep epochs, learning rate and momentum "
         "unchanged. hvd.DistributedOptimizer returns a new optimizer with the parameters and rates "
-        "of the old one, but not its state", start["optimizer"])
+        "of the old one, but not its state", checkpoint["optimizer"])

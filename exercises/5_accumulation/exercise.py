@@ -1,7 +1,7 @@
 """Accumulate gradients over micro-batches.
 
-A global batch that does not fit into memory is split into micro-batches; the optimizer step stays
-the same.
+A global batch that does not fit into memory is split into micro-batches. The optimizer's step is
+that of the whole batch.
 """
 
 from contextlib import nullcontext
@@ -15,9 +15,9 @@ def train_step(ddp, optimizer, micro_batches):
 
     ddp            the model, wrapped in DistributedDataParallel on two ranks
     optimizer      the optimizer of ddp's parameters
-    micro_batches  this rank's list of (images, labels), equally long on all ranks; the n-th
-                   micro-batches have the same size on all ranks. Solve it first for
-                   micro-batches of one size, then for a smaller last one.
+    micro_batches  this rank's list of (images, labels). All ranks have equally many, and the n-th
+                   has the same size on all ranks. First solve it for micro-batches of equal
+                   size, then for a smaller last one.
 
     cross_entropy(ddp(images), labels) is the mean loss over the images of one micro-batch. Each
     micro-batch goes through ddp once. The ranks exchange gradients once, with the last micro-batch,

@@ -1,7 +1,7 @@
 """Shard an optimizer's state.
 
-ZeRO stage 1 by hand, for SGD with momentum: each rank keeps the momentum of its shard only, updates
-only its shard, and gets the other shards' new parameters from the other ranks.
+ZeRO stage 1 by hand, for SGD with momentum. Each rank stores the momentum of one shard, updates
+this shard, and gets the new parameters of the other shards from the other ranks.
 """
 
 import torch
@@ -20,7 +20,7 @@ class ShardedSGD:
         self.parameters = list(parameters)
         self.lr, self.momentum = lr, momentum
         self.sizes = [parameter.numel() for parameter in self.parameters]
-        rank, ranks = dist.get_rank(), dist.get_world_size()
+        rank, world_size = dist.get_rank(), dist.get_world_size()
         total = sum(self.sizes)
         # Your lines: self.begin and self.end. This rank's shard is flat[self.begin:self.end].
         raise NotImplementedError

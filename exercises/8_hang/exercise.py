@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 exercise.py
 
 trains digits on two ranks, and should save in best.pt the network of the epoch with the lowest loss
-over all validation images, with that loss and accuracy. It hangs midway, without an error.
+over all validation images, with that loss and accuracy. But after some epochs it hangs.
 """
 
 import gc
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 torch.set_default_dtype(torch.float64)  # 16 digits, so that two trainings can be compared
-EPOCHS, BATCH, RATE, MOMENTUM = 7, 64, 0.2, 0.9
+EPOCHS, BATCH, LR, MOMENTUM = 7, 64, 0.2, 0.9
 
 
 def load_data():
@@ -30,13 +30,13 @@ def build_model():
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
-def save(model, epoch, loss, right):
+def save(model, epoch, loss, correct):
     """Save the model, with the accuracy over all ranks' validation images.
 
-    right: for each of this rank's validation images, whether the prediction is correct
+    correct: a boolean for each of this rank's validation images
     """
-    tensors = [torch.empty_like(right) for _ in range(dist.get_world_size())]
-    dist.all_gather(tensors, right)
+    tensors = [torch.empty_like(correct) for _ in range(dist.get_world_size())]
+    dist.all_gather(tensors, correct)
     accuracy = torch.cat(tensors).double().mean().item()
     if dist.get_rank() == 0:
         torch.save({"epoch": epoch, "loss": loss.item(), "accuracy": accuracy,
@@ -45,15 +45,15 @@ def save(model, epoch, loss, right):
 
 def main():
     dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     train, valid = load_data()
     sampler = DistributedSampler(train, drop_last=True)
-    loader = DataLoader(train, BATCH // ranks, sampler=sampler, drop_last=True)
+    loader = DataLoader(train, BATCH // world_size, sampler=sampler, drop_last=True)
     model = build_model()
     ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
-    own_images, own_labels = valid[rank::ranks]  # this rank's validation images
+    optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
+    local_images, local_labels = valid[rank::world_size]  # this rank's share
     lowest = float("inf")
 
     for epoch in range(EPOCHS):
@@ -65,11 +65,11 @@ def main():
             optimizer.step()
         model.eval()
         with torch.no_grad():
-            logits = model(own_images)
-            loss = cross_entropy(logits, own_labels)
+            logits = model(local_images)
+            loss = cross_entropy(logits, local_labels)
         if loss < lowest:
             lowest = loss
-            save(model, epoch, loss, logits.argmax(1) == own_labels)
+            save(model, epoch, loss, logits.argmax(1) == local_labels)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 import solution
 from runner import load_exercise, on_ranks
 
-SYMPTOMS = {  # where to look, without naming the mistake
-    "a": "the ranks communicate only in exchange(). Follow one number through it, 1 on one rank "
-         "and 3 on the other: what value does each rank end up with?",
+HINTS = {  # where to look, without naming the mistake
+    "a": "the ranks communicate only in exchange(). Follow a gradient through it that is 1 on one "
+         "rank and 3 on the other: what value does each rank have afterwards?",
     "b": "the gradients are averaged correctly in each step; compare the parameters on the ranks "
          "before the first step",
     "c": "compare the parameters one by one after a step: some are equal on all ranks, others are "
@@ -14,8 +14,8 @@ SYMPTOMS = {  # where to look, without naming the mistake
 
 
 def checks(file):
-    """Yield (what, whether it is right, the hint if not), script by script."""
-    answers, = on_ranks(file, lambda _: load_exercise(file).ANSWERS, 1, init_group=False)
-    for name, hint in SYMPTOMS.items():
+    """Yield (description, passed, hint) for each script."""
+    answers = on_ranks(file, lambda rank: load_exercise(file).ANSWERS, 1, init_group=False)[0]
+    for name, hint in HINTS.items():
         answer = answers.get(name)
         yield f"{name}.py: {answer}", answer == solution.ANSWERS[name], hint

@@ -1,7 +1,7 @@
 """Wrong solutions of exercise 5: {name: (changes to the solution, what the hint says)}."""
 
 ZERO, STEP = "    optimizer.zero_grad()\n", "    optimizer.step()\n"
-WEIGHT = " * len(images) / total"
+WEIGHT = " * len(images) / rank_images"
 CONTEXT = "nullcontext() if number == last else ddp.no_sync()"
 WRONG = {
     "the bare model": (
@@ -12,7 +12,7 @@ WRONG = {
     "no_sync around all": (
         [(CONTEXT, "ddp.no_sync()")],
         "last micro-batch outside no_sync()"),
-    "no division": ([(WEIGHT, "")], "3 times the right one: each loss is a mean"),
+    "no division": ([(WEIGHT, "")], "3 times the correct one: each loss is a mean"),
     "zero_grad in the loop": (
         [(ZERO, ""), ("        with", "        optimizer.zero_grad()\n        with")],
         "zero_grad between micro-batches"),

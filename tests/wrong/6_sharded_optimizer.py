@@ -1,6 +1,6 @@
 """Wrong solutions of exercise 6: {name: (changes to the solution, what the hint says)}."""
 
-LENGTH = "-(-total // ranks)  # rounded up"
+LENGTH = "-(-total // world_size)  # rounded up"
 ZEROS = "torch.zeros(length, dtype"
 SCATTER = "dist.reduce_scatter(shard, list(gradients.chunk(dist.get_world_size())))\n"
 MEAN = "return shard / dist.get_world_size()"
@@ -8,7 +8,8 @@ GATHER = "dist.all_gather(shards, parameter_shard)\n"
 VELOCITY = "self.velocity = self.momentum * self.velocity + gradient_shard\n"
 SHARD = "parameter_shard -= self.lr * self.velocity"
 WRONG = {
-    "rounded down": ([(LENGTH, "total // ranks")], "rounded up, so that no parameter is left out"),
+    "rounded down": ([(LENGTH, "total // world_size")],
+        "rounded up, so that no parameter is left out"),
     "state of everything": ([(ZEROS, "torch.zeros(total, dtype")],
         "for all parameters it would be 184"),
     "a sum": ([(MEAN, "return shard")], "a plain sum would be 3 times"),

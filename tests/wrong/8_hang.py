@@ -1,13 +1,13 @@
 """Wrong solutions of exercise 8: {name: (changes to the solution, what the hint says)}."""
 
 MEAN = (
-    "        dist.all_reduce(loss)  # so that all ranks decide by one value\n"
-    "        loss /= ranks\n")
+    "        dist.all_reduce(loss)  # all ranks must compare the same value\n"
+    "        loss /= world_size\n")
 GATHER = "    dist.all_gather(tensors, right)\n"
 WRONG = {
     "a barrier before it": ([(MEAN, "        dist.barrier()\n")], "ranks waiting for each other"),
     "the collective is removed": (
         [(MEAN, ""), (GATHER, ""), ("torch.cat(tensors)", "right")],
         "over each rank's own half"),
-    "a sum": ([("        loss /= ranks\n", "")], "the mean over all of them is"),
+    "a sum": ([("        loss /= world_size\n", "")], "the mean over all of them is"),
 }

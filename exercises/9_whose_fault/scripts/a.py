@@ -1,4 +1,4 @@
-"""Train on all ranks; gradients are averaged by hand, in one message."""
+"""Train on all ranks; gradients are averaged by hand, in one all-reduce."""
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,8 @@ def exchange(parameters):
     gradients = [parameter.grad for parameter in parameters]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat)
-    for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
+    sizes = [gradient.numel() for gradient in gradients]
+    for gradient, part in zip(gradients, flat.split(sizes)):
         gradient.copy_(part.view_as(gradient))
 
 
