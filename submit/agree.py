@@ -282,12 +282,9 @@ def run_script(session, script, module, arguments):
 
 
 def end_by_os_exit(session, script_pid, code):
-    """Print the verdict, then exit: replaces os._exit for the script, because ranks.run() calls it.
-
-    A forked worker or another thread exits without a verdict.
-    """
+    """Print the verdict, then exit: the script's os._exit, which ranks.run() also calls."""
     if os.getpid() != script_pid or threading.current_thread() is not threading.main_thread():
-        exit_now(code)
+        exit_now(code)  # a forked worker or another thread
     if code:
         session.finish("died", f"rank {session.rank} ended with exit code {code}")
     session.finish("ended")

@@ -52,9 +52,8 @@ def check(path):
 
 def why_ignored(start, name, options, first_command):
     """Return why the scheduler ignores a directive, or None."""
-    if name == "PBS":  # PBS allows blanks before #
-        start = start.lstrip()
-    is_exact = start == "#" and name.isupper()
+    prefix = start.lstrip() if name == "PBS" else start  # PBS allows blanks before #
+    is_exact = prefix == "#" and name.isupper()
     if is_exact and first_command:
         return ("not read by the scheduler: it comes after the first command "
                 f"(line {first_command})")

@@ -40,18 +40,15 @@ if not hasattr(torch, "accelerator"):  # chapters 2 to 5 choose their GPU with i
     sys.exit(f"doctor.py: torch {torch.__version__} in {sys.executable} is older than 2.6, which "
              "the chapters need: load a newer module of the site, or make setup without SITE=")
 
-# {CUDA version: oldest driver}, from docs.nvidia.com/deploy/cuda-compatibility
-OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}
+OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}  # docs.nvidia.com/deploy/cuda-compatibility
 SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the last on GPUs only
 MPI_ADVICE = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
-RENDEZVOUS_ADVICE = (
-    "unset MASTER_PORT; set MASTER_ADDR to rank 0's address in the cluster's network; "
-    "is there a firewall? Do ranks start late (--timeout)?")
+RENDEZVOUS_ADVICE = ("unset MASTER_PORT; set MASTER_ADDR to rank 0's address in the cluster's "
+                     "network; is there a firewall? Do ranks start late (--timeout)?")
 GPU_ADVICE = "compare nvidia-smi with torch.version.cuda; try another node"
 BUILD_ADVICE = "install another build of PyTorch (docs/SETUP.md, Versions)"
-NETWORK_ADVICE = (
-    "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the site's file, to an "
-    "interface of the cluster's network; NCCL_DEBUG=INFO prints more")
+NETWORK_ADVICE = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the site's file, to an "
+                  "interface of the cluster's network; NCCL_DEBUG=INFO prints more")
 
 
 # Time-outs

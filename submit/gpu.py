@@ -23,8 +23,7 @@ from pathlib import Path
 import psutil
 from study import ROOT, Parser, append, machine, read, run
 
-# Of ResNet-50, per image of 224 pixels: 4.09e9 multiplications and as many additions in the forward
-# pass; the backward pass costs twice as much
+# Of ResNet-50, per image of 224 pixels: multiply and add; the backward pass costs twice the forward
 FLOPS = 3 * 2 * 4.09e9
 PEAKS = {  # bf16 FLOP/s without sparsity, from the vendors' data sheets
     "A100": 312e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "B200": 2250e12,
@@ -97,11 +96,8 @@ def compare_devices(device, gpus):
                            exit_code == 0 and "epoch 2/2" in output, output)
 
 
-def plain_loop(device, batch, side, rung):
-    """Return images/s and peak bytes of a ResNet-50 loop on one batch (ResNet-18 on a CPU).
-
-    side: of an image, in pixels. rung: settings, such as "bf16, channels last, compile".
-    """
+def plain_loop(device, batch, image_size, rung):
+    """Return images/s and peak bytes of a ResNet-50 loop on one batch (ResNet-18 on a CPU)."""
     import torch
     from torchvision.models import resnet18, resnet50
 
@@ -112,7 +108,7 @@ def plain_loop(device, batch, side, rung):
     layout = torch.channels_last if "channels last" in rung else torch.contiguous_format
     build_model = resnet50 if device == "cuda" else resnet18
     model = build_model(num_classes=10).to(device, memory_format=layout)
-    images = torch.randn(batch, 3, side, side, device=device).to(memory_format=layout)
+    images = torch.randn(batch, 3, image_size, image_size, device=device).to(memory_format=layout)
     labels = torch.randint(10, (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), 0.001, 0.9)
     if "compile" in rung:
@@ -134,12 +130,12 @@ def plain_loop(device, batch, side, rung):
 
 def single_gpu_speed(device, gpus):
     """How fast is one GPU, rung by rung, and is main.py as fast as a plain loop?"""
-    side, batches = (224, (256, 64, 128, 512)) if device == "cuda" else (32, (8, 4))
+    image_size, batches = (224, (256, 64, 128, 512)) if device == "cuda" else (32, (8, 4))
     cases = [(rung, batches[0]) for rung in ("fp32", "TF32", "bf16", "bf16, channels last")]
     cases += [("bf16, channels last", batch) for batch in batches[1:]]
     cases.append(("bf16, channels last, compile", batches[0]))
     for rung, batch in cases:
-        call = f"gpu.plain_loop({device!r}, {batch}, {side}, {rung!r})"
+        call = f"gpu.plain_loop({device!r}, {batch}, {image_size}, {rung!r})"
         code = f"import json, gpu; print(json.dumps({call}))"
         process = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "submit", text=True,
                                  capture_output=True, timeout=150)
@@ -151,21 +147,21 @@ def single_gpu_speed(device, gpus):
         yield {"rung": rung, "batch": batch, "images/s": speed, "peak bytes": peak,
                **peak_fraction(speed)}
     for precision in "fp32", "bf16":
-        yield from run_chapter(1, "01_single_node", device, side, batches[0], precision)
+        yield from run_chapter(1, "01_single_node", device, image_size, batches[0], precision)
 
 
-def run_chapter(ranks, chapter, device, side, batch, precision):
+def run_chapter(ranks, chapter, device, image_size, batch, precision):
     """Return a list of one record: the images/s of a chapter's main.py, or why it has none."""
     model = "resnet50" if device == "cuda" else "resnet18"
     _, output, records = run_program(
         ranks, f"{chapter}/main.py", "--device", device, "--dataset", "synthetic", "--model", model,
-        "--image-size", side, "--batch-size", batch, "--precision", precision, "--lr", 0.001,
+        "--image-size", image_size, "--batch-size", batch, "--precision", precision, "--lr", 0.001,
         "--epochs", 1, "--max-steps", 5 + STEPS[device])
     if not records:
         return [check_record(f"{chapter}, {ranks} ranks, {precision}", False, output)]
     speed = records[0]["images_per_second"]
     return [{"main.py": chapter, "ranks": ranks, "precision": precision, "batch": batch,
-             "side": side, "images/s": speed, "peak bytes": records[0]["peak_memory_bytes"],
+             "side": image_size, "images/s": speed, "peak bytes": records[0]["peak_memory_bytes"],
              **peak_fraction(speed / ranks)}]
 
 
@@ -178,9 +174,9 @@ def peak_fraction(speed):
 
 def scaling(device, gpus):
     """How does chapter 3 scale over the GPUs, with the same batch per GPU?"""
-    side, batch = (224, 128) if device == "cuda" else (32, 8)
+    image_size, batch = (224, 128) if device == "cuda" else (32, 8)
     for ranks in sorted({1, min(2, gpus), max(1, gpus // 2), gpus}):
-        yield from run_chapter(ranks, "03_ddp", device, side, batch, "bf16")
+        yield from run_chapter(ranks, "03_ddp", device, image_size, batch, "bf16")
 
 
 def kill_rank_1():

@@ -60,8 +60,8 @@ def predict(record, times, args, nodes, constants=model.CENTRAL):
     if args.level_seconds:  # measured: multiply it by the pessimist's or optimist's factor
         factor = constants.level / model.CENTRAL.level
         constants = replace(constants, level=args.level_seconds * factor)
-    cluster = model.Cluster(
-        1, args.gpus, args.node_link, args.gpu_link, measured=bool(args.measured))
+    measured = bool(args.measured)
+    cluster = model.Cluster(1, args.gpus, args.node_link, args.gpu_link, measured=measured)
     return pandas.DataFrame(model.plan(
         args.epochs * args.samples, partial(compute_seconds, times), batch, largest_batch,
         record["gradient_bytes"], cluster, nodes, constants=constants,
@@ -144,7 +144,7 @@ def parse_args():
         site_flags = shlex.split(flags[1], comments=True)
         args = parser.parse_args([*site_flags, *sys.argv[1:]])
     args.nodes = sorted(set(args.nodes))
-    records = [record for record in read(args.run.absolute()) if "step_seconds" in record]
+    records = [record for record in read(args.run) if "step_seconds" in record]
     if not records or records[-1]["nodes"] > 1:
         parser.error(f"{args.run}: no record of a run on one node: a chapter's --results, or "
                      "agree.py --results")
@@ -158,8 +158,7 @@ def parse_args():
     args.level_seconds = None  # latency per level of a tree
     if args.measured:
         try:
-            args.node_link, args.level_seconds = model.measured_link(
-                read(args.measured.absolute()))
+            args.node_link, args.level_seconds = model.measured_link(read(args.measured))
         except ValueError as problem:
             parser.error(f"--measured {args.measured}: {problem}")
     for name in "node_link", "gpu_link", "gpus", "epochs", "largest_batch":

@@ -99,10 +99,8 @@ def command(chapter: str, ranks: int, *flags: object) -> list[str]:
 
 def missing(chapter: str) -> str | None:
     """Return why this environment cannot run a chapter, as set-up recorded it, or None."""
-    reason_file = Path(sys.prefix, "without-horovod")
-    if chapter.startswith("02_horovod") and reason_file.exists():
-        return reason_file.read_text()
-    return None
+    file = Path(sys.prefix, "without-horovod")
+    return file.read_text() if chapter.startswith("02_horovod") and file.exists() else None
 
 
 def environment() -> dict[str, str]:

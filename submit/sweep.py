@@ -22,23 +22,10 @@ from functools import partial
 from pathlib import Path
 
 import pandas
-from study import (
-    ROOT,
-    Parser,
-    append,
-    describe_failure,
-    end_on_sigterm,
-    machine,
-    missing,
-    once,
-    planned_records,
-    read,
-    run,
-)
+from study import ROOT, Parser, end_on_sigterm, machine, missing, once, planned_records, read, run
 from tqdm import tqdm
 
 STEPS = 35  # 5 to warm up, 30 timed
-RUN_KEYS = ("study", "chapter", "ranks", "batch", "flags", "site", "repeat")
 TITLES = {"batch": "batch size; efficiency: compared with the best",
           "weak": "weak scaling, the batch per rank; efficiency: compared with the fewest ranks",
           "strong": "strong scaling, the global batch; efficiency: compared with the fewest ranks"}
@@ -50,7 +37,7 @@ def flag_names(flags):
 
 
 def plan_runs(args):
-    """Return the runs in order, as dicts with the keys RUN_KEYS; chapter 1 has one rank only."""
+    """Return the runs in order, as dicts of the names and values that identify them."""
     site, flags = os.environ.get("SITE", "here"), shlex.join(args.flags)
     runs = []
     for repeat in range(args.repeats):
@@ -60,10 +47,10 @@ def plan_runs(args):
                     cases = [(1, batch) for batch in args.batch_sizes]
                 else:
                     cases = [(ranks, args.batch_size) for ranks in args.ranks
-                             if ranks == 1 or not chapter.startswith("01")]
-                for ranks, batch in cases:
-                    values = study, chapter, ranks, batch, flags, site, repeat
-                    runs.append(dict(zip(RUN_KEYS, values)))
+                             if ranks == 1 or not chapter.startswith("01")]  # has one rank only
+                runs += [{"study": study, "chapter": chapter, "ranks": ranks, "batch": batch,
+                          "flags": flags, "site": site, "repeat": repeat}
+                         for ranks, batch in cases]
     return runs
 
 
@@ -93,8 +80,8 @@ def measure(args, **planned):
         arguments, chapter_folder, variables = command(planned, results, args.script)
         try:
             output = run(arguments, args.timeout, chapter_folder, os.environ | variables)
-        except subprocess.TimeoutExpired as problem:
-            return {"failed": describe_failure(problem)}
+        except subprocess.TimeoutExpired:
+            return {"failed": f"timed out after {args.timeout} s"}
         except subprocess.CalledProcessError as problem:
             return {"failed": find_reason(problem.output) or f"exit code {problem.returncode}"}
         records = read(results)
@@ -202,7 +189,7 @@ def check(args, refuse):
         if missing(chapter):
             refuse(missing(chapter))
     try:
-        append(args.results)  # writes nothing
+        open(args.results, "a").close()
         tempfile.TemporaryDirectory(dir=args.results.parent).cleanup()
     except OSError:
         refuse(f"cannot write {args.results}: name a file in a folder that you can write to")

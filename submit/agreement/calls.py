@@ -28,8 +28,7 @@ class Calls:
                  on_spawn: Callable[[str], None]):
         self.script, self.world_size = script, world_size
         self.on_call, self.on_spawn = on_call, on_spawn
-        self.depth = 0  # collectives call other collectives
-        self.number = 0  # collectives of all ranks so far
+        self.depth = self.number = 0  # nested collectives; collectives of all ranks so far
         self.names = set()  # of the collectives called
         self.current = ""  # the collective in progress
         self.spawn_location = ""  # where the script started a process

@@ -1,16 +1,7 @@
 """Records the samples that a rank trains on, drawn by DataLoaders or given to models."""
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-    dataloader,
-)
+from torch.utils import data
 
 from .fingerprints import dataset_checksum, sample_checksums
 from .hooks import never_raise, wrap_method
@@ -31,7 +22,7 @@ class Data:
         self.step_samples = []  # checksums in the current step: a list per backward
 
     def install(self):
-        iterator = dataloader._BaseDataLoaderIter
+        iterator = data.dataloader._BaseDataLoaderIter
         wrap_method(iterator, "__init__", before=self.begin_epoch)
         wrap_method(iterator, "_reset", before=self.begin_next_epoch)
         wrap_method(iterator, "_next_index", after=self.note_indices)
@@ -97,26 +88,26 @@ class Data:
 
 def describe(loader):
     """Return the facts of a DataLoader and its sampler."""
-    data = loader.dataset
-    while hasattr(data, "dataset"):  # a Subset, or another wrapper
-        data = data.dataset
-    stream = isinstance(loader.dataset, IterableDataset)
+    whole = loader.dataset
+    while hasattr(whole, "dataset"):  # a Subset, or another wrapper
+        whole = whole.dataset
+    stream = isinstance(loader.dataset, data.IterableDataset)
     facts = {"dataset_size": 0 if stream else len(loader.dataset), "stream": stream, "epochs": [],
-             "batches": [], "dataset_checksum": dataset_checksum(data),
+             "batches": [], "dataset_checksum": dataset_checksum(whole),
              "without_replacement": False}
     sampler = loader.sampler
-    if isinstance(sampler, DistributedSampler):
+    if isinstance(sampler, data.DistributedSampler):
         facts |= {"without_replacement": True, "shuffle": sampler.shuffle,
                   "num_replicas": sampler.num_replicas}
-    elif type(loader.batch_sampler) is BatchSampler and type(sampler) in (
-            RandomSampler, SequentialSampler, SubsetRandomSampler):
+    elif type(loader.batch_sampler) is data.BatchSampler and type(sampler) in (
+            data.RandomSampler, data.SequentialSampler, data.SubsetRandomSampler):
         facts["without_replacement"] = not getattr(sampler, "replacement", False)
     return facts
 
 
 def index_in_whole(dataset, index):
     """Return a sample's index in the whole data set, given its index in a subset."""
-    while isinstance(dataset, Subset):
+    while isinstance(dataset, data.Subset):
         index = dataset.indices[index]
         dataset = dataset.dataset
     return int(index)

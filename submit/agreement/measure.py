@@ -25,8 +25,7 @@ class StepTimer:
         self.step_ends = []  # in seconds, or as events on a GPU
         self.device = torch.device("cpu")
         self.gradients = {}  # {parameter: bytes of its gradient}
-        self.drawn_samples = 0  # by DataLoaders, since the last step
-        self.model_samples = 0  # in the model's input, since the last step
+        self.drawn_samples = self.model_samples = 0  # since the last step: drawn, in the input
         self.dataset_size = None
 
     def install(self) -> None:

@@ -1,5 +1,6 @@
 """Judges the reports of all ranks: returns the lines of agree.py's table, and the findings."""
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -75,7 +76,7 @@ def relative_distance(states, start):
             size += max((value - zero) ** 2 for value in values)
     if size:
         return (distance / size) ** 0.5
-    return float("inf") if distance else 0.0
+    return math.inf if distance else 0.0
 
 
 def find_differences(states, shards):
@@ -130,7 +131,7 @@ def judge_weights(reports):
 
 
 def differences_by_step(steps, last_states, shards):
-    """Return [(step number, differences before it)], without rounding, and (None, at the end)."""
+    """Return [(step number, differences before it beyond rounding)]; number None is the end."""
     start = {}  # {name: state before its first step} on rank 0
     history = []
     for number, ranks in [*steps, (None, None)]:
@@ -147,7 +148,7 @@ def differences_by_step(steps, last_states, shards):
 
 
 def has_moved(report):
-    """Return True if a weight of a rank before any step differs from that at the end."""
+    """Return True if a rank's weight before any of its steps differs from that at the end."""
     last = report["last_state"]
     return any(last[name][0] != step["state"][name][0]
                for step in report["steps"] for name in step["state"].keys() & last.keys())
@@ -174,16 +175,8 @@ def concatenate(gradients, names):
     return [number for name in names for number in gradients[name]]
 
 
-def mean_vector(vectors):
-    return [sum(column) / len(vectors) for column in zip(*vectors)]
-
-
 def norm(values):
     return sum(value * value for value in values) ** 0.5
-
-
-def is_finite(values):
-    return all(abs(value) < float("inf") for value in values)
 
 
 def fit_factor(values, base):
@@ -224,7 +217,8 @@ def classify_gradients(own_gradients, used_gradients, names, tolerance, sample_c
     names = [name for name in names if sizes[name] > NEGLIGIBLE * max(sizes.values())]
     own_vectors = [concatenate(rank, names) for rank in own_gradients]
     used_vectors = [concatenate(rank, names) for rank in used_gradients]
-    world_size, mean = len(own_vectors), mean_vector(own_vectors)
+    world_size = len(own_vectors)
+    mean = [sum(column) / world_size for column in zip(*own_vectors)]
     fits = [fit_factor(values, mean) for values in used_vectors]
     if all(residual < tolerance for _, residual in fits):
         factors = [factor for factor, _ in fits]
@@ -309,7 +303,7 @@ def describe_not_finite(ranks):
     """Return which ranks have non-finite gradients, before or after averaging, as text."""
     for key, stage in ("own_gradients", "of its own"), ("used_gradients", "after the averaging"):
         not_finite = [rank for rank, step in enumerate(ranks)
-                      if not is_finite(concatenate(step[key], step[key]))]
+                      if not all(map(math.isfinite, concatenate(step[key], step[key])))]
         if not_finite:
             return f"on rank {listed(not_finite)}, {stage}"
     return ""
@@ -567,10 +561,10 @@ def describe_without_steps(reports: list[dict]) -> str:
         return "no weight changed"
     last_states = [report["last_state"] for report in reports]
     differences = find_differences(last_states, reports[0]["shards"])
-    text = "equal on all ranks"
-    if differences:
-        text = f"apart: {describe_differences(differences, len(last_states[0]))}"
-    return f"the weights changed without one, and are {text}"
+    if not differences:
+        return "the weights changed without one, and are equal on all ranks"
+    text = describe_differences(differences, len(last_states[0]))
+    return f"the weights changed without one, and are apart: {text}"
 
 
 # Output.
