@@ -4,8 +4,8 @@ Run it first on a compute node, started exactly as a chapter is:
 
     mpiexec -n 4 python submit/doctor.py       # or srun, or torchrun; python alone is one rank
 
-It changes nothing, and it ends by itself. Each problem is one line, which says what to do, and the
-exit code is then not 0.
+It changes nothing, and ends by itself. It reports each problem in one line, with what to do. The
+exit code is 0 if it finds none.
 """
 
 import argparse
@@ -23,12 +23,11 @@ import warnings
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import distributions
-from itertools import groupby
 
 from ranks import find_launcher, find_ranks, gather, run
 
 if __name__ == "__main__":  # before torch is imported
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no log lines: exceptions repeat them
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # exceptions repeat these lines
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # the Guard ends ranks that hang
 try:
     import psutil
@@ -41,35 +40,35 @@ if not hasattr(torch, "accelerator"):  # chapters 2 to 5 choose their GPU with i
     sys.exit(f"doctor.py: torch {torch.__version__} in {sys.executable} is older than 2.6, which "
              "the chapters need: load a newer module of the site, or make setup without SITE=")
 
-DRIVERS = {"11": 450, "12": 525, "13": 580}  # minimum: docs.nvidia.com/deploy/cuda-compatibility
+OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}  # docs.nvidia.com/deploy/cuda-compatibility
 SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the last on GPUs only
-MPI = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
-RENDEZVOUS = ("unset MASTER_PORT; set MASTER_ADDR to rank 0's address in the cluster's network; "
-              "is there a firewall? Do ranks start late (--timeout)?")
-GPUS = "compare nvidia-smi with torch.version.cuda; try another node"
-OTHER_BUILD = "install another build of PyTorch (docs/SETUP.md, Versions)"
-NETWORK = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the site's file, to an "
-           "interface of the cluster's network; NCCL_DEBUG=INFO prints more")
+MPI_ADVICE = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
+RENDEZVOUS_ADVICE = ("unset MASTER_PORT; set MASTER_ADDR to rank 0's address in the cluster's "
+                     "network; is there a firewall? Do ranks start late (--timeout)?")
+GPU_ADVICE = "compare nvidia-smi with torch.version.cuda; try another node"
+BUILD_ADVICE = "install another build of PyTorch (docs/SETUP.md, Versions)"
+NETWORK_ADVICE = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the site's file, to an "
+                  "interface of the cluster's network; NCCL_DEBUG=INFO prints more")
 
 
 # Time-outs
 
 class Guard:
-    """A process that ends this one after a time-out; MPI_Init can block all threads."""
+    """A process that kills this one after a time-out, because MPI_Init can block all threads."""
 
     def __init__(self, seconds, rank):
         self.seconds = seconds
-        reading, self.writing = os.pipe()
+        pipe_output, self.pipe_input = os.pipe()
         warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
-        if os.fork() == 0:  # rank 0 gives up first
-            os.close(self.writing)
-            self.wait(reading, 3 + seconds * min(2, rank + 1))
+        if os.fork() == 0:
+            os.close(self.pipe_input)
+            self.wait(pipe_output, 3 + seconds * min(2, rank + 1))  # rank 0 gives up first
 
-    def wait(self, reading, limit):
-        """Print the line of the current stage and kill the parent if a stage exceeds the limit."""
+    def wait(self, pipe_output, limit):
+        """If a stage exceeds the limit, print its line, and kill the parent."""
         parent, line = os.getppid(), b""
-        while select.select([reading], [], [], limit)[0]:
-            line = os.read(reading, 9999)
+        while select.select([pipe_output], [], [], limit)[0]:
+            line = os.read(pipe_output, 9999)
             if not line:  # the parent has ended
                 os._exit(0)
         os.write(2, line)
@@ -77,25 +76,23 @@ class Guard:
         os._exit(0)
 
     @contextmanager
-    def stage(self, name, fix):
-        """End this rank with one line if the block hangs, or raises an exception."""
-        line = f"doctor.py: {name} timed out after {self.seconds:g} s: {fix}\n"
-        os.write(self.writing, line.encode())
+    def stage(self, name, advice):
+        """End this rank with one line if the block hangs or raises an exception."""
+        line = f"doctor.py: {name} timed out after {self.seconds:g} s: {advice}\n"
+        os.write(self.pipe_input, line.encode())
         try:
             yield
         except Exception as problem:
             text = " ".join(str(problem).split())
-            sys.exit(f"{name} failed: {type(problem).__name__}: {text:.200}: {fix}")
+            sys.exit(f"{name} failed: {type(problem).__name__}: {text:.200}: {advice}")
 
 
 def refuse_unknown_launcher():
-    """Exit if an unknown launcher has started several of this process."""
-    me = psutil.Process()
-    time.sleep(max(0, me.create_time() + 3 - time.time()))  # until all have been started
-    count = 0
-    for process in psutil.process_iter(["ppid", "cmdline"]):
-        siblings = process.info["ppid"] == me.ppid()
-        count += siblings and process.info["cmdline"] == me.cmdline()
+    """Exit if an unknown launcher has started this program several times."""
+    this = psutil.Process()
+    time.sleep(max(0, this.create_time() + 3 - time.time()))  # until all have been started
+    identity = {"ppid": this.ppid(), "cmdline": this.cmdline()}
+    count = sum(process.info == identity for process in psutil.process_iter(["ppid", "cmdline"]))
     if count > 1:
         sys.exit(f"{count} processes on {socket.gethostname()} each believe they are rank 0 of 1, "
                  "and would train alone: start them with mpiexec, srun or torchrun")
@@ -103,8 +100,8 @@ def refuse_unknown_launcher():
 
 # What each rank sees
 
-def installed():
-    """Return the versions that must be the same on all nodes."""
+def describe_versions():
+    """Return the versions that must be the same on all nodes, as text."""
     versions = {package.name.lower(): package.version for package in distributions()}
     mpi = sys.modules.get("mpi4py.MPI")
     library = re.split("[\n,]", mpi.Get_library_version())[0] if mpi else "no MPI"
@@ -124,7 +121,7 @@ def gloo_interface():
 
 
 def driver_version():
-    """Return the NVIDIA driver's version, such as 580.65.06, or "" if there is none to read."""
+    """Return the NVIDIA driver's version, such as 580.65.06, or "" if it is unknown."""
     try:
         with open("/proc/driver/nvidia/version") as file:
             return re.search(r" (\d+\.[\d.]+) ", file.read())[1]
@@ -133,11 +130,11 @@ def driver_version():
 
 
 def try_gpu(index):
-    """Select a GPU as the chapters do, and compute on it; return why that fails, or ""."""
+    """Select a GPU as the chapters do, and run a kernel; return why that fails, or ""."""
     try:
         torch.accelerator.set_device_index(index)
         torch.ones(1, device="cuda").add(1).item()
-    except RuntimeError as problem:  # no kernel for it, memory used by another job
+    except RuntimeError as problem:  # such as no kernel for this GPU, or no free memory
         return str(problem).splitlines()[0]
     return ""
 
@@ -152,27 +149,29 @@ def examine():
         cores = os.sched_getaffinity(0)
     return {"node": socket.gethostname(), "local_rank": local_rank, "uuids": uuids,
             "gpu": uuids[local_rank % gpus] if gpus else None,
-            "visible": os.environ.get("CUDA_VISIBLE_DEVICES", "not set"),
-            "driver": os.path.exists("/dev/nvidia0"), "driver_version": driver_version(),
-            "cuda": torch.version.cuda, "fails": try_gpu(local_rank % gpus) if gpus else "",
+            "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES", "not set"),
+            "has_driver": os.path.exists("/dev/nvidia0"), "driver_version": driver_version(),
+            "cuda": torch.version.cuda, "gpu_error": try_gpu(local_rank % gpus) if gpus else "",
             "cores": sorted(cores),
-            "all_cores": os.cpu_count(), "versions": installed(), "gloo": gloo_interface(),
+            "all_cores": os.cpu_count(), "versions": describe_versions(), "gloo": gloo_interface(),
             "nccl": os.environ.get("NCCL_SOCKET_IFNAME", "not set"),
             "interfaces": ", ".join(psutil.net_if_addrs())}
 
 
 # What rank 0 concludes
 
-def ranges(values):
-    """Return whole numbers as ranges: 0-3,7."""
-    texts = []
-    for _, pairs in groupby(enumerate(sorted(values)), lambda pair: pair[1] - pair[0]):
-        row = [number for _, number in pairs]
-        texts.append(f"{row[0]}-{row[-1]}" if row[1:] else str(row[0]))
-    return ",".join(texts)
+def format_ranges(numbers):
+    """Return whole numbers as text, such as 0-3,7."""
+    ranges = []  # [first, last] of each
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ranges)
 
 
-def by_node(ranks):
+def group_by_node(ranks):
     """Return {node: the facts of its ranks}."""
     nodes = {}
     for facts in ranks:
@@ -182,18 +181,19 @@ def by_node(ranks):
 
 def show(ranks, launcher):
     """Print the facts, node by node and rank by rank."""
-    nodes = by_node(ranks)
+    nodes = group_by_node(ranks)
     print(f"launcher: {launcher or 'none'}")
     print(f"versions: {ranks[0]['versions']}")
     print(f"ranks: {len(ranks)}, nodes: {len(nodes)}")
     for node, node_ranks in nodes.items():
-        print(f"node {node}: local ranks {ranges(facts['local_rank'] for facts in node_ranks)}, "
+        local_ranks = format_ranges(facts["local_rank"] for facts in node_ranks)
+        print(f"node {node}: local ranks {local_ranks}, "
               f"interfaces {node_ranks[0]['interfaces']}, gloo uses {node_ranks[0]['gloo']}, "
               f"NCCL_SOCKET_IFNAME: {node_ranks[0]['nccl']}")
     for rank, facts in enumerate(ranks):
         print(f"rank {rank}: {facts['node']}, local rank {facts['local_rank']}, "
-              f"CPU cores: {ranges(facts['cores'])}, GPUs: {len(facts['uuids'])} "
-              f"(CUDA_VISIBLE_DEVICES: {facts['visible']}), uses: {facts['gpu'] or 'none'}")
+              f"CPU cores: {format_ranges(facts['cores'])}, GPUs: {len(facts['uuids'])} "
+              f"(CUDA_VISIBLE_DEVICES: {facts['visible_devices']}), uses: {facts['gpu'] or 'none'}")
     requested = os.environ.get("SLURM_GPUS_ON_NODE")
     if requested and not any(facts["uuids"] for facts in ranks):
         print(f"note: the job has {requested} GPUs per node, and PyTorch sees none of them: a CPU "
@@ -202,17 +202,18 @@ def show(ranks, launcher):
 
 def diagnose(ranks):
     """Return the problems in the facts of all ranks, as lines."""
-    findings, nodes = [], by_node(ranks)
+    findings, nodes = [], group_by_node(ranks)
     any_gpu = any(facts["gpu"] for facts in ranks)
     for node, node_ranks in nodes.items():
         findings += [f"{node}: {text}" for text in diagnose_gpus(node_ranks, any_gpu)]
         cores = {core for facts in node_ranks for core in facts["cores"]}
         if len(cores) < min(len(node_ranks), node_ranks[0]["all_cores"]):
-            findings.append(f"{node}: {len(node_ranks)} ranks are bound to core {ranges(cores)}: "
-                            "mpiexec --depth --cpu-bind, srun --cpus-per-task, --bind-to none")
+            findings.append(f"{node}: {len(node_ranks)} ranks are bound to core "
+                            f"{format_ranges(cores)}: mpiexec --depth --cpu-bind, "
+                            "srun --cpus-per-task, --bind-to none")
         if len(nodes) > 1 and node_ranks[0]["gloo"].startswith("127."):
             findings.append(f"{node}: its hostname resolves to {node_ranks[0]['gloo']}, which "
-                            f"other nodes cannot reach: {NETWORK}")
+                            f"other nodes cannot reach: {NETWORK_ADVICE}")
         if node_ranks[0]["versions"] != ranks[0]["versions"]:
             findings.append(f"{node}: versions differ from rank 0's, {node_ranks[0]['versions']}: "
                             "activate one environment on all nodes")
@@ -223,32 +224,32 @@ def diagnose_gpus(node_ranks, any_gpu):
     """Return the problems with the GPUs of one node's ranks, as lines."""
     gpus = {uuid for facts in node_ranks for uuid in facts["uuids"]}
     used = [facts["gpu"] for facts in node_ranks]
-    if None in used and (node_ranks[0]["driver"] or any_gpu):
-        return [without_gpu(node_ranks[used.index(None)])]
+    if None in used and (node_ranks[0]["has_driver"] or any_gpu):
+        return [why_no_gpu(node_ranks[used.index(None)])]
     if gpus and len(node_ranks) > len(gpus):
         return [f"{len(node_ranks)} ranks see {len(gpus)} GPUs: start one rank per GPU (mpiexec "
                 "--ppn, srun --ntasks-per-node, torchrun --nproc-per-node)"]
     if gpus and len(set(used)) < len(used):
         return ["several ranks use the same GPU: unset CUDA_VISIBLE_DEVICES, or give each rank "
                 "its own; use one launcher per node"]
-    return [f"cannot run a kernel on GPU {facts['gpu']}: {facts['fails']}: if no other job uses "
-            f"it, {OTHER_BUILD}" for facts in node_ranks if facts["fails"]]
+    return [f"cannot run a kernel on GPU {facts['gpu']}: {facts['gpu_error']}: if no other job "
+            f"uses it, {BUILD_ADVICE}" for facts in node_ranks if facts["gpu_error"]]
 
 
-def without_gpu(facts):
+def why_no_gpu(facts):
     """Return why a rank sees no GPU where there should be one, and what to do."""
     cuda, driver = facts["cuda"], facts["driver_version"]
-    if facts["driver"] and not cuda:
-        return f"NVIDIA GPUs found, but this PyTorch is built without CUDA: {OTHER_BUILD}"
-    least = DRIVERS.get((cuda or "").split(".")[0], 0)
-    if driver and int(driver.split(".")[0]) < least:
-        return (f"a rank sees no GPU: PyTorch is built for CUDA {cuda}, which needs driver {least} "
-                f"or newer, but this is {driver}: {OTHER_BUILD}")
+    if facts["has_driver"] and not cuda:
+        return f"NVIDIA GPUs found, but this PyTorch is built without CUDA: {BUILD_ADVICE}"
+    oldest = OLDEST_DRIVERS.get((cuda or "").split(".")[0], 0)
+    if driver and int(driver.split(".")[0]) < oldest:
+        return (f"a rank sees no GPU: PyTorch is built for CUDA {cuda}, which needs driver "
+                f"{oldest} or newer, but the driver is {driver}: {BUILD_ADVICE}")
     return "a rank sees no GPU: ask for one GPU per rank; is CUDA_VISIBLE_DEVICES empty?"
 
 
 def judge(store, launcher, rank, world_size):
-    """Let rank 0 judge the facts of all ranks; exit on all if something is wrong."""
+    """Let rank 0 judge the facts of all ranks; all ranks exit if something is wrong."""
     store.set(f"facts of rank {rank}", json.dumps(examine()))
     if rank == 0:
         names = [f"facts of rank {other}" for other in range(world_size)]
@@ -257,9 +258,9 @@ def judge(store, launcher, rank, world_size):
         findings = diagnose(ranks)
         for line in findings:
             print(f"wrong: {line}")
-        store.set("verdict", "wrong" if findings else "right")
+        store.set("verdict", "wrong" if findings else "nothing wrong")
     if store.get("verdict") == b"wrong":
-        time.sleep(1)  # rank 0's output comes first
+        time.sleep(1)  # until rank 0 has printed
         sys.exit(1)
 
 
@@ -279,7 +280,7 @@ def measure(size, device):
         times.append(time.perf_counter() - started)
         if not (tensor == world_size * (world_size + 1) / 2).all():
             raise ValueError("a wrong sum: bad hardware or network plugin (try NCCL_NET=Socket)")
-    return statistics.median(times[1:])  # the first one connects
+    return statistics.median(times[1:])  # the first all-reduce also connects the ranks
 
 
 def all_reduce(store, rank, world_size, seconds):
@@ -300,7 +301,7 @@ def all_reduce(store, rank, world_size, seconds):
             if rank == 0:
                 print(f"all-reduce over {library}, {name}: {median:.6f} s, "
                       f"bus bandwidth {bandwidth:.3f} GB/s")
-    nodes = len(set(gather(socket.gethostname())))  # also a barrier: no rank leaves early
+    nodes = len(set(gather(socket.gethostname())))  # also a barrier: no rank exits early
     return [record | {"ranks": world_size, "nodes": nodes} for record in records]
 
 
@@ -322,14 +323,14 @@ def main():
     if not launcher:
         refuse_unknown_launcher()
     guard = Guard(seconds, rank)
-    with guard.stage("MPI_Init", MPI):
+    with guard.stage("MPI_Init", MPI_ADVICE):
         find_ranks()
-    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    with guard.stage(f"rendezvous at {place}", RENDEZVOUS):
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    with guard.stage(f"rendezvous at {address}", RENDEZVOUS_ADVICE):
         store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
-    with guard.stage("collecting what each rank sees of its GPUs", GPUS):
+    with guard.stage("collecting what each rank sees of its GPUs", GPU_ADVICE):
         judge(store, launcher, rank, world_size)
-    with guard.stage("the all-reduce", NETWORK):
+    with guard.stage("the all-reduce", NETWORK_ADVICE):
         records = all_reduce(store, rank, world_size, seconds)
     if rank == 0:
         print("nothing wrong was found")

@@ -1,12 +1,12 @@
 """Check a new GPU node: does every chapter train correctly, and how fast?
 
     python submit/gpu.py                    # all parts; make gpu does the same
-    python submit/gpu.py ladder scaling     # some of them
-    python submit/gpu.py --device cpu       # try this program itself, with small sizes
+    python submit/gpu.py ladder scaling     # these two parts
+    python submit/gpu.py --device cpu       # a trial of this program, with small sizes
 
 It needs torch >= 2.6, torchvision, scikit-learn, psutil and tqdm in the Python that runs it, and no
-network. It prints what a part measures, and appends it to results/gpu.jsonl as lines of JSON. If a
-part fails, it says why, and continues with the next.
+network. It prints what each part measures, and appends it to results/gpu.jsonl as lines of JSON. If
+a part fails, it says why, and continues with the next part.
 """
 
 import json
@@ -23,53 +23,53 @@ from pathlib import Path
 import psutil
 from study import ROOT, Parser, append, machine, read, run
 
-# ResNet-50, per image of 224 pixels: multiply and add; the backward pass costs twice the forward
+# Of ResNet-50, per image of 224 pixels: multiply and add; the backward pass costs twice the forward
 FLOPS = 3 * 2 * 4.09e9
 PEAKS = {  # bf16 FLOP/s without sparsity, from the vendors' data sheets
     "A100": 312e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "B200": 2250e12,
     "V100": 125e12, "L40S": 362e12}
 STEPS = {"cuda": 30, "cpu": 2}
-STARTED = time.monotonic()
+START_TIME = time.monotonic()
 
 
 def run_program(ranks, program, *flags, timeout=120):
     """Run a program on `ranks` ranks; return its exit code, its output, and its records."""
-    words = [sys.executable]
+    arguments = [sys.executable]
     if ranks > 1:
-        words += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost",
-                  "--nproc-per-node", ranks]
-    words += [ROOT / program, *flags]
+        arguments += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost",
+                      "--nproc-per-node", ranks]
+    arguments += [ROOT / program, *flags]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
         if program.endswith("main.py"):
-            words += ["--results", results]
+            arguments += ["--results", results]
         try:
-            printed = run(words, timeout)
+            output = run(arguments, timeout)
         except subprocess.CalledProcessError as problem:
             return problem.returncode, problem.output, read(results)
         except subprocess.TimeoutExpired:
             return 124, f"timed out after {timeout} s", read(results)
-        return 0, printed, read(results)
+        return 0, output, read(results)
 
 
-def check_record(name, right, printed=""):
-    """Return a record of a check: is it right, and if not, what was printed last?"""
-    last_lines = "\n".join(printed.splitlines()[-12:])
-    return {"check": name, "right": bool(right), "printed": "" if right else last_lines}
+def check_record(name, passed, output=""):
+    """Return a record of a check, with the last lines of the output if it has not passed."""
+    last_lines = "" if passed else "\n".join(output.splitlines()[-12:])
+    return {"check": name, "passed": bool(passed), "output": last_lines}
 
 
 def doctor(device, gpus):
     """Does the doctor find a problem? How fast are all-reduces?"""
-    code, printed, _ = run_program(gpus, "submit/doctor.py")
-    yield check_record("the doctor finds nothing wrong", code == 0, printed)
+    exit_code, output, _ = run_program(gpus, "submit/doctor.py")
+    yield check_record("the doctor finds nothing wrong", exit_code == 0, output)
     for library, size, seconds, speed in re.findall(
-            r"all-reduce over (\w+), (.*?): ([\d.]+) s, bus bandwidth ([\d.]+) GB/s", printed):
+            r"all-reduce over (\w+), (.*?): ([\d.]+) s, bus bandwidth ([\d.]+) GB/s", output):
         yield {"all-reduce": size, "over": library, "seconds": float(seconds),
                "GB/s": float(speed)}
 
 
 def compare_devices(device, gpus):
-    """Is the loss the same on the CPU, one GPU and all GPUs? Can each resume the others' files?"""
+    """Is the loss the same on the CPU, one GPU and all GPUs? Do checkpoints resume on the other?"""
     runs = {"chapter 1 on the CPU": ("01_single_node", 1, "cpu"),
             "chapter 1 on the device": ("01_single_node", 1, device),
             "chapter 3 on one rank": ("03_ddp", 1, device),
@@ -77,37 +77,38 @@ def compare_devices(device, gpus):
             "chapter 3 on two ranks of the CPU": ("03_ddp", 2, "cpu")}
     for precision, tolerance in ("fp64", 1e-10), ("fp32", 0.02):
         cpu_loss = None
-        for name, (folder, ranks, place) in runs.items():
-            _, printed, records = run_program(
-                ranks, f"{folder}/main.py", "--precision", precision, "--device", place,
+        for name, (folder, ranks, run_device) in runs.items():
+            _, output, records = run_program(
+                ranks, f"{folder}/main.py", "--precision", precision, "--device", run_device,
                 "--global-batch-size", 48, "--epochs", 2)
             loss = records[0]["loss"] if records else math.nan
             cpu_loss = loss if cpu_loss is None else cpu_loss
             difference = abs(loss - cpu_loss)
             yield {"loss": loss, "difference": difference} | check_record(
-                f"{name}, {precision}: the loss of the CPU", difference < tolerance, printed)
+                f"{name}, {precision}: the loss of the CPU", difference < tolerance, output)
     for first, second in ("cpu", device), (device, "cpu"):
         with tempfile.TemporaryDirectory() as folder:
-            saved = "01_single_node/main.py", "--checkpoint", f"{folder}/c.pt"
-            run_program(1, *saved, "--epochs", 1, "--device", first)
-            code, printed, _ = run_program(1, *saved, "--epochs", 2, "--resume", "--device", second)
+            program = "01_single_node/main.py", "--checkpoint", f"{folder}/c.pt"
+            run_program(1, *program, "--epochs", 1, "--device", first)
+            exit_code, output, _ = run_program(
+                1, *program, "--epochs", 2, "--resume", "--device", second)
         yield check_record(f"a checkpoint of {first} continues on {second}",
-                    code == 0 and "epoch 2/2" in printed, printed)
+                           exit_code == 0 and "epoch 2/2" in output, output)
 
 
-def plain_loop(device, batch, side, rung):
+def plain_loop(device, batch, image_size, rung):
     """Return images/s and peak bytes of a ResNet-50 loop on one batch (ResNet-18 on a CPU)."""
     import torch
     from torchvision.models import resnet18, resnet50
 
-    fast = rung != "fp32"
-    torch.backends.cudnn.allow_tf32 = fast
-    torch.set_float32_matmul_precision("high" if fast else "highest")
+    allow_tf32 = rung != "fp32"
+    torch.backends.cudnn.allow_tf32 = allow_tf32
+    torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
     torch.backends.cudnn.benchmark = True
     layout = torch.channels_last if "channels last" in rung else torch.contiguous_format
-    make = resnet50 if device == "cuda" else resnet18
-    model = make(num_classes=10).to(device, memory_format=layout)
-    images = torch.randn(batch, 3, side, side, device=device).to(memory_format=layout)
+    build_model = resnet50 if device == "cuda" else resnet18
+    model = build_model(num_classes=10).to(device, memory_format=layout)
+    images = torch.randn(batch, 3, image_size, image_size, device=device).to(memory_format=layout)
     labels = torch.randint(10, (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), 0.001, 0.9)
     if "compile" in rung:
@@ -116,7 +117,7 @@ def plain_loop(device, batch, side, rung):
         if step == 5:
             if device == "cuda":
                 torch.cuda.synchronize()
-            started = time.perf_counter()
+            start_time = time.perf_counter()
         optimizer.zero_grad()
         with torch.autocast(device, torch.bfloat16, enabled="bf16" in rung):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
@@ -124,57 +125,58 @@ def plain_loop(device, batch, side, rung):
         optimizer.step()
     loss.item()
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
-    return batch * STEPS[device] / (time.perf_counter() - started), peak
+    return batch * STEPS[device] / (time.perf_counter() - start_time), peak
 
 
 def single_gpu_speed(device, gpus):
     """How fast is one GPU, rung by rung, and is main.py as fast as a plain loop?"""
-    side, batches = (224, (256, 64, 128, 512)) if device == "cuda" else (32, (8, 4))
-    rungs = [(rung, batches[0]) for rung in ("fp32", "TF32", "bf16", "bf16, channels last")]
-    rungs += [("bf16, channels last", batch) for batch in batches[1:]]
-    for rung, batch in [*rungs, ("bf16, channels last, compile", batches[0])]:
-        call = f"gpu.plain_loop({device!r}, {batch}, {side}, {rung!r})"
+    image_size, batches = (224, (256, 64, 128, 512)) if device == "cuda" else (32, (8, 4))
+    cases = [(rung, batches[0]) for rung in ("fp32", "TF32", "bf16", "bf16, channels last")]
+    cases += [("bf16, channels last", batch) for batch in batches[1:]]
+    cases.append(("bf16, channels last, compile", batches[0]))
+    for rung, batch in cases:
+        call = f"gpu.plain_loop({device!r}, {batch}, {image_size}, {rung!r})"
         code = f"import json, gpu; print(json.dumps({call}))"
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "submit", text=True,
-                              capture_output=True, timeout=150)
-        if done.returncode:  # 512 images may not fit in memory
-            reason = done.stderr.strip().splitlines()[-1][:150]
+        process = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "submit", text=True,
+                                 capture_output=True, timeout=150)
+        if process.returncode:  # 512 images may not fit in memory
+            reason = process.stderr.strip().splitlines()[-1][:150]
             yield {"rung": rung, "batch": batch, "failed": reason}
             continue
-        speed, peak = json.loads(done.stdout.splitlines()[-1])
+        speed, peak = json.loads(process.stdout.splitlines()[-1])
         yield {"rung": rung, "batch": batch, "images/s": speed, "peak bytes": peak,
                **peak_fraction(speed)}
     for precision in "fp32", "bf16":
-        yield from run_chapter(1, "01_single_node", device, side, batches[0], precision)
+        yield from run_chapter(1, "01_single_node", device, image_size, batches[0], precision)
 
 
-def run_chapter(ranks, name, device, side, batch, precision):
-    """Return the images/s of a chapter's main.py with ResNet-50."""
+def run_chapter(ranks, chapter, device, image_size, batch, precision):
+    """Return a list of one record: the images/s of a chapter's main.py, or why it has none."""
     model = "resnet50" if device == "cuda" else "resnet18"
-    _, printed, records = run_program(
-        ranks, f"{name}/main.py", "--device", device, "--dataset", "synthetic", "--model", model,
-        "--image-size", side, "--batch-size", batch, "--precision", precision, "--lr", 0.001,
+    _, output, records = run_program(
+        ranks, f"{chapter}/main.py", "--device", device, "--dataset", "synthetic", "--model", model,
+        "--image-size", image_size, "--batch-size", batch, "--precision", precision, "--lr", 0.001,
         "--epochs", 1, "--max-steps", 5 + STEPS[device])
     if not records:
-        return [check_record(f"{name}, {ranks} ranks, {precision}", False, printed)]
+        return [check_record(f"{chapter}, {ranks} ranks, {precision}", False, output)]
     speed = records[0]["images_per_second"]
-    return [{"main.py": name, "ranks": ranks, "precision": precision, "batch": batch, "side": side,
-             "images/s": speed, "peak bytes": records[0]["peak_memory_bytes"],
+    return [{"main.py": chapter, "ranks": ranks, "precision": precision, "batch": batch,
+             "side": image_size, "images/s": speed, "peak bytes": records[0]["peak_memory_bytes"],
              **peak_fraction(speed / ranks)}]
 
 
 def peak_fraction(speed):
     """Return the fraction of the GPU's peak (MFU) at `speed` images/s, if the peak is known."""
-    words = re.split(r"[ ,-]+", machine()["processor"])  # NVIDIA A100-SXM4-40GB
-    peaks = [peak for name, peak in PEAKS.items() if name in words]
+    parts = re.split(r"[ ,-]+", machine()["processor"])  # such as NVIDIA A100-SXM4-40GB
+    peaks = [peak for name, peak in PEAKS.items() if name in parts]
     return {"of its peak": speed * FLOPS / peaks[0]} if peaks else {}
 
 
 def scaling(device, gpus):
     """How does chapter 3 scale over the GPUs, with the same batch per GPU?"""
-    side, batch = (224, 128) if device == "cuda" else (32, 8)
+    image_size, batch = (224, 128) if device == "cuda" else (32, 8)
     for ranks in sorted({1, min(2, gpus), max(1, gpus // 2), gpus}):
-        yield from run_chapter(ranks, "03_ddp", device, side, batch, "bf16")
+        yield from run_chapter(ranks, "03_ddp", device, image_size, batch, "bf16")
 
 
 def kill_rank_1():
@@ -186,24 +188,24 @@ def kill_rank_1():
 def failures(device, gpus):
     """Does the job end if a rank dies?"""
     threading.Timer(30, kill_rank_1).start()
-    place = device if gpus > 1 else "cpu"
-    code, printed, _ = run_program(
-        max(2, gpus), "03_ddp/main.py", "--device", place, "--epochs", 100_000)
-    yield check_record("a rank that dies ends the job", code not in (0, 124), printed)
+    run_device = device if gpus > 1 else "cpu"
+    exit_code, output, _ = run_program(
+        max(2, gpus), "03_ddp/main.py", "--device", run_device, "--epochs", 100_000)
+    yield check_record("a rank that dies ends the job", exit_code not in (0, 124), output)
 
 
 PARTS = {"doctor": doctor, "same": compare_devices, "ladder": single_gpu_speed,
          "scaling": scaling, "failures": failures}
 
 
-def line_of(record):
-    """Return a record as text, with four digits per number."""
-    words = []
+def format_record(record):
+    """Return a record as text, with four digits per number, without empty values."""
+    texts = []
     for key, value in record.items():
         text = f"{value:,.4g}" if isinstance(value, float) else value
         if value != "":
-            words.append(f"{key}: {text}")
-    return "   ".join(words)
+            texts.append(f"{key}: {text}")
+    return "   ".join(texts)
 
 
 def main():
@@ -233,13 +235,13 @@ def main():
         print(f"\n{name}: {PARTS[name].__doc__}", flush=True)
         try:
             for record in PARTS[name](args.device, gpus):
-                failed += not record.get("right", True)
-                print(f"    {line_of(record)}", flush=True)
+                failed += not record.get("passed", True)
+                print(f"    {format_record(record)}", flush=True)
                 append(args.results, {"part": name, **record, **environment})
         except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as problem:
             failed += 1
             print(f"    {name} failed: {type(problem).__name__}: {problem}")
-    print(f"\n{failed} of the checks failed; {time.monotonic() - STARTED:.0f} s; {args.results}")
+    print(f"\n{failed} of the checks failed; {time.monotonic() - START_TIME:.0f} s; {args.results}")
     sys.exit(failed > 0)
 
 

@@ -3,23 +3,23 @@
 #
 #     submit/lab.sh up 2 --rate 1gbit                  # nid1 and nid2; [--slurm]
 #     submit/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec, with equal shares per node, rounded up; [--ppn 1]
-#     submit/lab.sh rate 100mbit                       # at once, also during a run; none: no limit
+#     submit/lab.sh rate 100mbit                       # another rate, also during a run; none: no limit
 #     submit/lab.sh on nid2 ip address                 # a command on a node, or on login
 #     submit/lab.sh kill nid2                          # the node dies, with all that runs on it
 #     submit/lab.sh status
 #     submit/lab.sh down
 #
-# LAB=name submit/lab.sh ... is a second lab next to it. A node is a set of Linux namespaces, held by a process; all end with
-# the first of these processes. The nodes share this machine's processors, memory and disks; only the network is separate.
+# LAB=name submit/lab.sh ... uses a second lab. A node is a set of Linux namespaces, which last as long as its first process; all
+# nodes end with the lab's first process. The nodes share this machine's processors, memory and disks; only the network is separate.
 # More in LAB.md.
 set -euo pipefail
 program=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lab.sh
 PATH="$PATH:/usr/sbin:/sbin"
 lab=${LAB_FOLDER:-${TMPDIR:-/tmp}/lab-$UID-${LAB:-lab}}  # LAB_FOLDER: set for commands within a lab
-spaces=(--net --mount --uts --ipc --pid)
+namespaces=(--net --mount --uts --ipc --pid)
 network=10.77.0
-most=32
-use_exec=  # set: replace this process by the command (exec), so that signals reach it
+max_nodes=32
+use_exec=  # not empty: exec replaces this process by the command, so that signals reach it
 
 fail() {
     echo "lab.sh: $1" >&2
@@ -35,28 +35,28 @@ check_count() { [[ $2 =~ ^[1-9][0-9]{0,3}$ ]] || fail "$1: $2 is not a whole num
 check_value() { [ $# -gt 1 ] || fail "$1 requires a value"; }
 check_node() {
     [[ $1 == login || ($1 == nid* && -e $lab/nodes/$1) ]] || fail "unknown node $1: choose from login $(nodes)"
-    lives "$1" || fail "node $1 is dead"
+    is_alive "$1" || fail "node $1 is dead"
 }
 check_lab() {
     [ -e "$lab/ready" ] || fail "no lab is up: submit/lab.sh up 2"
     is_up || fail "the lab has died: submit/lab.sh down, and up again"
 }
 
-# State: the file holder contains the process id of the lab's first process; nodes/ has those of the nodes, as numbered
-# within the lab.
+# State: the file holder contains the process id of the lab's first process. The files in nodes/ contain those of the nodes,
+# which are valid within the lab.
 
 nodes() { (cd "$lab/nodes" && printf "%s\n" nid*) | sort -V | paste -s -d " "; }
 is_up() { [ -s "$lab/holder" ] && grep -q -a -F "$lab" "/proc/$(<"$lab/holder")/cmdline" 2>/dev/null; }
-lives() { [ "$1" = login ] || as_root test -e "/proc/$(<"$lab/nodes/$1")/ns/net"; }
+is_alive() { [ "$1" = login ] || as_root test -e "/proc/$(<"$lab/nodes/$1")/ns/net"; }
 as_root() {  # COMMAND: run it on the login node, as root of the lab
     local user=()
     [ ! -e "$lab/user" ] || user=(--user --preserve-credentials)
-    ${use_exec:+exec} nsenter --target "$(<"$lab/holder")" "${user[@]}" "${spaces[@]}" setpriv --pdeathsig TERM "$@"
+    ${use_exec:+exec} nsenter --target "$(<"$lab/holder")" "${user[@]}" "${namespaces[@]}" setpriv --pdeathsig TERM "$@"
 }
 at() {  # NODE COMMAND, from within the lab
-    ${use_exec:+exec} nsenter --target "$(<"$lab/nodes/$1")" "${spaces[@]}" env -C "$PWD" setpriv --pdeathsig TERM "${@:2}"
+    ${use_exec:+exec} nsenter --target "$(<"$lab/nodes/$1")" "${namespaces[@]}" env -C "$PWD" setpriv --pdeathsig TERM "${@:2}"
 }
-as_user() {  # back to the invoking user, if a user namespace made him root
+as_user() {  # COMMAND: run it as the invoking user, if a user namespace made him root
     if [ -e "$lab/user" ]; then
         ${use_exec:+exec} unshare --user --map-user="$(head -n 1 "$lab/user")" --map-group="$(tail -n 1 "$lab/user")" "$@"
     else
@@ -71,7 +71,7 @@ up() {
     check_count up "$1"
     local count=$1 rate=none slurm=no user=() problem parent=
     shift
-    ((count <= most)) || fail "$count nodes are too many for one machine: at most $most"
+    ((count <= max_nodes)) || fail "$count nodes are too many for one machine: at most $max_nodes"
     while [ $# -gt 0 ]; do
         case $1 in
             --rate) check_value "$@"; check_rate "$2"; rate=$2; shift 2 ;;
@@ -81,12 +81,12 @@ up() {
     done
     [[ ${LAB:-lab} =~ ^[A-Za-z0-9_-]+$ ]] || fail "LAB=$LAB: use letters, digits, - and _ only"
     [ "$(uname)" = Linux ] || fail "nodes are made of Linux namespaces: use a Linux machine, or a virtual one"
-    need iproute2 ip tc
-    need util-linux nsenter unshare setpriv
-    [ $slurm = no ] || need "slurmctld slurmd slurm-client munge" slurmctld slurmd srun munged
-    if ! unshare "${spaces[@]}" --fork --mount-proc ip link set lo up 2>/dev/null; then
+    require iproute2 ip tc
+    require util-linux nsenter unshare setpriv
+    [ $slurm = no ] || require "slurmctld slurmd slurm-client munge" slurmctld slurmd srun munged
+    if ! unshare "${namespaces[@]}" --fork --mount-proc ip link set lo up 2>/dev/null; then
         user=(--user --map-root-user)
-        unshare "${user[@]}" "${spaces[@]}" --fork --mount-proc ip link set lo up 2>/dev/null ||
+        unshare "${user[@]}" "${namespaces[@]}" --fork --mount-proc ip link set lo up 2>/dev/null ||
             fail "this kernel does not let you create namespaces: see LAB.md, or run it as root"
     fi
     ! is_up || fail "the lab ${LAB:-lab} is up already: submit/lab.sh down, or LAB=another submit/lab.sh up $count"
@@ -99,7 +99,7 @@ up() {
     [ ${#user[@]} = 0 ] || { id -u; id -g; } >"$lab/user"
     id -un >"$lab/name"
     echo "$rate" >"$lab/rate"
-    setsid unshare "${user[@]}" "${spaces[@]}" --fork --kill-child bash "$program" hold "$lab" "$count" $slurm \
+    setsid unshare "${user[@]}" "${namespaces[@]}" --fork --kill-child bash "$program" hold "$lab" "$count" $slurm \
         </dev/null >"$lab/log" 2>&1 &
     parent=$!
     while [ ! -e "$lab/ready" ] && kill -0 $parent 2>/dev/null; do sleep 0.01; done
@@ -110,14 +110,14 @@ up() {
     fi
     status
 }
-need() {  # PACKAGE PROGRAM...: a Debian package and its programs
+require() {  # PACKAGE PROGRAM...: check that the programs of a Debian package are installed
     local name
     for name in "${@:2}"; do
         command -v "$name" >/dev/null || fail "$name not found: apt install $1"
     done
 }
 
-# The processes that hold the lab and its nodes; bash also reaps orphaned processes
+# The first processes of the lab and of its nodes. They keep the namespaces, and bash reaps orphaned processes.
 
 stay() {
     while true; do
@@ -140,12 +140,12 @@ hold() {  # FOLDER COUNT yes|no: start the login node, the switch and COUNT node
     } >"$lab/hosts"
     mount --bind "$lab/hosts" /etc/hosts
     ip link set lo up
-    # Set its own address; otherwise it uses that of a wire, and if that is killed, nodes send there for a minute
+    # Give the switch its own address. By default it has that of a wire; if this wire's node dies, packets are lost for a minute
     ip link add name switch address 02:00:00:00:00:fe type bridge
     ip address add $network.254/24 dev switch
     ip link set switch mtu 9000 up
     for number in $(seq "$count"); do
-        unshare "${spaces[@]}" --fork --kill-child bash "$program" hold_node "$lab" "nid$number" &
+        unshare "${namespaces[@]}" --fork --kill-child bash "$program" hold_node "$lab" "nid$number" &
     done
     for number in $(seq "$count"); do
         until [ -s "$lab/nodes/nid$number" ]; do sleep 0.01; done
@@ -164,7 +164,7 @@ hold_node() {  # FOLDER NODE
     local number
     read -r number _ </proc/self/stat
     mount -t proc proc /proc
-    mount -t tmpfs tmpfs /dev/shm  # nodes must not share memory
+    mount -t tmpfs tmpfs /dev/shm  # a node must not see the shared memory of another
     hostname "$2"
     ip link set lo up
     echo "$number" >"$1/nodes/$2"
@@ -227,7 +227,7 @@ NodeName=nid[1-$1] CPUs=64 RealMemory=16000 Gres=gpu:4
 PartitionName=debug Nodes=ALL Default=YES MaxTime=60 OverSubscribe=YES
 CONF
     for device in null zero full random; do echo "NodeName=nid[1-$1] Name=gpu File=/dev/$device"; done >"$lab/slurm/gres.conf"
-    # With Debian's slurm-wlm-torque, qsub accepts PBS scripts, which need PBS_NODEFILE. (Its -v accepts no blanks.)
+    # With Debian's slurm-wlm-torque, qsub accepts PBS scripts, which require PBS_NODEFILE. (Its -v accepts no blanks.)
     echo "optional spank_pbs.so" >"$lab/slurm/plugstack.conf"
     cat >"$lab/slurm/prolog" <<'PROLOG'
 #!/bin/sh
@@ -252,24 +252,24 @@ PROLOG
 # While the lab is up
 
 run() {
-    local ranks="" each="" living=() node
+    local ranks="" ranks_per_node="" live_nodes=() node
     while [[ ${1:-} == -* ]]; do
         case $1 in
             -n) check_value "$@"; check_count -n "$2"; ranks=$2; shift 2 ;;
-            --ppn) check_value "$@"; check_count --ppn "$2"; each=$2; shift 2 ;;
+            --ppn) check_value "$@"; check_count --ppn "$2"; ranks_per_node=$2; shift 2 ;;
             *) fail "run: unknown option $1" ;;
         esac
     done
     [[ -n $ranks && $# -gt 0 ]] || fail "usage: run -n RANKS [--ppn K] COMMAND"
     check_lab
     for node in $(nodes); do
-        if lives "$node"; then living+=("$node"); fi
+        if is_alive "$node"; then live_nodes+=("$node"); fi
     done
-    each=${each:-$(((ranks + ${#living[@]} - 1) / ${#living[@]}))}
-    ((ranks <= each * ${#living[@]})) || fail "$ranks ranks are more than $each on each of ${#living[@]} nodes"
+    ranks_per_node=${ranks_per_node:-$(((ranks + ${#live_nodes[@]} - 1) / ${#live_nodes[@]}))}
+    ((ranks <= ranks_per_node * ${#live_nodes[@]})) || fail "$ranks ranks are more than $ranks_per_node on each of ${#live_nodes[@]} nodes"
     [[ $(mpiexec --version 2>/dev/null) == *HYDRA* ]] || fail "MPICH's mpiexec is not on the path: . .venv/bin/activate"
-    enter_lab mpiexec -launcher ssh -launcher-exec "$lab/lab.sh" -hosts "$(IFS=,; echo "${living[*]}")" \
-        -n "$ranks" -ppn "$each" "$@"
+    enter_lab mpiexec -launcher ssh -launcher-exec "$lab/lab.sh" -hosts "$(IFS=,; echo "${live_nodes[*]}")" \
+        -n "$ranks" -ppn "$ranks_per_node" "$@"
 }
 
 enter_lab() {  # COMMAND: run it on the login node, with LAB_FOLDER set
@@ -298,7 +298,7 @@ status() {
     echo "lab ${LAB:-lab}: link $(<"$lab/rate")$([ ! -e "$lab/slurm" ] || echo ", with Slurm")"
     for node in $(nodes); do
         state=up
-        lives "$node" || state=dead
+        is_alive "$node" || state=dead
         echo "$node $network.${node#nid} $state"
     done
 }

@@ -3,9 +3,9 @@
     python submit/predict.py run.jsonl --site polaris --nodes 1 2 4 8 16 32
     python submit/predict.py run.jsonl --measured doctor.jsonl --epochs 90 --samples 1281167
 
-run.jsonl has a record of a chapter's --results, or of `agree.py --results run.jsonl my_train.py`;
-records of smaller batches show how fast these are. doctor.jsonl is what `doctor.py --results`
-wrote on two or more nodes. 03_ddp/cost_model.py models a step.
+run.jsonl is written by a chapter's --results, or by `agree.py --results run.jsonl my_train.py`;
+records of smaller batches show how fast these are. doctor.jsonl is written by `doctor.py --results`
+on two or more nodes. 03_ddp/cost_model.py models a step.
 """
 
 import math
@@ -23,19 +23,17 @@ from study import RECORDS, ROOT, Parser, read
 sys.path.append(str(ROOT / "03_ddp"))
 import cost_model as model
 
-SAME = ("chapter", "model", "dataset", "image_size", "precision", "device", "ranks")
+CONFIGURATION = ("chapter", "model", "dataset", "image_size", "precision", "device", "ranks")
 
 
 def step_times(records):
-    """Return {batch per rank: step seconds} for the last record's configuration.
-
-    The last record's own batch comes last.
+    """Return {batch per rank: step seconds} of the last record's configuration, its batch last.
 
     Times of several ranks on a node are corrected for jitter, but include communication.
     """
     times = {}
     for record in records:
-        if all(record.get(name) == records[-1].get(name) for name in SAME):
+        if all(record.get(name) == records[-1].get(name) for name in CONFIGURATION):
             jitter = model.CENTRAL.jitter * model.slowest(record["ranks"])
             batch = record["global_batch_size"] // record["ranks"]
             times.pop(batch, None)
@@ -44,48 +42,52 @@ def step_times(records):
 
 
 def compute_seconds(times, batch):
-    """Return the seconds of a batch on one GPU: a linear interpolation of measured batches.
+    """Return the step seconds of a batch on one GPU, interpolated between measured batches.
 
     Below the smallest measured batch the time is proportional to the batch, which is optimistic.
     """
-    batches = sorted(times)
-    seconds = np.interp(batch, batches, [times[measured] for measured in batches])
-    return seconds * min(1, batch / batches[0])
+    batches, seconds = zip(*sorted(times.items()))
+    return np.interp(batch, batches, seconds) * min(1, batch / batches[0])
 
 
 def predict(record, times, args, nodes, constants=model.CENTRAL):
     """Return cost_model.plan's rows for each number of `nodes`, as a DataFrame."""
     batch = list(times)[-1]
+    largest_batch = args.largest_batch
+    if args.strong:
+        largest_batch = batch * args.gpus * args.nodes[0]
     chapter = record.get("chapter", "")
-    if args.level:  # the latency of a tree's level was measured
-        constants = replace(constants, level=args.level * constants.level / model.CENTRAL.level)
+    if args.level_seconds:  # measured: multiply it by the pessimist's or optimist's factor
+        factor = constants.level / model.CENTRAL.level
+        constants = replace(constants, level=args.level_seconds * factor)
+    measured = bool(args.measured)
+    cluster = model.Cluster(1, args.gpus, args.node_link, args.gpu_link, measured=measured)
     return pandas.DataFrame(model.plan(
-        args.epochs * args.samples, partial(compute_seconds, times), batch,
-        batch * args.gpus * args.nodes[0] if args.strong else args.largest_batch,
-        record["gradient_bytes"],
-        model.Cluster(1, args.gpus, args.node_link, args.gpu_link, measured=bool(args.measured)),
-        nodes, constants=constants, library="Horovod" if "horovod" in chapter else "DDP",
+        args.epochs * args.samples, partial(compute_seconds, times), batch, largest_batch,
+        record["gradient_bytes"], cluster, nodes, constants=constants,
+        library="Horovod" if "horovod" in chapter else "DDP",
         overlap="deepspeed" not in chapter))
 
 
 def scaling_table(record, times, args):
     """Return the scaling table of a proposal, a row for each number of nodes."""
     rows = predict(record, times, args, args.nodes)
+    pessimist = predict(record, times, args, args.nodes, model.PESSIMIST)
+    optimist = predict(record, times, args, args.nodes, model.OPTIMIST)
     batch, seconds = list(times.items())[-1]
-    gpus, rate = rows.nodes * args.gpus, rows.images_per_second
-    pessimistic = predict(record, times, args, args.nodes, model.PESSIMIST).images_per_second
-    optimistic = predict(record, times, args, args.nodes, model.OPTIMIST).images_per_second
-    speed_up = rate / (batch / seconds)
+    one_gpu = batch / seconds  # samples/s
+    gpus = rows.nodes * args.gpus
     return pandas.DataFrame({
-        "nodes": rows.nodes, "GPUs": gpus, "global batch": rows.batch * gpus, "samples/s": rate,
-        "speed-up": speed_up, "efficiency": speed_up / gpus,
-        "pessimist": pessimistic / rate * speed_up / gpus,
-        "optimist": optimistic / rate * speed_up / gpus,
+        "nodes": rows.nodes, "GPUs": gpus, "global batch": rows.batch * gpus,
+        "samples/s": rows.images_per_second, "speed-up": rows.images_per_second / one_gpu,
+        "efficiency": rows.images_per_second / one_gpu / gpus,
+        "pessimist": pessimist.images_per_second / one_gpu / gpus,
+        "optimist": optimist.images_per_second / one_gpu / gpus,
         "hours": rows.hours, "node hours": rows.hours * rows.nodes})
 
 
-def errors():
-    """Return {set of recorded runs: the model's relative errors of samples/s}."""
+def model_errors():
+    """Return {description of recorded runs: the model's relative errors of samples/s}."""
     published = pandas.read_csv(RECORDS / "published.csv")
     published["error"] = [model.predict(row) / row["images_per_second"] - 1
                           for row in published.to_dict("records")]
@@ -113,7 +115,7 @@ def parse_args():
     parser = Parser(__doc__)
     add = parser.add_argument
     add("run", type=Path, help="records of a training on one GPU or one node")
-    add("--site", metavar="NAME", help="nodes described by a site of submit/sites, or by a path")
+    add("--site", metavar="NAME", help="describe the nodes by a file of submit/sites, or by a path")
     add("--measured", type=Path, metavar="FILE", help="records of doctor.py --results on two nodes")
     add("--nodes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], metavar="N",
         help="numbers of nodes (1 ... 64)")
@@ -126,8 +128,9 @@ def parse_args():
     add("--samples", type=int, help="samples per epoch (those of the record)")
     add("--batch", type=int, help="batch size in samples (that of the last record)")
     add("--largest-batch", type=float, default=math.inf,
-        help="largest global batch that still converges as well (the whole data set)")
-    add("--strong", action="store_true", help="strong scaling: one global batch")
+        help="largest global batch that reaches the same accuracy (the whole data set)")
+    add("--strong", action="store_true",
+        help="strong scaling: the global batch of the smallest of --nodes on all of them")
     add("--csv", type=Path, metavar="FILE", help="save the table to FILE")
     add("--figure", type=Path, metavar="FILE", help="save a plot, such as scaling.png")
     args = parser.parse_args()
@@ -138,10 +141,10 @@ def parse_args():
         flags = re.search("^# predict.py: (.*)", path.read_text() if path.exists() else "", re.M)
         if not flags:
             parser.error(f"--site {args.site}: {path} has no line '# predict.py: --gpus ...'")
-        words = shlex.split(flags[1], comments=True)
-        args = parser.parse_args([*words, *sys.argv[1:]])
+        site_flags = shlex.split(flags[1], comments=True)
+        args = parser.parse_args([*site_flags, *sys.argv[1:]])
     args.nodes = sorted(set(args.nodes))
-    records = [record for record in read(args.run.absolute()) if "step_seconds" in record]
+    records = [record for record in read(args.run) if "step_seconds" in record]
     if not records or records[-1]["nodes"] > 1:
         parser.error(f"{args.run}: no record of a run on one node: a chapter's --results, or "
                      "agree.py --results")
@@ -152,10 +155,10 @@ def parse_args():
     records[-1]["global_batch_size"] = args.batch or records[-1]["global_batch_size"]
     if records[-1]["global_batch_size"] < 1:
         parser.error("--batch N: the record does not contain the samples of a step")
-    args.level = None
+    args.level_seconds = None  # latency per level of a tree
     if args.measured:
         try:
-            args.node_link, args.level = model.measured_link(read(args.measured.absolute()))
+            args.node_link, args.level_seconds = model.measured_link(read(args.measured))
         except ValueError as problem:
             parser.error(f"--measured {args.measured}: {problem}")
     for name in "node_link", "gpu_link", "gpus", "epochs", "largest_batch":
@@ -171,7 +174,7 @@ def main():
     times = step_times(records)
     table = scaling_table(records[-1], times, args)
     doublings = [2**power for power in range(1 + int(math.log2(args.nodes[-1])))]
-    enough = model.worth_asking_for(
+    worthwhile_nodes = model.worth_asking_for(
         predict(records[-1], times, args, doublings).to_dict("records"))
     print(f"a step of {list(times.values())[-1]:.3g} s on one device ({records[-1]['device']}), "
           f"{records[-1]['gradient_bytes'] / 1e6:,.1f} MB of gradients")
@@ -180,13 +183,13 @@ def main():
     formats = dict.fromkeys(("pessimist", "efficiency", "optimist"), "{:.0%}".format)
     formats |= {"samples/s": "{:,.0f}".format, "speed-up": "{:,.1f}".format}
     print(table.to_string(index=False, formatters=formats, float_format="{:,.3g}".format))
-    print(f"worth asking for: {enough} nodes; each doubling up to there is at least 1.5 times "
-          "as fast")
+    print(f"worth asking for: {worthwhile_nodes} nodes; each doubling up to there is at least "
+          "1.5 times as fast")
     if table["global batch"].iloc[-1] < min(times) * table.GPUs.iloc[-1]:
         print(f"batches below {min(times)} per GPU were not measured: assumed the same samples/s")
     print("not modelled: whether these global batches learn as well (--largest-batch), reading "
           "data, other jobs' traffic, failures")
-    for name, error in errors().items():
+    for name, error in model_errors().items():
         print(f"{len(error)} predictions for {name}: median error {error.abs().median():.1%}, "
               f"worst {error.abs().max():.1%}")
     try:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Is the cluster ready for the course? Submits the attendees' jobs, waits, and reports on each.
+# Is the cluster ready for the course? Submits the attendees' jobs, waits for them, and reports on each.
 #
 #     . /shared/course.sh
 #     bash submit/ready.sh                                           # the doctor, chapter 3 on one and two nodes
@@ -9,7 +9,7 @@
 # that has not ended after MINUTES (30) is cancelled.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
-exec 3>&2  # the terminal, while a job's messages go to a file
+exec 3>&2  # the terminal, for functions whose stderr goes to a file
 logs=$PWD/results/ready
 mkdir -p "$logs"
 if ! command -v sbatch >/dev/null && ! command -v qsub >/dev/null; then
@@ -19,13 +19,13 @@ fi
 
 # shellcheck disable=SC2317 # report() calls one of these two
 run_slurm_job() {  # SCRIPT NODES LOG FLAGS...: submit a job, wait for its end, check how many ranks it had
-    local job shown state reason="" last_reason="" tasks started=$SECONDS
+    local job job_info state reason="" last_reason="" tasks report_line started=$SECONDS
     job=$(sbatch --parsable --output="$3" --nodes="$2" "$1.slurm" "${@:4}") || return
     while true; do
-        shown=$(scontrol --oneliner show job "$job" 2>/dev/null)  # nothing while the controller does not answer
-        state=$(grep -o "JobState=[A-Z_]*" <<<"$shown" | cut -d = -f 2)
+        job_info=$(scontrol --oneliner show job "$job" 2>/dev/null)  # empty while the controller does not answer
+        state=$(grep -o "JobState=[A-Z_]*" <<<"$job_info" | cut -d = -f 2)
         [[ -z $state || $state == *ING || $state == SUSPENDED || $state == REQUEUED ]] || break
-        reason=$(grep -o " Reason=[^ ]*" <<<"$shown" | cut -d = -f 2)
+        reason=$(grep -o " Reason=[^ ]*" <<<"$job_info" | cut -d = -f 2)
         if [[ $state == PENDING && $reason != "$last_reason" && $((SECONDS - started)) -gt 20 ]]; then
             echo "job $job waits in the queue: $reason" >&3
             last_reason=$reason
@@ -37,29 +37,29 @@ run_slurm_job() {  # SCRIPT NODES LOG FLAGS...: submit a job, wait for its end, 
         fi
         sleep 1
     done
-    tasks=$(grep -o "NumTasks=[0-9]*" <<<"$shown" | cut -d = -f 2)
-    if grep -q "^ranks: " "$3" && ! grep -q "^ranks: ${tasks:-[0-9]*}, nodes: $2\b" "$3"; then
-        echo "wrong: the job has ${tasks:-?} tasks on $2 nodes, but the program reports $(grep -m 1 "^ranks: " "$3" | cut -d , -f 1,2):" \
-            "check launch in the site's file"
+    tasks=$(grep -o "NumTasks=[0-9]*" <<<"$job_info" | cut -d = -f 2)
+    report_line=$(grep -m 1 "^ranks: " "$3" | cut -d , -f 1,2)
+    if [ -n "$report_line" ] && ! grep -q "^ranks: ${tasks:-[0-9]*}, nodes: $2\b" "$3"; then
+        echo "wrong: the job has ${tasks:-?} tasks on $2 nodes, but the program reports $report_line: check launch in the site's file"
         return 1
     fi
 }
 
 # shellcheck disable=SC2317
-run_pbs_job() {  # the same through PBS
+run_pbs_job() {  # SCRIPT NODES LOG FLAGS...: submit a job, wait for its end
     local select
     select=$(sed -n "s/^#PBS -l \(select=\)[0-9]*/\1$2/p" "$1.pbs")
     FLAGS="${*:4}" qsub -W block=true -j oe -o "$3" -l "$select" "$1.pbs"
 }
 
-report() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report if its output matches the pattern
-    local name=$1 folder=$2 script=$3 nodes=$4 pattern=$5 started=$SECONDS run=run_pbs_job reasons
+report() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report whether its output matches the pattern
+    local name=$1 folder=$2 script=$3 nodes=$4 pattern=$5 started=$SECONDS run_job=run_pbs_job reasons
     local log=$logs/${name// /-}.txt
     shift 5
     : >"$log"
     cd "$folder" || return
-    ! command -v sbatch >/dev/null || run=run_slurm_job
-    if $run "$script" "$nodes" "$log" "$@" >"$log.submit" 2>&1 && grep -q "$pattern" "$log"; then
+    ! command -v sbatch >/dev/null || run_job=run_slurm_job
+    if $run_job "$script" "$nodes" "$log" "$@" >"$log.submit" 2>&1 && grep -q "$pattern" "$log"; then
         echo "$name: ready; $((SECONDS - started)) s from submission to end; $(grep -m 1 '^ranks: ' "$log" | cut -d , -f 1,2)"
         grep -m 1 "^note: " "$log"
         return 0
@@ -70,14 +70,14 @@ report() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report i
     return 1
 }
 
-chapter_3=(03_ddp submit)
-trained="^test accuracy"
+chapter_3=(03_ddp submit)  # FOLDER SCRIPT
+accuracy="^test accuracy"
 echo "submitted; waiting for the jobs (squeue or qstat shows them)"
 report "the doctor on two nodes" submit doctor 2 "^nothing wrong was found" & jobs=($!)
-report "chapter 3 on one node" "${chapter_3[@]}" 1 "$trained" --global-batch-size 64 --epochs 1 & jobs+=($!)
-report "chapter 3 on two nodes" "${chapter_3[@]}" 2 "$trained" --global-batch-size 64 --epochs 1 & jobs+=($!)
+report "chapter 3 on one node" "${chapter_3[@]}" 1 "$accuracy" --global-batch-size 64 --epochs 1 & jobs+=($!)
+report "chapter 3 on two nodes" "${chapter_3[@]}" 2 "$accuracy" --global-batch-size 64 --epochs 1 & jobs+=($!)
 if [ $# -gt 0 ]; then
-    report "chapter 3 with a data set" "${chapter_3[@]}" 1 "$trained" --epochs 1 --max-steps 5 "$@" & jobs+=($!)
+    report "chapter 3 with a data set" "${chapter_3[@]}" 1 "$accuracy" --epochs 1 --max-steps 5 "$@" & jobs+=($!)
 fi
 failed=0
 for job in "${jobs[@]}"; do wait "$job" || failed=$((failed + 1)); done

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by every submit script, with SITE set: the site's settings and the workshop's environment. Then `launch COMMAND...`
-# starts RANKS ranks on NODES nodes, if these are set (submit/sweep.py does), or else as many as were allocated.
+# Every submit script sources this file, with SITE set. It sources the site's file and activates the environment. After that
+# `launch COMMAND...` starts RANKS ranks on NODES nodes if submit/sweep.py has set these, or else all ranks of the allocation.
 case "${PBS_O_WORKDIR:+${FLAGS:-}}" in  # in a PBS script the shell splits FLAGS at blanks
     *[]*?[\'\"\\]*)
         echo "FLAGS=$FLAGS: no flag may contain a blank, a wildcard, a quote or a backslash" >&2

@@ -3,7 +3,7 @@
     start("03_ddp", 2, "--epochs", 1)["images_per_second"]
     study(RECORDS / "zero.jsonl", [{"chapter": "05_zero", "ranks": 2}, ...], start)
 
-A record is one line of JSON: what a program measured, the machine that it ran on, and the commit.
+A record is a line of JSON: what a program measured, its machine, and the commit.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def read(path: str | Path) -> list[dict]:
     for line in path.read_bytes().splitlines():
         try:
             records.append(json.loads(line))
-        except ValueError:  # incomplete: its program was killed
+        except ValueError:  # an incomplete line of a program that was killed
             continue
     return [record for record in records if isinstance(record, dict)]
 
 
 def append(path: str | Path, *records: dict) -> None:
-    """Append lines and flush them to disk; end an incomplete last line first."""
+    """Append records as lines, after ending an incomplete last line, and flush them to disk."""
     with open(path, "ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -70,10 +70,10 @@ def processor() -> str:
 
 def commit() -> str:
     """Return the commit of this tree, as 4cf4026 or 4cf4026-dirty; or "unknown"."""
-    if not shutil.which("git") or not (ROOT / ".git").exists():  # git would use a repository above
+    if not shutil.which("git") or not (ROOT / ".git").exists():  # git would search parent folders
         return "unknown"
-    words = ["git", "--no-optional-locks", "-C", ROOT, "describe", "--always", "--dirty"]
-    return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
+    describe = ["git", "--no-optional-locks", "-C", ROOT, "describe", "--always", "--dirty"]
+    return subprocess.run(describe, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def machine() -> dict:
@@ -99,8 +99,8 @@ def command(chapter: str, ranks: int, *flags: object) -> list[str]:
 
 def missing(chapter: str) -> str | None:
     """Return why this environment cannot run a chapter, as set-up recorded it, or None."""
-    reason = Path(sys.prefix, "without-horovod")
-    return reason.read_text() if chapter.startswith("02_horovod") and reason.exists() else None
+    file = Path(sys.prefix, "without-horovod")
+    return file.read_text() if chapter.startswith("02_horovod") and file.exists() else None
 
 
 def environment() -> dict[str, str]:
@@ -108,40 +108,40 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def run(words: list[object], timeout: float = 600, cwd: str | Path = ROOT,
+def run(arguments: list[object], timeout: float = 600, cwd: str | Path = ROOT,
         env: dict[str, str] | None = None) -> str:
-    """Run a command and return its output; kill all its ranks if interrupted.
+    """Run a command and return its output; end all its ranks if interrupted.
 
     Raises subprocess.CalledProcessError, with its `output`, or TimeoutExpired.
     """
-    words = list(map(str, words))
+    arguments = list(map(str, arguments))
     process = subprocess.Popen(
-        words, cwd=cwd, env=env or environment(), text=True, errors="replace",
+        arguments, cwd=cwd, env=env or environment(), text=True, errors="replace",
         stdin=subprocess.DEVNULL,  # mpiexec would read this program's input
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        printed, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=timeout)
     except BaseException:  # the time-out, Ctrl-C, the end of the job
         end(process)
         raise
     if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, words, printed)
-    return printed
+        raise subprocess.CalledProcessError(process.returncode, arguments, output)
+    return output
 
 
 def end(process: subprocess.Popen) -> None:
     """Terminate a run and all its ranks: SIGTERM, and after ten seconds SIGKILL."""
-    for number in signal.SIGTERM, signal.SIGKILL:
+    for signal_number in signal.SIGTERM, signal.SIGKILL:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, number)
+            os.killpg(process.pid, signal_number)
             process.wait(10)
 
 
-def records_of(words: list[object], timeout: float = 600) -> list[dict]:
+def records_of(arguments: list[object], timeout: float = 600) -> list[dict]:
     """Run a command with --results FILE; return its records, with machine() added."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
-        run([*words, "--results", results], timeout)
+        run([*arguments, "--results", results], timeout)
         return [record | machine() for record in read(results)]
 
 
@@ -151,8 +151,8 @@ def start(chapter: str, ranks: int, *flags: object) -> dict:
     return record
 
 
-def last_words(problem: Exception) -> str:
-    """Return why a run failed: its exit code and the last lines of its output."""
+def describe_failure(problem: Exception) -> str:
+    """Return why a run failed, with its exit code and the last lines of its output."""
     if isinstance(problem, subprocess.CalledProcessError):
         return "\n".join([f"exit code {problem.returncode}", *problem.output.splitlines()[-10:]])
     if isinstance(problem, subprocess.TimeoutExpired):
@@ -169,12 +169,12 @@ def planned_records(path: str | Path, planned: dict) -> list[dict]:
 
 
 def once(path: str | Path, planned: dict, do: Callable[..., dict | list[dict]]) -> list[dict]:
-    """Return a planned run's records from the file; if it has none, do(**planned) and append."""
+    """Return a planned run's records from the file; if there are none, do(**planned) and append."""
     records = planned_records(path, planned)
     if not records:
         result = do(**planned)
         results = result if isinstance(result, list) else [result]
-        records = [{**planned, **record, **planned} for record in results]
+        records = [{**planned, **record, **planned} for record in results]  # planned keys first
         append(path, *records)
     return records
 
@@ -183,15 +183,15 @@ def study(path: str | Path, plan: Iterable[dict], do: Callable[..., dict | list[
           show: Callable[[dict], None] = lambda record: None) -> list[dict]:
     """Do the planned runs in turn, each with do(**run), and write all their records to `path`.
 
-    Until the last run has ended, the records are in the file {path}.part, from which a study that
-    was killed or failed resumes. show(record) is called for each record.
+    Until the last run has ended, the records are in {path}.part; a study that was killed or failed
+    resumes from this file. show(record) is called for each record.
     """
-    from tqdm import tqdm  # check_script.py runs without it
+    from tqdm import tqdm  # check_script.py must run without tqdm
 
     end_on_sigterm()
     part = Path(f"{path}.part")
-    here = machine()
-    if any(record.get(name, here[name]) != here[name] for record in read(part)
+    this = machine()
+    if any(record.get(name, this[name]) != this[name] for record in read(part)
            for name in ("git", "host")):
         print(f"discarded {part}: from another commit or another machine", file=sys.stderr)
         part.unlink()
@@ -206,14 +206,14 @@ def study(path: str | Path, plan: Iterable[dict], do: Callable[..., dict | list[
     except KeyboardInterrupt:
         sys.exit(f"interrupted; {advice}")
     except (subprocess.SubprocessError, OSError) as problem:
-        sys.exit(f"{name}: {last_words(problem)}\n{advice}")
+        sys.exit(f"{name}: {describe_failure(problem)}\n{advice}")
     part.write_text("".join(json.dumps(record) + "\n" for record in records))
     os.replace(part, path)
     return records
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM also end the run in progress, as Ctrl-C does."""
+    """Exit on SIGTERM with an exception, so that run() ends its ranks."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 

@@ -7,9 +7,9 @@ the ranks. strong: a fixed global batch. Everything after -- is passed to each m
 the chapter's own submit script with RANKS set, on this machine or within one allocation of PBS or
 Slurm (sweep.pbs, sweep.slurm).
 
-Each run appends one line to --results as soon as it ends. Started again with the same file, the
-sweep does only runs that are missing or failed; use another file on another machine. Each repeat
-does all runs once, so that a temporary slowdown affects all of them.
+Each run appends one line to --results when it ends. If you start the same sweep again, it does
+only the runs that are missing or failed; use another file on another machine. Each repeat does all
+runs once, so that a temporary slowdown affects all of them.
 """
 
 import math
@@ -22,35 +22,22 @@ from functools import partial
 from pathlib import Path
 
 import pandas
-from study import (
-    ROOT,
-    Parser,
-    append,
-    end_on_sigterm,
-    last_words,
-    machine,
-    missing,
-    once,
-    planned_records,
-    read,
-    run,
-)
+from study import ROOT, Parser, end_on_sigterm, machine, missing, once, planned_records, read, run
 from tqdm import tqdm
 
 STEPS = 35  # 5 to warm up, 30 timed
-KEY = ("study", "chapter", "ranks", "batch", "flags", "site", "repeat")  # identifies a run
 TITLES = {"batch": "batch size; efficiency: compared with the best",
           "weak": "weak scaling, the batch per rank; efficiency: compared with the fewest ranks",
           "strong": "strong scaling, the global batch; efficiency: compared with the fewest ranks"}
 
 
-def names(flags):
+def flag_names(flags):
     """Return the names of flags, without values after =."""
     return {flag.partition("=")[0] for flag in flags}
 
 
 def plan_runs(args):
-    """Return the runs in order, each a dict with the keys KEY; chapter 1 has one rank only."""
+    """Return the runs in order, as dicts of the names and values that identify them."""
     site, flags = os.environ.get("SITE", "here"), shlex.join(args.flags)
     runs = []
     for repeat in range(args.repeats):
@@ -60,17 +47,19 @@ def plan_runs(args):
                     cases = [(1, batch) for batch in args.batch_sizes]
                 else:
                     cases = [(ranks, args.batch_size) for ranks in args.ranks
-                             if ranks == 1 or not chapter.startswith("01")]
-                runs += [dict(zip(KEY, (study, chapter, *case, flags, site, repeat)))
-                         for case in cases]
+                             if ranks == 1 or not chapter.startswith("01")]  # has one rank only
+                runs += [{"study": study, "chapter": chapter, "ranks": ranks, "batch": batch,
+                          "flags": flags, "site": site, "repeat": repeat}
+                         for ranks, batch in cases]
     return runs
 
 
 def command(planned, results, script):
     """Return the command of a run, its folder, and its environment variables."""
-    size = "--global-batch-size" if planned["study"] == "strong" else "--batch-size"
-    flags = [size, str(planned["batch"]), *shlex.split(planned["flags"]), "--results", str(results)]
-    if "--epochs" not in names(flags):  # enough for STEPS, even at one step per epoch
+    batch_flag = "--global-batch-size" if planned["study"] == "strong" else "--batch-size"
+    flags = [batch_flag, str(planned["batch"]), "--results", str(results)]
+    flags += shlex.split(planned["flags"])
+    if "--epochs" not in flag_names(flags):  # enough for STEPS, even at one step per epoch
         flags += ["--epochs", str(STEPS)]
     ranks_per_node = int(os.environ.get("SLURM_NTASKS_PER_NODE", planned["ranks"]))
     folder = ROOT / planned["chapter"]
@@ -88,16 +77,16 @@ def measure(args, **planned):
     # Next to the results, because rank 0 may be on another node
     with tempfile.TemporaryDirectory(dir=args.results.parent) as folder:
         results = Path(folder, "results.jsonl")
-        words, place, variables = command(planned, results, args.script)
+        arguments, chapter_folder, variables = command(planned, results, args.script)
         try:
-            printed = run(words, args.timeout, place, os.environ | variables)
-        except subprocess.TimeoutExpired as problem:
-            return {"failed": last_words(problem)}
+            output = run(arguments, args.timeout, chapter_folder, os.environ | variables)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"timed out after {args.timeout} s"}
         except subprocess.CalledProcessError as problem:
-            return {"failed": reason(problem.output) or f"exit code {problem.returncode}"}
+            return {"failed": find_reason(problem.output) or f"exit code {problem.returncode}"}
         records = read(results)
     if not records:
-        return {"failed": reason(printed) or "no record"}
+        return {"failed": find_reason(output) or "no record"}
     if records[0]["ranks"] != planned["ranks"]:
         return {"failed": f"{records[0]['ranks']} ranks were started: "
                 f"`launch` of sites/{planned['site']}.sh must start RANKS ranks"}
@@ -105,18 +94,22 @@ def measure(args, **planned):
     return records[0] | machine() | {"launcher": launcher}
 
 
-def reason(printed):
-    """Return the line that says why a run failed: the first of main.py, or else the last one."""
-    lines = [line for line in printed.splitlines() if not line.startswith("srun: ")]
-    mistakes = [line for line in lines if line.startswith("main.py: ")]
-    return (mistakes[:1] or lines[-1:] or [""])[0]
+def find_reason(output):
+    """Return the line that says why a run failed: the first of main.py, or else the last line."""
+    last_line = ""
+    for line in output.splitlines():
+        if line.startswith("main.py: "):
+            return line
+        if not line.startswith("srun: "):
+            last_line = line
+    return last_line
 
 
 def summary(records: pandas.DataFrame) -> pandas.DataFrame:
     """Return median, lowest and highest images/s of repeated runs, with efficiency and remarks.
 
-    Efficiency: images/s per rank, relative to the run with the fewest ranks with the same chapter,
-    flags, site and processor. In the batch study: images/s, relative to the best batch size.
+    Efficiency is images/s per rank, relative to the run with the fewest ranks and the same chapter,
+    flags, site and processor. In the batch study it is images/s, relative to the best batch size.
     """
     series = ["study", "flags", "site", "processor", "chapter"]
     runs = records.groupby([*series, "ranks", "batch"])
@@ -124,8 +117,8 @@ def summary(records: pandas.DataFrame) -> pandas.DataFrame:
     rows = rows.join(runs[["device", "cpus", "nodes"]].first()).reset_index()
     best = rows.groupby(series)["median"].transform("max")
     rows["per_rank"] = rows["median"] / rows["ranks"]
-    first = rows.groupby([*series, "batch"])["per_rank"].transform("first")
-    rows["efficiency"] = rows["per_rank"] / first
+    fewest_ranks = rows.groupby([*series, "batch"])["per_rank"].transform("first")
+    rows["efficiency"] = rows["per_rank"] / fewest_ranks
     is_batch = rows["study"] == "batch"
     rows.loc[is_batch, "efficiency"] = (rows["median"] / best)[is_batch]
     rows["remarks"] = [remarks(row) for row in rows.itertuples()]
@@ -155,14 +148,14 @@ def table(records: pandas.DataFrame) -> str:
 
 
 def parse_args():
-    words = sys.argv[1:]
-    stop = words.index("--") if "--" in words else len(words)
+    arguments = sys.argv[1:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
     usage = "%(prog)s batch|weak|strong ... [options] [-- FLAGS of main.py]"
     parser = Parser(__doc__, usage=usage)
     add = parser.add_argument
     add("studies", nargs="+", choices=("batch", "weak", "strong"))
     add("--chapters", nargs="+", default=["03_ddp"], help="folders with a main.py (03_ddp)")
-    add("--ranks", nargs="+", type=int, default=[1, 2, 4], 
+    add("--ranks", nargs="+", type=int, default=[1, 2, 4],
         help="numbers of ranks for weak and strong (1 2 4)")
     add("--batch-sizes", nargs="+", type=int, default=[64, 128, 256, 512, 1024],
         help="batch sizes for batch (64 ... 1024)")
@@ -174,11 +167,11 @@ def parse_args():
         help="file to append a JSON line per run to")
     add("--script", choices=("submit.slurm", "submit.pbs"), default="submit.slurm",
         help="submit script of each chapter (submit.slurm)")
-    args = parser.parse_args(words[:stop])
-    args.flags = words[stop + 1:]
+    args = parser.parse_args(arguments[:end])
+    args.flags = arguments[end + 1:]
     args.chapters = [chapter.rstrip("/") for chapter in args.chapters]
     args.results = args.results.absolute()
-    if "--max-steps" not in names(args.flags):
+    if "--max-steps" not in flag_names(args.flags):
         args.flags += ["--max-steps", str(STEPS)]
     check(args, parser.error)
     return args
@@ -188,7 +181,7 @@ def check(args, refuse):
     """Refuse arguments with which each run would fail."""
     if min(*args.ranks, *args.batch_sizes, args.batch_size, args.repeats, args.timeout) < 1:
         refuse("--ranks, --batch-sizes, --batch-size, --repeats and --timeout: must be 1 or more")
-    for flag in names(args.flags) & {"--batch-size", "--global-batch-size", "--results"}:
+    for flag in flag_names(args.flags) & {"--batch-size", "--global-batch-size", "--results"}:
         refuse(f"sweep.py sets {flag}: put it before --")
     for chapter in args.chapters:
         if not os.path.isfile(ROOT / chapter / args.script):
@@ -196,7 +189,7 @@ def check(args, refuse):
         if missing(chapter):
             refuse(missing(chapter))
     try:
-        append(args.results)  # writes nothing
+        open(args.results, "a").close()
         tempfile.TemporaryDirectory(dir=args.results.parent).cleanup()
     except OSError:
         refuse(f"cannot write {args.results}: name a file in a folder that you can write to")
@@ -207,8 +200,8 @@ def main():
     end_on_sigterm()
     plan = plan_runs(args)
     runs = [planned for planned in plan if not planned_records(args.results, planned)]
-    done = len(plan) - len(runs)
-    print(f"{done} of {len(plan)} runs are in {args.results} already", file=sys.stderr)
+    completed = len(plan) - len(runs)
+    print(f"{completed} of {len(plan)} runs are in {args.results} already", file=sys.stderr)
     failed = 0
     with tqdm(runs, unit="run", disable=None) as bar:
         for planned in bar:

@@ -167,15 +167,16 @@ def test_two_ranks_on_one_gpu():
 
 
 @pytest.mark.check
-@pytest.mark.parametrize(("drawn", "like", "expected"), [
+@pytest.mark.parametrize(("drawn", "checksums", "expected"), [
     ([range(50), range(50)], [1, 2], {"same data"}),
     ([range(50), range(50, 100)], [0, 0], set()),
     ([[*range(50), 0, 1, 2], [*range(50, 100), 3, 4, 5]], [1, 1], set()),
     ([range(50), range(40, 90)], [1, 1], {"overlap"})],
     ids=["own data", "generated", "padded", "overlap"])
-def test_data_verdicts(drawn, like, expected):
-    loaders = [{"items": 100, "like": kind, "dealt": True, "batches": [list(numbers)],
-                "epochs": [list(numbers)]} for kind, numbers in zip(like, drawn)]
+def test_data_verdicts(drawn, checksums, expected):
+    loaders = [{"dataset_size": 100, "dataset_checksum": checksum, "without_replacement": True,
+                "batches": [list(indices)], "epochs": [list(indices)]}
+               for checksum, indices in zip(checksums, drawn)]
     assert verdicts.judge_loader(loaders)[1].keys() == expected
 
 

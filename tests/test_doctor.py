@@ -85,11 +85,11 @@ def test_guard_ends_a_hanging_process():
     ({"uuids": ["a", "b"], "gpu": "a"}, {"uuids": ["a", "b"], "gpu": "b"}, None),
     ({"uuids": ["a", "b"], "gpu": "a"}, {"uuids": ["a", "b"], "gpu": "a"}, "the same GPU"),
     ({"uuids": ["a"], "gpu": "a"}, {"uuids": ["a"], "gpu": "a"}, "2 ranks see 1 GPUs"),
-    ({"driver": True}, {"driver": True}, "sees no GPU: ask for one GPU per rank"),
-    ({"driver": True, "driver_version": "575.57.08"}, {"driver": True}, "driver 580 or newer"),
-    ({"driver": True, "driver_version": "535.1", "cuda": "12.6"}, {}, "ask for one GPU per rank"),
-    ({"driver": True, "cuda": None}, {}, "built without CUDA: install another build"),
-    ({"uuids": ["a"], "gpu": "a", "fails": "no kernel image"}, {"uuids": ["b"], "gpu": "b"},
+    ({"has_driver": True}, {"has_driver": True}, "sees no GPU: ask for one GPU per rank"),
+    ({"has_driver": True, "driver_version": "575.57.08"}, {}, "driver 580 or newer"),
+    ({"has_driver": True, "driver_version": "535.1", "cuda": "12.6"}, {}, "ask for one GPU"),
+    ({"has_driver": True, "cuda": None}, {}, "built without CUDA: install another build"),
+    ({"uuids": ["a"], "gpu": "a", "gpu_error": "no kernel image"}, {"uuids": ["b"], "gpu": "b"},
      "cannot run a kernel on GPU a: no kernel image"),
     ({"cores": [0]}, {"cores": [0]}, "bound to core 0"),
     ({"node": "nid1", "gloo": "127.0.1.1"}, {"node": "nid2"},
@@ -99,7 +99,7 @@ def test_facts_of_ranks_are_judged(first, second, text, monkeypatch):
     """Without a GPU or a second node: rank 0 judges fabricated facts."""
     doctor = load_module(DOCTOR)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    usual = doctor.examine() | {"driver": False, "cuda": "13.0", "cores": [0, 1],
+    usual = doctor.examine() | {"has_driver": False, "cuda": "13.0", "cores": [0, 1],
                                 "driver_version": "", "all_cores": 4, "gloo": "10.0.0.1"}
     findings = doctor.diagnose([usual | first, usual | second | {"local_rank": 1}])
     if text is None:

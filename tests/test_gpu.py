@@ -24,7 +24,7 @@ def test_all_parts_on_the_cpu(tmp_path):
     records = lines(tmp_path / "gpu.jsonl")
     parts = {record["part"] for record in records}
     assert parts == {"doctor", "same", "ladder", "scaling", "failures"}
-    assert "right: False" not in done.out and "bf16, channels last" in done.out
+    assert "passed: False" not in done.out and "bf16, channels last" in done.out
 
 
 def test_a_wrong_part_is_named():

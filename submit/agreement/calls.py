@@ -11,38 +11,40 @@ from torch.distributed import distributed_c10d
 from . import frames
 from .hooks import never_raise, wrap_method
 
-REDUCE = ("all_reduce", "broadcast", "reduce")  # their tensors must have the same size
+EQUAL_SIZES = ("all_reduce", "broadcast", "reduce")  # of the tensors on all ranks
 COLLECTIVES = (
-    *REDUCE, "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor",
+    *EQUAL_SIZES, "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor",
     "gather", "scatter", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier",
     "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
 
 
 class Calls:
-    """Hooks that call `join(number, call, place)` before each collective of all ranks.
+    """Hooks that call on_call(number, call, place) before each collective of all ranks.
 
-    Collectives of DistributedDataParallel and Horovod are called from C++, and not seen.
+    The collectives that DistributedDataParallel and Horovod call from C++ are not seen.
     """
 
-    def __init__(self, script: str, world_size: int, join: Callable[[int, str, str], None],
+    def __init__(self, script: str, world_size: int, on_call: Callable[[int, str, str], None],
                  on_spawn: Callable[[str], None]):
         self.script, self.world_size = script, world_size
-        self.join, self.on_spawn = join, on_spawn
-        self.depth = self.number = 0
+        self.on_call, self.on_spawn = on_call, on_spawn
+        self.depth = self.number = 0  # nested collectives; collectives of all ranks so far
         self.names = set()  # of the collectives called
         self.current = ""  # the collective in progress
         self.spawn_location = ""  # where the script started a process
 
     def install(self):
         for name in COLLECTIVES:
-            before = self.note(name)
+            before = self.begin_hook(name)
             for module in dist, distributed_c10d:
                 wrap_method(module, name, before, self.end_collective)
-        wrap_method(sys.modules["torch.multiprocessing.spawn"], "start_processes", self.note_spawn)
-        mp.start_processes = sys.modules["torch.multiprocessing.spawn"].start_processes
+        spawn = sys.modules["torch.multiprocessing.spawn"]
+        wrap_method(spawn, "start_processes", self.note_spawn)
+        mp.start_processes = spawn.start_processes
         wrap_method(multiprocessing.process.BaseProcess, "start", self.note_process)
 
-    def note(self, name):
+    def begin_hook(self, name):
+        """Return the hook that runs before the collective `name`."""
         @never_raise
         def begin(*args, **kwargs):
             self.depth += 1
@@ -56,9 +58,9 @@ class Calls:
                 return
             self.number += 1
             self.current = name
-            tensor = arguments[0] if arguments and name in REDUCE else None
+            tensor = arguments[0] if arguments and name in EQUAL_SIZES else None
             size = f" of {tensor.numel()} numbers" if hasattr(tensor, "numel") else ""
-            self.join(self.number, f"{name}{size}", self.place())
+            self.on_call(self.number, f"{name}{size}", self.place())
 
         return begin
 

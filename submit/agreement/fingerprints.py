@@ -7,26 +7,26 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-COLUMNS = 2**16
-PROJECTIONS = 3
-SAMPLE = 1000  # entries that dataset_checksum() reads of a list, array or tensor
-LARGEST_BATCH = 10_000  # samples with a checksum each
-DEEPEST = 4  # levels of a batch's containers
+COLUMNS = 2**16  # random weights per projection; they repeat after that
+PROJECTIONS = 3  # per tensor
+DATASET_ENTRIES = 1000  # that dataset_checksum() reads of a list, array or tensor
+LARGEST_BATCH = 10_000  # samples; a larger batch gets one checksum
+MAX_DEPTH = 4  # levels of a batch's containers
 
 
 def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return this rank's shard of a tensor, dense, and its offset in the whole.
+    """Return this rank's shard of a tensor, dense, and the shard's offset in the whole tensor.
 
-    Raises ValueError if its memory has been freed, because reading it would crash.
+    Raises ValueError if the memory has been freed, because reading it would crash.
     """
     if hasattr(tensor, "ds_tensor"):  # DeepSpeed ZeRO stage 3
         return tensor.ds_tensor.detach(), 0
-    first = 0
+    offset = 0
     if hasattr(tensor, "to_local"):
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-        _, offset = compute_local_shape_and_global_offset(
+        _, indices = compute_local_shape_and_global_offset(
             tensor.shape, tensor.device_mesh, tensor.placements)
-        first = sum(index * step for index, step in zip(offset, tensor.stride()))
+        offset = sum(index * stride for index, stride in zip(indices, tensor.stride()))
         tensor = tensor.to_local()
     tensor = tensor.detach()
     freed = tensor.layout == torch.strided and not tensor.untyped_storage().nbytes()
@@ -34,7 +34,7 @@ def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         raise ValueError("a tensor's memory has been freed")
     if tensor.is_quantized:
         tensor = tensor.dequantize()
-    return tensor if tensor.layout == torch.strided else tensor.to_dense(), first
+    return tensor if tensor.layout == torch.strided else tensor.to_dense(), offset
 
 
 def real_and_imaginary(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -48,10 +48,10 @@ def real_and_imaginary(name: str, tensor: torch.Tensor) -> dict[str, torch.Tenso
 def tensor_checksum(tensor: torch.Tensor) -> int:
     """Return a checksum of a dense tensor's bytes.
 
-    It reads a copy, because FSDP could not free a storage that NumPy has seen.
+    The bytes are copied first, because FSDP cannot free a storage that NumPy has used.
     """
-    whole = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-    return zlib.crc32(whole.view(-1).view(torch.uint8).numpy())
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    return zlib.crc32(copy.view(-1).view(torch.uint8).numpy())
 
 
 @functools.cache
@@ -61,14 +61,14 @@ def random_weights():
 
 
 def projections(tensor: torch.Tensor) -> list[float]:
-    """Return PROJECTIONS sums of all elements, with random weights that repeat after COLUMNS.
+    """Return PROJECTIONS weighted sums of all elements, with the same random weights on all ranks.
 
-    They are linear: the projections of a mean are the mean of the projections, and those of a
+    The sums are linear: the projections of a mean are the mean of the projections, and those of a
     whole tensor are the sum of its shards' projections.
     """
-    local, first = local_part(tensor)
-    flat, before = local.reshape(-1), first % COLUMNS
-    if before + len(flat) > COLUMNS:
+    local, offset = local_part(tensor)
+    flat, before = local.reshape(-1), offset % COLUMNS
+    if before + len(flat) > COLUMNS:  # add up the elements that have the same weights
         after = -(before + len(flat)) % COLUMNS
         dtype = torch.float32 if flat.device.type == "mps" else torch.float64
         rows = torch.nn.functional.pad(flat, (before, after)).view(-1, COLUMNS)
@@ -78,7 +78,7 @@ def projections(tensor: torch.Tensor) -> list[float]:
 
 
 def gradient_projections(name: str, tensor: torch.Tensor) -> dict[str, list[float]]:
-    """Return {name: projections} of a gradient, two for a complex one."""
+    """Return {name: projections} of a gradient, or of its real and imaginary parts."""
     return {part: projections(values) for part, values in real_and_imaginary(name, tensor).items()}
 
 
@@ -97,7 +97,7 @@ def tensors_in(batch: object, depth: int = 0) -> Iterator[torch.Tensor]:
         yield batch
     elif hasattr(batch, "__array_interface__"):
         yield torch.as_tensor(batch)
-    elif depth < DEEPEST and not isinstance(batch, (str, bytes, torch.nn.Module)):
+    elif depth < MAX_DEPTH and not isinstance(batch, (str, bytes, torch.nn.Module)):
         if hasattr(batch, "to_dict"):  # a graph of PyTorch Geometric
             batch = batch.to_dict()
         elif hasattr(batch, "__dict__") and not isinstance(batch, Mapping):
@@ -110,10 +110,10 @@ def tensors_in(batch: object, depth: int = 0) -> Iterator[torch.Tensor]:
 
 
 def sample_checksums(batch: object) -> list[int]:
-    """Return a checksum of each sample of a batch: its inputs and labels.
+    """Return a checksum of each sample of a batch, inputs and labels.
 
-    It is one checksum of the whole batch if its tensors have no common first dimension, or if it
-    is one row of numbers, because single numbers are equal by chance.
+    Return one checksum of the whole batch if it is too large, if its tensors have no common first
+    dimension, or if it is one row of numbers, because single numbers are equal by chance.
     """
     tensors = [local_part(tensor)[0].cpu() for tensor in tensors_in(batch)]
     tensors = [torch.view_as_real(part) if part.is_complex() else part for part in tensors]
@@ -140,10 +140,11 @@ def dataset_checksum(dataset: object) -> int:
     items = [value for value in values if hasattr(value, "__len__") and getattr(value, "ndim", 1)
              and hasattr(dataset, "__len__") and len(value) == len(dataset)]
     text = repr([first_entries(value) for value in items])
-    return zlib.crc32(re.sub("0x[0-9a-f]+", "", text).encode()) if items else 0
+    text = re.sub("0x[0-9a-f]+", "", text)  # addresses differ by process
+    return zlib.crc32(text.encode()) if items else 0
 
 
 def first_entries(value):
     if hasattr(value, "reshape"):  # a tensor or an array
-        return value.reshape(-1)[:SAMPLE].tolist()
-    return value[:SAMPLE] if isinstance(value, (list, tuple)) else value
+        return value.reshape(-1)[:DATASET_ENTRIES].tolist()
+    return value[:DATASET_ENTRIES] if isinstance(value, (list, tuple)) else value

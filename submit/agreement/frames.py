@@ -1,4 +1,4 @@
-"""Finds out from its stack where a running program is, and whether it waits."""
+"""Finds out from a program's stack where it is, and whether it waits."""
 
 import os
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def stack(frame: FrameType | None) -> Iterator[tuple[str, int, str]]:
 
 
 def places(frame: FrameType, script: str) -> list[str]:
-    """Return where a program is, innermost first: "file:line, in function", without libraries."""
+    """Return the program's own calls, innermost first, as texts "file:line, in function"."""
     frames = list(stack(frame))
     files = [path for path, _, _ in frames]
     if script in files:
@@ -36,7 +36,7 @@ def places(frame: FrameType, script: str) -> list[str]:
 def waits(frame: FrameType, on_gpu: bool) -> bool:
     """Return True if the program waits in communication, or in backward(), where DDP waits.
 
-    On a GPU any place counts, because a kernel launch may wait for the queue. Compiling does not.
+    On a GPU any place counts, where a kernel launch may wait for the queue, unless it compiles.
     """
     files = [path for path, _, _ in stack(frame)]
     communicates = any(part in path for path in files for part in COMMUNICATES)

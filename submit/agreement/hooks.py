@@ -1,4 +1,4 @@
-"""Hooks that observe and change nothing; their own exceptions end in a note."""
+"""Hooks that change nothing in the script, and record their own exceptions."""
 
 import functools
 from collections.abc import Callable
@@ -26,9 +26,9 @@ def never_raise(hook: Callable) -> Callable:
 
 def wrap_method(owner: object, name: str, before: Callable | None = None,
                 after: Callable | None = None) -> None:
-    """Wrap owner.name so that it calls before(*args) first and after(result, *args) at the end.
+    """Wrap owner.name: call before(*args) first, and after(result, *args) at the end.
 
-    The result is None if it raised.
+    The result is None if owner.name raised an exception.
     """
     original = getattr(owner, name)
 

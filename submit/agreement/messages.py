@@ -5,35 +5,35 @@ def always(reports):
     return True
 
 
-def without(*wrappers):
-    return lambda reports: not set(wrappers) & set(reports[0]["wrappers"])
+def does_not_average(reports):
+    return not {"DDP", "Horovod"} & set(reports[0]["wrappers"])
 
 
-def has(wrapper):
-    return lambda reports: wrapper in reports[0]["wrappers"]
+def has_ddp(reports):
+    return "DDP" in reports[0]["wrappers"]
 
 
-def within_backward(reports):
+def steps_within_backward(reports):
     return any(step["within backward"] for step in reports[0]["steps"])
 
 
-def by_torchrun(reports):
+def uses_torchrun(reports):
     return reports[0]["launcher"] == "torchrun"
 
 
-def horovod(reports):
+def uses_horovod(reports):
     return reports[0]["horovod"]
 
 
-def no_loader(reports):
+def has_no_loader(reports):
     return not reports[0]["loaders"]
 
 
-def stream(reports):
+def has_stream(reports):
     return any(loader["stream"] for loader in reports[0]["loaders"])
 
 
-def by_hand(reports):
+def has_no_wrapper(reports):
     return not reports[0]["wrappers"]
 
 
@@ -63,12 +63,12 @@ SYMPTOMS = {
 # {finding: [(does it apply to these reports?, what to do)]}; the first that applies is shown.
 FIXES = {
     "alone": [
-        (by_torchrun, "init_process_group(), and DistributedDataParallel(model)"),
+        (uses_torchrun, "init_process_group(), and DistributedDataParallel(model)"),
         (always, "if the script has DDP for torchrun, start it with torchrun, or begin it with "
                  "`from ranks import find_ranks` and `find_ranks()`; else see YOUR_SCRIPT.md")],
     "weights": [
-        (has("DDP"), "wrap the model when it is complete, and change no weight after that"),
-        (horovod, "hvd.broadcast_parameters(model.state_dict(), 0) before step 1"),
+        (has_ddp, "wrap the model when it is complete, and change no weight after that"),
+        (uses_horovod, "hvd.broadcast_parameters(model.state_dict(), 0) before step 1"),
         (always, "broadcast rank 0's parameters before step 1, as DistributedDataParallel does")],
     "apart": [
         (always, "one optimizer, one learning rate and one loaded state on all ranks; "
@@ -77,36 +77,37 @@ FIXES = {
         (always, "give the optimizer the parameters of the model that is called, after it was "
                  "wrapped, sharded or moved; make sure the loss depends on them")],
     "own gradients": [
-        (within_backward, "call step() after backward(): within it gradients are not averaged yet"),
-        (has("DDP"), "call the wrapped model, not the one inside; leave no_sync() before the last "
-                     "backward of a step"),
-        (horovod, "call step() of hvd.DistributedOptimizer(optimizer)"),
+        (steps_within_backward, "call step() after backward(): within backward gradients are not "
+                                "averaged yet"),
+        (has_ddp, "call the wrapped model, not the one inside; leave no_sync() before the last "
+                  "backward of a step"),
+        (uses_horovod, "call step() of hvd.DistributedOptimizer(optimizer)"),
         (always, "call a model that DistributedDataParallel wraps, or all-reduce the gradients")],
     "part": [
-        (has("DDP"), "wrap every model that is trained, when it is complete"),
+        (has_ddp, "wrap every model that is trained, when it is complete"),
         (always, "all-reduce the gradients of all parameters")],
     "one rank's": [(always, "all-reduce the gradients, and divide by the number of ranks")],
     "sum": [(always, "divide by the number of ranks, or use op=AVG")],
     "twice": [
-        (without("DDP", "Horovod"), "divide the sum by the number of ranks once"),
+        (does_not_average, "divide the sum by the number of ranks once"),
         (always, "remove the division: the wrapper has averaged")],
     "not finite": [
         (always, "look at these ranks' loss: a division by 0, sqrt or log of 0, an overflow, "
                  "too high a learning rate")],
     "other gradients": [
-        (by_hand, "average first; then clip, unscale or change them, on all ranks alike"),
+        (has_no_wrapper, "average first; then clip, unscale or change them, on all ranks alike"),
         (always, "change gradients after the wrapper has averaged them, on all ranks alike")],
     "same data": [
-        (no_loader, "shard the rows, order[rank::world_size] of one permutation, or draw them "
-                    "with a seed that differs by rank, set after the model is wrapped"),
-        (stream, "shard the stream: split_dataset_by_node(data, rank, world_size) of Hugging "
-                 "Face, or islice(stream, rank, None, world_size); then shard it over workers"),
+        (has_no_loader, "shard the rows, order[rank::world_size] of one permutation, or draw them "
+                        "with a seed that differs by rank, set after the model is wrapped"),
+        (has_stream, "shard the stream: split_dataset_by_node(data, rank, world_size) of Hugging "
+                     "Face, or islice(stream, rank, None, world_size); then shard it over workers"),
         (always, "shard the data: DistributedSampler(data) instead of shuffle=True")],
     "overlap": [
         (always, "DistributedSampler(data) instead of shuffle=True; one seed on all ranks for a "
                  "split of the data")],
     "sampler": [
-        (horovod, "DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())"),
+        (uses_horovod, "DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())"),
         (always, "DistributedSampler(data), created after init_process_group()")],
     "order": [(always, "sampler.set_epoch(epoch) at the start of each epoch")],
     "steps": [(always, "give all ranks the same number of batches")],

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # A Slurm cluster with MVAPICH2-GDR, like Owens (Ohio Supercomputer Center) in the study this workshop continues.
-# Its published command was garbled; this is what it meant. Not tried by us.
+# That study's published command was garbled; this file does what it meant. Not tried by us.
 # Source of the variables: that study, and mvapich.cse.ohio-state.edu/userguide/gdr
 
 module load mvapich2-gdr || return 1  # or its name at your site

@@ -23,40 +23,40 @@ WRAPPERS = {
     "DistributedDataParallel": "DDP",
     "FullyShardedDataParallel": "FSDP1",
     "DeepSpeedEngine": "DeepSpeed"}
-NODES = 4  # searched for divisions in a loss's graph, from its root
+GRAPH_NODES = 4  # nodes of a loss's graph that are searched for divisions, from the root
 
 
-class Watch:
-    """The hooks of a rank.
+class Observer:
+    """Hooks that record a rank's parameters before each step, and its gradients during the step.
 
-    `done` is called before an optimizer's step number `steps` + 1. A step is an optimizer.step()
-    that follows a backward pass. The parameters are compared before it, the gradients during it.
+    A step is an optimizer.step() that follows a backward pass. on_finish() is called before an
+    optimizer's step number `steps` + 1.
     """
 
-    def __init__(self, script: str, steps: int, done: Callable[[], None]):
-        self.script, self.steps, self.done = script, steps, done
+    def __init__(self, script: str, steps: int, on_finish: Callable[[], None]):
+        self.script, self.steps, self.on_finish = script, steps, on_finish
         self.data = Data()
         self.names = {}  # {parameter: its name}
-        self.hooked = set()  # ids of parameters with a gradient hook
-        self.shards = {}  # {name of a sharded parameter: do the shards' gradients add up?}
-        self.seen_modules = set()  # ids of called modules and their submodules
+        self.hooked_ids = set()  # of parameters with a gradient hook
+        self.shards = {}  # {name of a sharded parameter: True if its gradient is a shard, too}
+        self.module_ids = set()  # of called modules and their submodules
         self.models = []  # the outermost modules with new parameters
         self.optimizer_names = {}  # {id: a name that is the same on all ranks}
-        self.backwards_at_last_step = defaultdict(int)  # {id of an optimizer: backwards}
+        self.backwards_at_last_step = defaultdict(int)  # {id of an optimizer: self.backwards}
         self.step_counts = defaultdict(int)  # {id of an optimizer: steps}
         self.module_depth = self.step_depth = self.backward_depth = 0  # these calls nest
-        self.on_gpu = self.hooks_fsdp = False
+        self.on_gpu = self.has_fsdp_hook = False
         self.micro_batches = 0  # since the last step
-        self.backwards = self.events = 0  # events: grows while the training makes progress
-        self.local = {}  # {name: projections} of this rank's own gradients since the last step
-        self.final = {}  # {name: projections} of the gradients that the optimizer uses
+        self.backwards = 0  # backward passes since the start
+        self.events = 0  # grows while the training makes progress
+        self.own_gradients = {}  # {name: projections}, before averaging, since the last step
+        self.used_gradients = {}  # {name: projections} of the gradients that the optimizer uses
         self.divisors = []  # of the losses since the last step
         self.step = None  # the step in progress
-        self.first = {}  # {name: state} before the first backward pass
+        self.first_state = {}  # {name: state} before the first backward pass
         self.record = {
-            "host": socket.gethostname(), "gpu": None, "device": "cpu", "half": False,
-            "hook": "", "mpi": False, "group": False,
-            "wrappers": [], "steps": []}
+            "host": socket.gethostname(), "gpu": None, "device": "cpu", "half_precision": False,
+            "comm_hook": "", "mpi": False, "process_group": False, "wrappers": [], "steps": []}
 
     def install(self):
         modules = torch.nn.modules.module
@@ -68,7 +68,7 @@ class Watch:
         register_optimizer_step_post_hook(self.after_step)
         self.data.install()
 
-    # Modules: an outermost module with parameters to train is a model.
+    # Modules: the outermost module with parameters to train is a model.
 
     @never_raise
     def before_forward(self, module, args):
@@ -89,7 +89,7 @@ class Watch:
         self.module_depth -= 1
 
     def parameters_of(self, module):
-        """Return [(name, parameter)], with the shard of each parameter that FSDP has gathered."""
+        """Return [(name, parameter)], with its shard for a parameter that FSDP has gathered."""
         shards = {}
         for part in module.modules():
             group = part._get_fsdp_state()._fsdp_param_group if is_fsdp2(part) else None
@@ -101,12 +101,12 @@ class Watch:
 
     def note_model(self, module, parameters):
         for part in module.modules():
-            if id(part) not in self.seen_modules:
-                self.seen_modules.add(id(part))
+            if id(part) not in self.module_ids:
+                self.module_ids.add(id(part))
                 self.note_wrapper(part)
         # Skip lazy layers before their first forward pass: their shapes are unknown.
         new = [(name, parameter) for name, parameter in parameters
-               if id(parameter) not in self.hooked and parameter.requires_grad
+               if id(parameter) not in self.hooked_ids and parameter.requires_grad
                and not isinstance(parameter, UninitializedTensorMixin)]
         if new and module not in self.models:
             self.models.append(module)
@@ -114,7 +114,7 @@ class Watch:
         for name, parameter in new:
             name = name.replace("_orig_mod.", "").removeprefix("module.")
             number = self.models.index(module) + 1
-            self.name(parameter, name if number == 1 else f"model {number}: {name}")
+            self.name_parameter(parameter, name if number == 1 else f"model {number}: {name}")
 
     def note_device(self, device):
         if not self.on_gpu:
@@ -123,22 +123,22 @@ class Watch:
             if device.type == "cuda":
                 self.record["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
 
-    def name(self, parameter, name):
-        """Name a parameter, the same on all ranks, and record its gradients."""
-        self.hooked.add(id(parameter))
-        for old in [old for old, other in self.names.items() if other == name]:
-            del self.names[old]  # FSDP has replaced it by a shard
-            self.hooked.discard(id(old))
+    def name_parameter(self, parameter, name):
+        """Give a parameter the name that it has on all ranks, and record its gradients."""
+        self.hooked_ids.add(id(parameter))
+        for old in [old for old, old_name in self.names.items() if old_name == name]:
+            del self.names[old]  # FSDP has replaced this parameter by a shard
+            self.hooked_ids.discard(id(old))
         self.names[parameter] = name
         if hasattr(parameter, "to_local") or "FSDP1" in self.record["wrappers"]:
             self.shards[name] = True
         else:
             if hasattr(parameter, "ds_tensor"):
                 self.shards[name] = False  # DeepSpeed returns full gradients
-            parameter.register_hook(functools.partial(self.note_local, parameter, name))
+            parameter.register_hook(functools.partial(self.note_gradient, parameter, name))
 
     def note_wrapper(self, part):
-        """Record a module that communicates, and hook it if its communication is hidden."""
+        """Record a module that communicates, and hook it if tensor hooks miss its gradients."""
         name = type(part).__name__
         wrapper = WRAPPERS.get(name)
         if is_fsdp2(part):
@@ -148,7 +148,7 @@ class Watch:
         if wrapper not in self.record["wrappers"]:
             self.record["wrappers"].append(wrapper)
         if wrapper == "DDP":
-            self.record["hook"] = part._get_ddp_logging_data().get("comm_hook", "")
+            self.record["comm_hook"] = part._get_ddp_logging_data().get("comm_hook", "")
         elif wrapper == "DeepSpeed":
             wrap_method(part, "step", functools.partial(self.before_deepspeed, part))
         elif wrapper == "FSDP2":
@@ -162,8 +162,8 @@ class Watch:
         self.backwards += 1
         self.events += 1
         self.data.note_backward()
-        if not self.first:
-            self.first = self.state(self.names)
+        if not self.first_state:
+            self.first_state = self.states_of(self.names)
 
     @never_raise
     def before_backward(self, tensors, *_, **__):
@@ -177,35 +177,36 @@ class Watch:
         self.backward_depth -= 1
 
     @never_raise
-    def note_local(self, parameter, name, gradient):
-        """Add to this rank's own gradient, before it is averaged."""
+    def note_gradient(self, parameter, name, gradient):
+        """Add a backward pass's gradient, before it is averaged, to this rank's own gradients."""
         self.events += 1
         self.names.setdefault(parameter, name)
-        self.record["half"] = self.record["half"] or gradient.element_size() < 4
-        thrown_away = parameter.grad is None or not local_part(parameter.grad)[0].any()
+        if gradient.element_size() < 4:
+            self.record["half_precision"] = True
+        is_zeroed = parameter.grad is None or not local_part(parameter.grad)[0].any()
         for part, values in gradient_projections(name, gradient).items():
-            if thrown_away and "DeepSpeed" not in self.record["wrappers"]:
-                self.local.pop(part, None)  # drop a gradient that no step used
-            earlier = self.local.get(part, [0.0] * PROJECTIONS)
-            self.local[part] = [a + b for a, b in zip(earlier, values)]
+            if is_zeroed and "DeepSpeed" not in self.record["wrappers"]:
+                self.own_gradients.pop(part, None)  # zero_grad() dropped what no step used
+            earlier = self.own_gradients.get(part, [0.0] * PROJECTIONS)
+            self.own_gradients[part] = [a + b for a, b in zip(earlier, values)]
 
     @never_raise
     def before_deepspeed(self, engine, *_, **__):
-        """Record the gradients that DeepSpeed stores elsewhere, between backward and step."""
+        """Record the averaged gradients before a step: DeepSpeed does not store them in .grad."""
         if not engine.is_gradient_accumulation_boundary():
             return
         from deepspeed.utils import safe_get_full_grad
-        self.final = {}
+        self.used_gradients = {}
         for parameter, name in self.names.items():
             gradient = safe_get_full_grad(parameter)
             if gradient is not None:
-                self.final |= gradient_projections(name, gradient)
+                self.used_gradients |= gradient_projections(name, gradient)
 
     def hook_fsdp(self):
-        """Record full gradients when FSDP reduces them; its parameters are shards."""
+        """Record full gradients when FSDP reduces them, because its parameters are shards."""
         from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
-        if not self.hooks_fsdp:
-            self.hooks_fsdp = True
+        if not self.has_fsdp_hook:
+            self.has_fsdp_hook = True
             wrap_method(fsdp, "foreach_reduce", self.before_fsdp)
 
     @never_raise
@@ -213,9 +214,9 @@ class Watch:
         for parameter, gradient in zip(parameters, gradients):
             name = self.names.get(parameter.sharded_param)
             if name:
-                self.note_local(parameter.sharded_param, name, gradient)
+                self.note_gradient(parameter.sharded_param, name, gradient)
 
-    # Optimizers. Wrappers nest steps: the innermost sees the final gradients.
+    # Optimizers. Wrappers nest steps: the innermost step gets the gradients that are used.
 
     @never_raise
     def before_step(self, optimizer, args, kwargs):
@@ -223,7 +224,7 @@ class Watch:
         self.step_depth += 1
         if self.step_depth == 1:
             self.begin_step(optimizer)
-        self.note_final(optimizer)
+        self.note_used_gradients(optimizer)
 
     def begin_step(self, optimizer):
         """Record the parameters before a step."""
@@ -233,65 +234,65 @@ class Watch:
                       for parameter in group["params"]]
         known = {parameter: self.names[parameter] for parameter in parameters
                  if parameter in self.names}
-        self.record["mpi"] = self.record["mpi"] or uses_mpi()
-        self.record["group"] = self.record["group"] or torch.distributed.is_initialized()
+        self.record["mpi"] |= uses_mpi()
+        self.record["process_group"] |= torch.distributed.is_initialized()
         if key not in self.optimizer_names:
             self.note_optimizer(optimizer, parameters, known)
-        scaler = getattr(optimizer, "found_inf", None)  # set by GradScaler for a fused optimizer
-        if scaler is not None and scaler.item():  # not finite: the optimizer skips this step
+        found_inf = getattr(optimizer, "found_inf", None)  # GradScaler sets it for fused optimizers
+        if found_inf is not None and found_inf.item():  # the optimizer skips this step
             return
         has_gradients = self.backwards > self.backwards_at_last_step[key]
         if has_gradients and self.step_counts[key] == self.steps:
-            self.done()
+            self.on_finish()
         self.step = {
             "optimizer": self.optimizer_names[key], "within backward": self.backward_depth > 0,
-            "state": self.state(known or self.names),
-            "rate": max(float(group.get("lr", 1)) for group in optimizer.param_groups)}
+            "state": self.states_of(known or self.names),
+            "lr": max(float(group.get("lr", 1)) for group in optimizer.param_groups)}
 
     def note_optimizer(self, optimizer, parameters, known):
-        """Name an optimizer, and those of its parameters that no called module has."""
+        """Name an optimizer, and its parameters that no called module has."""
         first = next(iter(known.values()), "")
         kind = type(optimizer).__name__
         self.optimizer_names[id(optimizer)] = f"{kind} of {first or len(parameters)}"
         if hasattr(optimizer, "_allreduce_delay") and "Horovod" not in self.record["wrappers"]:
             self.record["wrappers"].append("Horovod")
         for number, parameter in enumerate(parameters):
-            if id(parameter) not in self.hooked and parameter.requires_grad:
-                self.hooked.add(id(parameter))
+            if id(parameter) not in self.hooked_ids and parameter.requires_grad:
+                self.hooked_ids.add(id(parameter))
                 name = f"parameter {number} of {self.optimizer_names[id(optimizer)]}"
-                parameter.register_hook(functools.partial(self.note_local, parameter, name))
+                parameter.register_hook(functools.partial(self.note_gradient, parameter, name))
 
-    def state(self, parameters):
+    def states_of(self, parameters):
         return {name: parameter_state(parameter) for parameter, name in list(parameters.items())
                 if parameter.device.type != "meta"}
 
-    def note_final(self, optimizer):
+    def note_used_gradients(self, optimizer):
         if "FSDP1" in self.record["wrappers"]:  # FSDP1 has no hook for a rank's own gradients
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 name = self.names.get(parameter)
                 if name and parameter.grad is not None:
-                    self.final |= gradient_projections(name, parameter.grad)
+                    self.used_gradients |= gradient_projections(name, parameter.grad)
 
     @never_raise
     def after_step(self, optimizer, args, kwargs):
         self.step_depth -= 1
         if any(map(callable, [*args[1:], *kwargs.values()])):  # a closure calls backward()
-            self.note_final(optimizer)
+            self.note_used_gradients(optimizer)
         if self.step_depth:
             return
         step = self.step
-        final = self.final
+        used = self.used_gradients
         self.step = None
-        self.final = {}
+        self.used_gradients = {}
         if step is None or self.backwards == self.backwards_at_last_step[id(optimizer)]:
-            return  # Horovod broadcasts optimizer state by a step without a backward pass
-        local = {name: self.local.pop(name) for name in list(final or self.local)
-                 if name in self.local}
+            return  # Horovod takes a step without a backward pass to broadcast optimizer state
+        own = {name: self.own_gradients.pop(name) for name in list(used or self.own_gradients)
+               if name in self.own_gradients}
         self.record["steps"].append(step | {
-            "local": local, "final": final, "divisors": self.divisors,
-            "given": self.data.step_samples, "backwards": self.micro_batches,
+            "own_gradients": own, "used_gradients": used, "divisors": self.divisors,
+            "samples": self.data.step_samples, "micro_batches": self.micro_batches,
             "without gradient": sum(
                 parameter.grad is None for group in optimizer.param_groups
                 for parameter in group["params"])})
@@ -304,15 +305,15 @@ class Watch:
     # Reports.
 
     def report(self) -> dict:
-        """Return what was seen, as values for JSON."""
+        """Return the record of this rank, as values for JSON."""
         horovod = sys.modules.get("horovod.torch")
         return self.record | {
-            "first": self.first, "last": self.state(self.names), "shards": self.shards,
-            "backwards": self.backwards, "models": len(self.models), "dropped": hooks.failed_hooks,
+            "first_state": self.first_state, "last_state": self.states_of(self.names),
+            "shards": self.shards, "backwards": self.backwards, "failed_hooks": hooks.failed_hooks,
             "loaders": self.data.report(max(self.step_counts.values(), default=0)),
             "horovod": bool(horovod and horovod.is_initialized())}
 
-    def whereabouts(self) -> dict:
+    def status(self) -> dict:
         """Return where the main thread is, and whether it waits there for other ranks."""
         frame = sys._current_frames().get(threading.main_thread().ident)
         return {"stack": frames.places(frame, self.script), "events": self.events,
@@ -324,7 +325,7 @@ def is_fsdp2(module) -> bool:
 
 
 def uses_mpi() -> bool:
-    """Return True if a loaded module has imported mpi4py's communicators."""
+    """Return True if a module other than mpi4py's own has imported mpi4py.MPI or a part of it."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and any(
         value is mpi or type(value).__module__ == "mpi4py.MPI"
@@ -333,9 +334,9 @@ def uses_mpi() -> bool:
 
 
 def divisors_of(node) -> list[float]:
-    """Return the numbers by which a loss was divided last, from its autograd graph."""
+    """Return the numbers by which the loss was divided last, from its autograd graph."""
     divisors = []
-    for _ in range(NODES):
+    for _ in range(GRAPH_NODES):
         name = node.name() if node else ""
         if not name.startswith(("DivBackward", "MulBackward")):
             break
