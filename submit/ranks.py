@@ -301,7 +301,7 @@ def run(main: Callable[[], None]) -> None:
             prefix = f"rank {rank}: " if rank > 0 else ""
             program = os.path.basename(sys.argv[0])
             print(f"{program}: {prefix}{message}", file=sys.stderr, flush=True)
-        time.sleep(0.5)  # so that the launcher can forward what was printed
+        time.sleep(0.5 if prints else 5)  # the rank that prints ends the job before the others do
     if code:
         sys.stdout.flush()
         if "MPI_LOCALRANKID" in os.environ and world_size > 1:  # mpiexec of MPICH or Intel MPI
