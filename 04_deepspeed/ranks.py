@@ -295,15 +295,16 @@ def run(main: Callable[[], None]) -> None:
             raise
         code, message, collective = 1, traceback.format_exc(), False
 
-    if message:
-        prints = own_rank() == 0 if collective else claim_failure(rank, world_size)
-        if prints:
+    if code:
+        prints = own_rank() == 0
+        if message and not collective:
+            prints = claim_failure(rank, world_size)
+        if message and prints:
             prefix = f"rank {rank}: " if rank > 0 else ""
             program = os.path.basename(sys.argv[0])
             print(f"{program}: {prefix}{message}", file=sys.stderr, flush=True)
-        time.sleep(0.5 if prints else 5)  # the rank that prints ends the job before the others do
-    if code:
         sys.stdout.flush()
+        time.sleep(0.5 if prints else 5)  # the rank that prints ends the job before the others do
         if "MPI_LOCALRANKID" in os.environ and world_size > 1:  # mpiexec of MPICH or Intel MPI
             abort_by_hydra(code)
         os._exit(code)  # a pending collective would block a normal exit; the launcher ends the job
