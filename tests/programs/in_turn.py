@@ -10,10 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-chapter = importlib.import_module(Path(sys.argv[1]).stem)
+main_file = sys.argv[1]
+chapter = importlib.import_module(Path(main_file).stem)
 rows = json.loads(sys.argv[2])
 for flags in rows:
-    sys.argv = [sys.argv[1], *flags.split()]
+    sys.argv = [main_file, *flags.split()]
     message = None
     with tempfile.TemporaryFile("w+") as errors:
         try:
