@@ -36,8 +36,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a backgro
 numbers = pytest.mark.numbers  # numeric results depend on the CPU: `make test-cpus`
 
 
-# Which tests run
-
 def case(chapter, *values, marks=(), **options):
     """Return a parametrized test's case, skipped if set-up could not install the chapter."""
     return pytest.param(chapter, *values, marks=[skip_without(chapter), *marks], **options)
@@ -52,8 +50,6 @@ def needs_root(reason):
     skip = pytest.mark.skipif(bool(reason), reason=f"{reason} (as root: make test-root)")
     return lambda test: pytest.mark.root(skip(test))
 
-
-# Starting programs
 
 def environment():
     """Return the base environment of a command."""
@@ -154,10 +150,7 @@ def one_rank_parameters(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def smooth_baseline(one_rank_parameters):
-    """Return a function epochs -> fp32 parameters of chapter 1's smooth variant, and their bound.
-
-    The bound is a multiple of their distance from a training with reversed batches.
-    """
+    """Return a function epochs -> parameters of chapter 1's smooth variant, and their bound."""
     def train_both(epochs=1):
         chapter, flags = "01_single_node", ("--epochs", epochs)
         baseline = one_rank_parameters(chapter, *flags, hook=("smooth.py",))
@@ -177,8 +170,6 @@ def wait_until(condition, seconds, description):
         time.sleep(0.1)
     pytest.fail(f"timed out after {seconds} s waiting for: {description}")
 
-
-# Files
 
 def read_records(path):
     """Return the records of a file of JSON lines."""

@@ -61,7 +61,6 @@ CASES = {  # {file: {case: (changes, expected verdict)}}
         "each rank clips differently": (
             [NO_WRAPPER, (STEP, CLIP_BY_RANK + AVERAGE_BY_HAND + STEP)], "other gradients"),
         "rank 0 alone is in a barrier": ([(LOSS, f"{LOSS}\n{BARRIER_ON_RANK_0}")], "hang"),
-        "averaged by hand": ([NO_WRAPPER, (STEP, AVERAGE_BY_HAND + STEP)], NOTHING_WRONG),
         "clipped": ([(STEP, CLIP + STEP)], NOTHING_WRONG)},
     "by_horovod": {
         "unchanged": ([], NOTHING_WRONG),
@@ -130,12 +129,10 @@ def test_each_training_gets_its_verdict(file, name, tmp_path):
 
 
 CORRECT_TRAININGS = (  # functions of habits.py
-    "forward_before_ddp", "lazy_layers", "look_at_a_batch", "clipped_by_value",
-    "weights_averaged", "loss_divided_and_summed", "divided_by_all_samples",
-    "weighted_by_samples", "two_optimizers", "closure", "sparse_and_complex",
-    "copies_of_the_model", "a_layer_rests", "micro_batches",
-    "sum_of_micro_batches_divided", "gradients_by_hand",
-    "gathered_before_the_forward", "compiled")
+    "forward_before_ddp", "lazy_layers", "look_at_a_batch", "clipped_by_value", "weights_averaged",
+    "loss_divided_and_summed", "divided_by_all_samples", "weighted_by_samples", "two_optimizers",
+    "closure", "sparse_and_complex", "copies_of_the_model", "a_layer_rests", "micro_batches",
+    "sum_of_micro_batches_divided", "gradients_by_hand", "gathered_before_the_forward", "compiled")
 WRONG_TRAININGS = {  # {function of habits.py: expected verdict}
     "imaginary_half_is_lost": "other gradients", "one_stream_for_all": "same data",
     "rows_of_one_seed": "same data", "one_text_for_all": "same data",
@@ -182,7 +179,6 @@ def test_sample_numbers_of_two_ranks_get_their_verdict(samples, like, expected):
 
 
 def test_agree_does_not_change_the_training(tmp_path):
-    """Losses, weights and random numbers are the same with agree.py and without."""
     values = "rank, loss.item(), model[0].weight.sum().item(), torch.rand(1).item()"
     print_values = [(LOSS, f"{LOSS}\n            print({values})")]
     script = write_changed_copy("your_script_ddp", print_values, tmp_path)

@@ -8,25 +8,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 import torch
-from conftest import (
-    BIN,
-    NO_NETWORK,
-    ROOT,
-    case,
-    copy_and_edit,
-    environment,
-    parameters,
-    run,
-    wait_until,
-)
+from conftest import BIN, NO_NETWORK, ROOT, case, copy_and_edit, environment, run, wait_until
 from tolerances import FP64, assert_close
 
 from submit import study
+from tools.measuring.parameters import parameters
 
 pytestmark = pytest.mark.fault
 
@@ -107,8 +97,7 @@ def test_a_killed_or_stopped_rank_ends_the_job(chapter, launcher, signal_name, f
 
 
 @pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod/pytorch", marks=[slow])])
-def test_resume_after_a_kill_equals_an_uninterrupted_run(
-        chapter, folder, one_rank_parameters):
+def test_resume_after_a_kill_equals_an_uninterrupted_run(chapter, folder, one_rank_parameters):
     """A rank is killed at any point; the training resumes on another number of ranks."""
     flags = "--precision", "fp64", "--lr", 0.001  # so low that rounding errors do not grow
     common = ("--global-batch-size", 48, "--checkpoint", folder / "c", "--resume", "auto", *flags)
@@ -130,9 +119,8 @@ def test_resume_after_a_kill_equals_an_uninterrupted_run(
 def test_an_error_on_one_rank_alone_ends_the_job(folder):
     """An error that is not the user's gives one traceback, and the other ranks end, too."""
     main = copy_with_fault("03_ddp", folder, "rank == 1", "raise RuntimeError('only here')")
-    started = time.monotonic()
     code, output = wait_for_end(start("mpiexec", [main], folder), folder)
-    assert code not in (0, 2) and time.monotonic() - started < JOB_TIMEOUT
+    assert code not in (0, 2)
     assert output.count("Error: only here") == output.count("Traceback") == 1, output
 
 

@@ -1,4 +1,4 @@
-"""Set-up does nothing if it is done, and reports every obstacle in one line."""
+"""Set-up does nothing if the environment is ready, and reports each obstacle in one line."""
 
 import ast
 import os
@@ -29,22 +29,19 @@ def ready_venv(tmp_path, monkeypatch):
     return venv
 
 
-def failing_setup_message(*command, **options):
+def failing_setup_message(*flags, **options):
     """Return the only line that set-up prints when it fails, as it must here."""
-    result = run_command([sys.executable, SETUP, *command], **options)
+    result = run_command([sys.executable, SETUP, *flags], **options)
     assert result.code == 1 and result.err.count("\n") == 1, result.err
     assert result.err.startswith("set-up failed: "), result.err
     return result.err
 
 
-# What set-up still has to do
-
 @pytest.mark.check
 def test_setup_of_a_ready_environment_prints_nothing(tmp_path):
     venv = tmp_path / "a blank"
     venv.symlink_to(sys.prefix)
-    command = ["make", "--silent", "--no-print-directory", "setup", f"VENV={venv}"]
-    result = run_command(command, cwd=ROOT)
+    result = run_command(["make", "-s", "--no-print-directory", "setup", f"VENV={venv}"], cwd=ROOT)
     assert (result.code, result.out, result.err) == (0, "", "")
 
 
@@ -70,8 +67,6 @@ def test_an_environment_in_a_private_home_cannot_be_shared():
             os.chmod(home, mode)
             assert set_up.closed_to_others(Path(home, "venv")) == closed
 
-
-# Obstacles
 
 @pytest.mark.fault
 def test_a_new_environment_without_a_network_says_what_to_do(tmp_path):
@@ -130,8 +125,6 @@ def test_unknown_site_and_foreign_environment_are_refused(ready_venv, monkeypatc
     with pytest.raises(SystemExit, match=r"^set-up failed: .* made with other pins.* its owner"):
         set_up.main()
 
-
-# Horovod
 
 @pytest.mark.fault
 def test_failed_horovod_build_leaves_the_rest_working(ready_venv, tmp_path, monkeypatch):

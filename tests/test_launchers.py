@@ -159,11 +159,10 @@ def test_ranks_connect_over_libfabric():
     assert result.code == 0 and "ranks: 2, nodes: 2" in result.out, result.err
 
 
-@pytest.mark.parametrize(("count", "identity", "indices"), [
-    (4, "same", [0, 1]), (1, "own", [0, 0])])
-def test_local_rank_selects_the_gpu(count, identity, indices):
-    result = run("03_ddp", 2, hook=["gpus.py", count, identity])
-    expected = [f"rank {rank} takes GPU {index} of {count}" for rank, index in enumerate(indices)]
+@pytest.mark.parametrize(("gpus", "owner", "indices"), [(4, "same", [0, 1]), (1, "own", [0, 0])])
+def test_local_rank_selects_the_gpu(gpus, owner, indices):
+    result = run("03_ddp", 2, hook=["gpus.py", gpus, owner])
+    expected = [f"rank {rank} takes GPU {index} of {gpus}" for rank, index in enumerate(indices)]
     assert result.code == 3 and sorted(result.out.splitlines()) == expected
 
 

@@ -84,7 +84,7 @@ def test_a_slider_redraws_the_figure():
                       "moved(lambda width: plt.subplots(figsize=(width, 2))[0], width=slider)"),
         new_code_cell("slider.value = 3")])
     resources = {"metadata": {"path": str(ROOT / "03_ddp")}}
-    NotebookClient(notebook, kernel_name="python3", resources=resources).run_command()
+    NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
     images = [output.metadata["image/png"] for output in notebook.cells[1].outputs
               if "image/png" in output.get("metadata", {})]
     assert images == [{"width": 3 * 96, "height": 2 * 96}]

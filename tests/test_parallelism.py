@@ -51,8 +51,7 @@ def test_all_ways_train_alike_with_the_expected_sizes(ranks, tmp_path):
         assert sizes == expected_sizes(way, rank, ranks)
 
 
-def test_a_different_training_is_detected(tmp_path):
-    """Data parallel without DDP: each rank trains on its own images."""
+def test_training_without_ddp_is_detected(tmp_path):
     changed_copy = copy_and_edit(
         "03_ddp", tmp_path, ("cross_entropy(ddp(images)", "cross_entropy(network(images)"),
         name="three_ways.py")

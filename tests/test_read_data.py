@@ -59,7 +59,8 @@ def test_broken_copies_are_detected(tmp_path):
     changes = []
     for number, (way, old, new, _) in enumerate(cases):
         folder = tmp_path / str(number)
-        changes.append((old, new, ["--way", way, "--images", str(IMAGES), "--folder", str(folder)]))
+        folder.mkdir()
+        changes.append((old, new, flags(folder, way)))
     messages = run_cases(2, changes)
     assert len(messages) == len(cases), messages
     assert all(expected in message for message, (*_, expected) in zip(messages, cases))

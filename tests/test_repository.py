@@ -60,7 +60,6 @@ def test_generated_parts_of_pages_are_up_to_date(path):
 @pytest.mark.check
 @pytest.mark.parametrize("path", PAGES, ids=relative_name)
 def test_files_and_commands_named_on_pages_exist(path):
-    """Paths are relative to the top folder or to the page's folder."""
     text = path.read_text()
     files = re.findall(r"(?<![\w/.-])(?:\.\./)?(?:0\w+|assets|docs|exercises|submit|tests|tools)"
                        r"/[\w./]*\.(?:py|sh|pbs|slurm|md|ipynb|jsonl|csv|txt|png|svg)\b", text)

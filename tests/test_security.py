@@ -30,7 +30,6 @@ def test_no_secret_is_written_or_printed(command, tmp_path):
     (["bash", SUBMIT / "lab.sh", "up"], "UID[$(touch {0})]")],  # bash would evaluate it
     ids=["sweep.py", "lab.sh"])
 def test_no_shell_evaluates_user_input(command, argument, tmp_path):
-    """The argument would create a file."""
     created = tmp_path / "created"
     result = run_command([*command, argument.format(created)], timeout=60, cwd=tmp_path)
     assert result.code and not created.exists(), result

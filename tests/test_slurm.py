@@ -92,14 +92,13 @@ class Cluster:
         """Return a job's state, such as COMPLETED 0:0, and its output; a hang fails the test."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            description = self.run("scontrol", "show", "job", job)
-            state, code = re.search(r"JobState=(\S+).*ExitCode=(\S+)", description,
-                                    re.S).groups()
+            report = self.run("scontrol", "show", "job", job)
+            state, code = re.search(r"JobState=(\S+).*ExitCode=(\S+)", report, re.S).groups()
             if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
                 return f"{state} {code}", (self.folder / chapter / f"job-{job}.txt").read_text()
             time.sleep(0.2)
         self.run("scancel", job)
-        pytest.fail(f"job {job} is still {state}: {description}")
+        pytest.fail(f"job {job} is still {state}: {report}")
 
 
 @pytest.fixture(scope="session")
@@ -157,7 +156,6 @@ def test_the_doctor_runs_as_a_job(cluster):
 @pytest.mark.parametrize("reservation", [
     pytest.param("course", marks=pytest.mark.slow), "of another day"])
 def test_ready_script_checks_the_reservation(cluster, reservation):
-    """Jobs run through a valid reservation, and an invalid one is reported."""
     script = f'. "$0" && SBATCH_RESERVATION="{reservation}" bash submit/ready.sh'
     exists = reservation == "course"
     if exists:
@@ -187,8 +185,6 @@ def test_a_killed_rank_ends_the_slurm_step(cluster, tmp_path):
                 main, "--device", "cpu", "--timeout", 20, codes=range(1, 256))
     assert time.monotonic() - started < 90
 
-
-# Without a scheduler
 
 def test_a_submit_script_runs_without_a_scheduler(tmp_path):
     result = run_command(["bash", "submit.slurm", *ONE_STEP, "--results", tmp_path / "results"],
@@ -226,8 +222,6 @@ def test_each_site_file_launches_the_ranks(site, tmp_path):
     assert re.match("(mpiexec|srun) .*python main.py --epochs 3$", first)
     assert re.search(" (-n |--ntasks=)5 ", second)
 
-
-# Headers
 
 @pytest.mark.check
 def test_submit_scripts_of_all_chapters_are_equal():

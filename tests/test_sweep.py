@@ -1,4 +1,4 @@
-"""The sweep records every run once, despite interruptions, and adds warnings."""
+"""The sweep records each run once, even if it is interrupted, and its table has warnings."""
 
 import re
 import subprocess
@@ -74,7 +74,7 @@ def test_a_run_without_a_record_says_why(script, reason, tmp_path, monkeypatch):
 
 
 @pytest.mark.check
-def test_table_has_efficiency_and_warnings():
+def test_the_table_has_efficiency_and_warnings():
     runs = [{"study": "weak", "chapter": "03_ddp", "flags": "", "ranks": ranks, "batch": 64,
              "nodes": 1, "cpus": 2, "device": "cpu", "processor": "a CPU", "site": "here",
              "images_per_second": speed}
