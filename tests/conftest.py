@@ -182,8 +182,8 @@ def load_module(path):
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path.parent)
-        for name, imported in list(sys.modules.items()):
-            if str(getattr(imported, "__file__", "")).startswith(f"{ROOT}/0"):
+        for name, other_module in list(sys.modules.items()):
+            if str(getattr(other_module, "__file__", "")).startswith(f"{ROOT}/0"):
                 patch.delitem(sys.modules, name)  # another chapter's file of the same name
         spec.loader.exec_module(module)
     return module
@@ -207,12 +207,12 @@ def copy_and_edit(source, target, *changes, name="main.py"):
 
 
 # Tracked files only: an attendee's own files are not checked.
-TRACKED = {ROOT / name for name in run_command(["git", "-C", ROOT, "ls-files"]).out.splitlines()
-           if (ROOT / name).exists()}
+GIT_FILES = {ROOT / name for name in run_command(["git", "-C", ROOT, "ls-files"]).out.splitlines()
+             if (ROOT / name).exists()}
 
 
 def tracked_files(paths):
-    return [path for path in paths if path in TRACKED]
+    return [path for path in paths if path in GIT_FILES]
 
 
 # {chapter, as its records name it: lesson file}

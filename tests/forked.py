@@ -6,7 +6,6 @@ that every rank's imports take, in tests that do not test the launcher.
 
 import contextlib
 import multiprocessing
-import multiprocessing.connection
 import os
 import random
 import runpy
@@ -16,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import connection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,9 +54,9 @@ def rank_main(arguments, cwd, env, out, err):
 
 def torchrun_variables(ranks):
     """Return the variables that torchrun sets for each rank."""
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "forked"}
-    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    variables = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "forked"}
+    return [variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 def horovodrun_variables(ranks, stack):
@@ -69,28 +69,28 @@ def horovodrun_variables(ranks, stack):
     stack.callback(server.stop)
     slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
     server.init(slots)
-    common = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
-              "HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-              "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+    variables = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
+                 "HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+                 "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
     names = ("hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-    return [common | {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}
+    return [variables | {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}
             for slot in slots]
 
 
 def wait_for_ranks(processes, timeout):
     """Wait for all processes to end, as a launcher would; return False for a hang."""
-    running = {process.sentinel: process for process in processes}
-    deadline, failed = time.monotonic() + timeout, False
-    while running and time.monotonic() < deadline:
-        for sentinel in multiprocessing.connection.wait(running, deadline - time.monotonic()):
-            if running.pop(sentinel).exitcode and not failed:
-                failed = True
+    by_sentinel = {process.sentinel: process for process in processes}
+    deadline, has_failed = time.monotonic() + timeout, False
+    while by_sentinel and time.monotonic() < deadline:
+        for sentinel in connection.wait(by_sentinel, deadline - time.monotonic()):
+            if by_sentinel.pop(sentinel).exitcode and not has_failed:
+                has_failed = True
                 deadline = min(deadline, time.monotonic() + GRACE_PERIOD)
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.join()
-    return failed or not running
+    return has_failed or not by_sentinel
 
 
 def run(arguments, ranks, env, timeout=300, cwd=None):

@@ -182,13 +182,13 @@ def test_agree_does_not_change_the_training(tmp_path):
     values = "rank, loss.item(), model[0].weight.sum().item(), torch.rand(1).item()"
     print_values = [(LOSS, f"{LOSS}\n            print({values})")]
     script = write_changed_copy("your_script_ddp", print_values, tmp_path)
-    alone = forked.run([script], 2, environment(), timeout=90, cwd=tmp_path)  # it saves digits.pt
-    observed = run_agree(script, "--steps", 6)
+    plain_run = forked.run([script], 2, environment(), timeout=90, cwd=tmp_path)
+    agree_run = run_agree(script, "--steps", 6)
     for rank in "01":
-        lines_alone = re.findall(f"^{rank} .*", alone.out, re.M)
-        lines = re.findall(f"^{rank} .*", observed.out, re.M)
-        assert len(lines) >= 5 and lines == lines_alone[:len(lines)]
-    assert "2 ranks on 1 node, 6 steps; DDP" in observed.out
+        plain_lines = re.findall(f"^{rank} .*", plain_run.out, re.M)
+        lines = re.findall(f"^{rank} .*", agree_run.out, re.M)
+        assert len(lines) >= 5 and lines == plain_lines[:len(lines)]
+    assert "2 ranks on 1 node, 6 steps; DDP" in agree_run.out
 
 
 @pytest.mark.parametrize(("changes", "expected"), [

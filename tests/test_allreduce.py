@@ -17,16 +17,16 @@ def run_ranks(ranks, *arguments, **options):
 def test_bytes_and_steps_match_the_formulas(tmp_path):
     """On three ranks, so that left and right neighbour differ."""
     results = tmp_path / "results.jsonl"
-    padded = {1: 3, 1000: 1002, 1001: 1002}  # {elements: elements with the ring's padding}
+    padded_sizes = {1: 3, 1000: 1002, 1001: 1002}  # {elements: elements with the ring's padding}
     result = run_ranks(3, RING, "--repeats", 1, "--results", results,
-                       "--sizes", *(4 * elements for elements in padded))
+                       "--sizes", *(4 * elements for elements in padded_sizes))
     assert result.code == 0, result.err
     assert "all sums: equal" in result.out
     records = {(record["algorithm"], record["bytes"] // 4): record
                for record in read_records(results)}
-    assert len(records) == 5 * len(padded)
-    for elements in padded:
-        size, ring_bytes = 4 * elements, 4 * padded[elements] * 4 // 3
+    assert len(records) == 5 * len(padded_sizes)
+    for elements in padded_sizes:
+        size, ring_bytes = 4 * elements, 4 * padded_sizes[elements] * 4 // 3
         expected = {"everyone_to_everyone": ([2 * size] * 3, 1),
                     "reduce_and_broadcast": ([2 * size, size, size], 2),
                     "ring": ([ring_bytes] * 3, 4), "gloo": (None, None), "mpi": (None, None)}

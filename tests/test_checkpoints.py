@@ -13,11 +13,11 @@ checkpoint_chapters = pytest.mark.parametrize("chapter", [  # save files, and fo
     case("05_zero/fsdp.py", marks=slow)])
 
 
-def flags(chapter, epochs, checkpoint, *more):
+def flags(chapter, epochs, checkpoint, *more_flags):
     """Return flags of a training with three steps per epoch, saved after each epoch."""
     network = ["--width", 32, "--layers", 2] if chapter.startswith("05") else []
     return [*network, "--global-batch-size", 478, "--epochs", epochs, "--checkpoint", checkpoint,
-            *more]
+            *more_flags]
 
 
 def train(chapter, *arguments, hook=()):
@@ -57,12 +57,12 @@ def test_a_gpu_checkpoint_resumes_on_a_cpu(tmp_path):
     for layout in torch.contiguous_format, torch.channels_last:
         checkpoint = tmp_path / f"{layout}"
         assert train("01_single_node", 1, checkpoint).code == 0
-        saved = torch.load(checkpoint)
-        momentum = [state["momentum_buffer"] for state in saved["optimizer"]["state"].values()]
-        for tensor in [*saved["model"].values(), *momentum]:
+        contents = torch.load(checkpoint)
+        momentum = [state["momentum_buffer"] for state in contents["optimizer"]["state"].values()]
+        for tensor in [*contents["model"].values(), *momentum]:
             if tensor.ndim == 4:
                 tensor.data = tensor.to(memory_format=layout)
-        torch.save(saved, checkpoint)
+        torch.save(contents, checkpoint)
         resume_flags = flags("01_single_node", 2, checkpoint, "--resume")
         record = run_for_record("01_single_node", 1, *resume_flags, folder=tmp_path)
         losses.append(record["loss"])
@@ -73,18 +73,18 @@ def test_a_gpu_checkpoint_resumes_on_a_cpu(tmp_path):
 def test_a_truncated_or_another_settings_checkpoint_is_refused(chapter, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     assert train(chapter, 1, checkpoint).code == 0
-    before = read_checkpoint(checkpoint)
+    bytes_before = read_checkpoint(checkpoint)
     program = "fsdp.py" if chapter.endswith("fsdp.py") else "main.py"
     network = ["--layers", 3] if chapter.startswith("05") else ["--model", "resnet18"]
     for flag, setting in (["--seed", 1], "seed 0"), (network, "(layers 2|model cnn)"):
         result = train(chapter, 2, checkpoint, "--resume", *flag)
         assert_refused(result, f"--resume: .* trained with --{setting}", program)
-    assert read_checkpoint(checkpoint) == before
+    assert read_checkpoint(checkpoint) == bytes_before
     file = checkpoint
     if checkpoint.is_dir():
         file = max(checkpoint.glob("*/*_1_*"), key=os.path.getsize)  # only rank 1's
     os.truncate(file, file.stat().st_size // 2)
-    before = read_checkpoint(checkpoint)
+    bytes_before = read_checkpoint(checkpoint)
     result = train(chapter, 2, checkpoint, "--resume")
     assert result.code != 0 and "epoch" not in result.out, result
-    assert read_checkpoint(checkpoint) == before
+    assert read_checkpoint(checkpoint) == bytes_before

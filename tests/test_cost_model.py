@@ -24,8 +24,8 @@ def test_errors_of_the_published_runs():
     network, node = errors("A"), errors("B")
     assert (len(network), len(node)) == (7, 11)  # none may be left out
     assert network.median() <= NETWORK_MEDIAN and network.max() <= NETWORK_LARGEST
-    mixed = node.index.str.contains("AMP")
-    assert node[~mixed].max() <= NODE_LARGEST and node.max() <= NODE_MIXED_LARGEST
+    has_amp = node.index.str.contains("AMP")
+    assert node[~has_amp].max() <= NODE_LARGEST and node.max() <= NODE_MIXED_LARGEST
 
 
 def test_expected_delay_of_the_slowest_rank():

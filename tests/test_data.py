@@ -49,9 +49,9 @@ def test_each_test_image_is_counted_once(chapter, ranks, flags, tmp_path):
     The ranks have unequal numbers of images and batches, yet at stage 3 gather layers together.
     """
     write_mnist(tmp_path, 420, 53)
-    small = ["--width", 32, "--layers", 1, "--lr", 0.1] if chapter.startswith("05") else []
+    small_model = ["--width", 32, "--layers", 1, "--lr", 0.1] if chapter.startswith("05") else []
     result = run(chapter, ranks, "--dataset", "mnist", "--data-dir", tmp_path, "--batch-size", 4,
-                 "--epochs", 1, *small, *flags)
+                 "--epochs", 1, *small_model, *flags)
     assert "test accuracy 1.0000 (53 of 53 images)" in result.out, result
 
 
@@ -83,11 +83,11 @@ def test_a_truncated_download_is_reported_and_repeated(chapter, dataset, files, 
             results.append(run(chapter, 2, *flags, hook=["served.py", tmp_path / "source"],
                                env={"no_proxy": "127.0.0.1"}, timeout=60))
         server.shutdown()
-    truncated, complete = results
-    message, = [line for line in truncated.err.splitlines()
+    truncated_run, complete_run = results
+    message, = [line for line in truncated_run.err.splitlines()
                 if line and not re.search(r"%\||B \[", line)]  # torchvision's progress
-    assert truncated.code == 2
+    assert truncated_run.code == 2
     assert message.startswith(f"main.py: {dataset} is missing or incomplete")
-    assert complete.code == 0 and f"{dataset}: 120 images" in complete.out, complete.err
+    assert complete_run.code == 0 and f"{dataset}: 120 images" in complete_run.out, complete_run.err
     # torchvision requests each file twice: to resolve redirects, and to download.
     assert len(server.requested_paths) == 2 * len(set(server.requested_paths)) == 2 * files

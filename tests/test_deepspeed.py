@@ -37,24 +37,25 @@ def test_gradients_are_not_clipped(chapter):
     ('{"zero_optimization": {"stage": 3}}', "chapter 5")])
 def test_keys_and_values_without_their_effect_are_refused(text, message, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=f"^ds_config.json: .*{message}"):
-        read(text, tmp_path, monkeypatch)
+        read_ds_config(text, tmp_path, monkeypatch)
 
 
 @pytest.mark.check
 def test_precision_comes_from_the_file_or_the_flag(tmp_path, monkeypatch):
     on = json.dumps({"bf16": {"enabled": True, "check_grad_overflow": False}})
     off = on.replace("true", "false")
-    assert read(on, tmp_path, monkeypatch)[1] == read("{}", tmp_path, monkeypatch, "bf16")[1]
-    assert read(off, tmp_path, monkeypatch)[1] == "fp32"
-    config, precision = read(on, tmp_path, monkeypatch, "bf16")
+    assert read_ds_config(on, tmp_path, monkeypatch)[1] == "bf16"
+    assert read_ds_config("{}", tmp_path, monkeypatch, "bf16")[1] == "bf16"
+    assert read_ds_config(off, tmp_path, monkeypatch)[1] == "fp32"
+    config, precision = read_ds_config(on, tmp_path, monkeypatch, "bf16")
     assert precision == "bf16" and config["bf16"] == json.loads(on)["bf16"]
     with pytest.raises(SystemExit, match="--precision sets bf16"):
-        read(off, tmp_path, monkeypatch, "bf16")
+        read_ds_config(off, tmp_path, monkeypatch, "bf16")
     with pytest.raises(SystemExit, match=r"fp64.*fp32"):
-        read("{}", tmp_path, monkeypatch, "fp64")
+        read_ds_config("{}", tmp_path, monkeypatch, "fp64")
 
 
-def read(text, folder, monkeypatch, precision="fp32"):
+def read_ds_config(text, folder, monkeypatch, precision="fp32"):
     """Return read_config() of this file and --precision, on a CPU."""
     ds_config = load_module(ROOT / DEEPSPEED / "ds_config.py")
     monkeypatch.setattr(ds_config, "CONFIG", folder / "ds_config.json")
@@ -64,26 +65,27 @@ def read(text, folder, monkeypatch, precision="fp32"):
 
 @pytest.mark.slow
 def test_no_compiler_is_needed(tmp_path):
-    compiled = tmp_path / "compiled"
-    env = {"PATH": str(BIN), "CXX": "", "CC": "", "TORCH_EXTENSIONS_DIR": str(compiled)}
+    operator_cache = tmp_path / "compiled"
+    env = {"PATH": str(BIN), "CXX": "", "CC": "", "TORCH_EXTENSIONS_DIR": str(operator_cache)}
     record = run_for_record(DEEPSPEED, 2, "--max-steps", 2, folder=tmp_path, launcher=True, env=env)
-    assert record["steps"] == 2 and not compiled.exists()
+    assert record["steps"] == 2 and not operator_cache.exists()
 
 
 @pytest.mark.check
 def test_batchnorm_statistics_update_in_bf16():
     """Each update is smaller than bf16 resolution, yet after 200 steps they match fp32's."""
     ds_config = load_module(ROOT / DEEPSPEED / "ds_config.py")
-    plain, norm = (torch.nn.BatchNorm2d(2, momentum=0.001) for _ in range(2))
-    norm.weight.data, norm.bias.data = norm.weight.bfloat16(), norm.bias.bfloat16()
-    ds_config.keep_statistics(norm, torch.bfloat16)
+    fp32_norm, bf16_norm = (torch.nn.BatchNorm2d(2, momentum=0.001) for _ in range(2))
+    bf16_norm.weight.data = bf16_norm.weight.bfloat16()
+    bf16_norm.bias.data = bf16_norm.bias.bfloat16()
+    ds_config.keep_statistics(bf16_norm, torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     images = (3 * torch.randn(64, 2, 4, 4, generator=generator) + 5).bfloat16()
     for _ in range(200):
-        plain(images.float())
-        norm(images)
-    norm.eval()(images)
+        fp32_norm(images.float())
+        bf16_norm(images)
+    bf16_norm.eval()(images)
     for name in "running_mean", "running_var":
-        expected, value = getattr(plain, name), getattr(norm, name)
+        expected, value = getattr(fp32_norm, name), getattr(bf16_norm, name)
         assert value.dtype == torch.bfloat16
         assert torch.allclose(value.float(), expected, rtol=0.01), name

@@ -1,4 +1,4 @@
-"""The demo prints each row when it is measured, and its summary is true to the numbers."""
+"""The demo prints each row when it is measured, and its summary matches the numbers."""
 
 import sys
 
@@ -33,7 +33,7 @@ def fake_demo(tmp_path, monkeypatch):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("problem, message", [
+@pytest.mark.parametrize(("problem", "message"), [
     (KeyboardInterrupt(), "^interrupted"),
     (OSError(28, "No space left on device"), "No space left on device")])
 def test_an_interrupted_demo_resumes(problem, message, fake_demo, monkeypatch, capsys):
@@ -49,8 +49,8 @@ def test_an_interrupted_demo_resumes(problem, message, fake_demo, monkeypatch, c
     assert len(read_records(fake_demo / "demo.jsonl.part")) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("1  PyTorch     ")
     demo.main()
-    assert [record["name"] for record in read_records(fake_demo / "demo.jsonl")] == [
-        run[1] for run in RUNS]
+    names = [record["name"] for record in read_records(fake_demo / "demo.jsonl")]
+    assert names == [name for _, name, *_ in RUNS]
     assert (fake_demo / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert not (fake_demo / "demo.jsonl.part").exists()
 
@@ -62,9 +62,9 @@ demo.RUNS = [(*run[:3], run[3] + " --epochs 1", run[4]) for run in runs]
 sys.argv[1:] = [{str(tmp_path)!r}]; demo.main()"""
     result = run_command([sys.executable, "-c", source], cwd=ROOT)
     assert result.code == 0, result.err
-    single, double = read_records(tmp_path / "demo.jsonl")
-    assert single["difference"] is None and double["difference"] < demo.EQUAL
-    assert double["speed_up"] > 0
+    one_rank, two_ranks = read_records(tmp_path / "demo.jsonl")
+    assert one_rank["difference"] is None and two_ranks["difference"] < demo.EQUAL
+    assert two_ranks["speed_up"] > 0
 
 
 def test_summary_and_rows_match_the_numbers():

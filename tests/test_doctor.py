@@ -1,4 +1,4 @@
-"""submit/doctor.py reports the most frequent faults, which these tests really cause."""
+"""submit/doctor.py reports the most frequent faults, most of which these tests really cause."""
 
 import re
 import socket
@@ -11,7 +11,7 @@ from tolerances import COUNT
 
 DOCTOR = ROOT / "submit" / "doctor.py"
 PYTHON = [sys.executable, DOCTOR]
-# The doctor counts the processes that its parent started: a parent of its own has only one.
+# The doctor counts the processes that its parent started. This parent starts only one.
 WITHOUT_SIBLINGS = ["setsid", "--wait", "sh", "-c", '"$@"; exit $?', "sh"]
 MPIEXEC = [BIN / "mpiexec", "-n", 2]
 
@@ -56,10 +56,10 @@ def test_ranks_that_cannot_connect_are_reported():
     """Rank 0's port is in use, and the program that listens there does not answer rank 1."""
     with socket.create_server(("", 0)) as server:
         port = {"MASTER_PORT": str(server.getsockname()[1])}
-        zero, one = run_concurrently(*[([*PYTHON, "--timeout", 1], srun_variables(rank, 2) | port)
-                                       for rank in range(2)])
-    assert_reported("rendezvous at localhost:.*address already in use.*unset MASTER_PORT", [zero])
-    assert_reported("rendezvous at localhost:.*timed out after 1 s.*unset MASTER_PORT", [one])
+        starts = [([*PYTHON, "--timeout", 1], srun_variables(rank, 2) | port) for rank in range(2)]
+        rank_0, rank_1 = run_concurrently(*starts)
+    assert_reported("rendezvous at localhost:.*address already in use.*unset MASTER_PORT", [rank_0])
+    assert_reported("rendezvous at localhost:.*timed out after 1 s.*unset MASTER_PORT", [rank_1])
 
 
 @pytest.mark.fault

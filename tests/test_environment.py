@@ -63,9 +63,9 @@ def test_another_site_or_a_failed_setup_is_not_ready(ready_venv, monkeypatch):
 @pytest.mark.check
 def test_an_environment_in_a_private_home_cannot_be_shared():
     with tempfile.TemporaryDirectory() as home:  # pytest's own folders are private
-        for mode, closed in (0o755, None), (0o700, Path(os.path.realpath(home))):
+        for mode, closed_folder in (0o755, None), (0o700, Path(os.path.realpath(home))):
             os.chmod(home, mode)
-            assert set_up.closed_to_others(Path(home, "venv")) == closed
+            assert set_up.closed_to_others(Path(home, "venv")) == closed_folder
 
 
 @pytest.mark.fault

@@ -26,9 +26,9 @@ SMOOTH = ["smooth.py"]
 numbers, slow = pytest.mark.numbers, pytest.mark.slow
 
 
-def largest_difference(one, other):
+def largest_difference(first, second):
     """Return the largest absolute difference of two trainings' parameters."""
-    return float(abs(one - other).max())
+    return float(abs(first - second).max())
 
 
 @numbers
@@ -40,8 +40,8 @@ def test_chapter_1_trains_as_a_plain_pytorch_loop(tmp_path):
     assert result.code == 0, result.err
 
     images, labels = map(torch.tensor, load_digits(return_X_y=True))
-    in_train = torch.arange(len(images)) % 5 != 0
-    images, labels = images[in_train].reshape(-1, 1, 8, 8), labels[in_train]
+    train_mask = torch.arange(len(images)) % 5 != 0
+    images, labels = images[train_mask].reshape(-1, 1, 8, 8), labels[train_mask]
     images = (images - images[:256].mean()) / images[:256].std(correction=0)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -67,9 +67,9 @@ def test_chapter_1_trains_as_a_plain_pytorch_loop(tmp_path):
     case(DDP, 4, marks=[slow]), case(HVD, 2, marks=[numbers]), case(HVD, 4, marks=[slow]),
     case(HVD_TF, 2), case(HVD_TF, 4, marks=[slow])])
 def test_ranks_agree_in_fp64(chapter, ranks, one_rank_parameters, tmp_path):
-    trained = train(chapter, ranks, tmp_path / "c", *IN_FP64, "--epochs", EPOCHS)
+    weights = train(chapter, ranks, tmp_path / "c", *IN_FP64, "--epochs", EPOCHS)
     baseline = one_rank_parameters(BASELINES[chapter], *IN_FP64, "--epochs", EPOCHS)
-    assert_close("parameters, fp64", largest_difference(baseline, trained), FP64)
+    assert_close("parameters, fp64", largest_difference(baseline, weights), FP64)
 
 
 @pytest.mark.parametrize("ranks", [
@@ -77,8 +77,8 @@ def test_ranks_agree_in_fp64(chapter, ranks, one_rank_parameters, tmp_path):
 def test_deepspeed_ranks_agree_up_to_rounding(ranks, smooth_baseline, tmp_path):
     """In fp32, because DeepSpeed has no fp64."""
     baseline = smooth_baseline()
-    trained = train(DEEPSPEED, ranks, tmp_path / "c", "--epochs", 1, hook=SMOOTH)
-    assert_close("parameters, fp32", distance(trained, baseline.parameters), baseline.bound)
+    weights = train(DEEPSPEED, ranks, tmp_path / "c", "--epochs", 1, hook=SMOOTH)
+    assert_close("parameters, fp32", distance(weights, baseline.parameters), baseline.bound)
 
 
 @numbers
@@ -87,11 +87,11 @@ def test_gradient_accumulation_steps_as_one_large_batch(smooth_baseline, tmp_pat
     main = copy_and_edit(DEEPSPEED, tmp_path / "copy")
     config = {"gradient_accumulation_steps": 3, "gradient_clipping": 0.0}
     main.with_name("ds_config.json").write_text(json.dumps(config))
-    trained = train(main, 2, tmp_path / "c", "--epochs", 1, "--results", tmp_path / "r",
+    weights = train(main, 2, tmp_path / "c", "--epochs", 1, "--results", tmp_path / "r",
                     hook=SMOOTH)
     record, baseline = json.loads((tmp_path / "r").read_text()), smooth_baseline()
     assert (record["batch_size"], record["steps"]) == (8, 1437 // 48)
-    assert_close("parameters, fp32", distance(trained, baseline.parameters), baseline.bound)
+    assert_close("parameters, fp32", distance(weights, baseline.parameters), baseline.bound)
 
 
 IMAGE_TWICE = (
@@ -117,9 +117,9 @@ OPTIMIZER = "hvd.DistributedOptimizer(optimizer, model.named_parameters())"
          id="TensorFlow, gradients not averaged")])
 def test_broken_copies_train_differently(chapter, old, new, one_rank_parameters, tmp_path):
     main = copy_and_edit(chapter, tmp_path / "copy", (old, new))
-    trained = train(main, 2, tmp_path / "c", *IN_FP64, "--epochs", 1)
+    weights = train(main, 2, tmp_path / "c", *IN_FP64, "--epochs", 1)
     baseline = one_rank_parameters(BASELINES[chapter], *IN_FP64, "--epochs", 1)
-    assert_far_apart("parameters, fp64", largest_difference(baseline, trained), FP64)
+    assert_far_apart("parameters, fp64", largest_difference(baseline, weights), FP64)
 
 
 @numbers
@@ -127,9 +127,9 @@ def test_broken_copies_train_differently(chapter, old, new, one_rank_parameters,
 def test_frameworks_broadcast_the_initial_parameters(chapter, one_rank_parameters, tmp_path):
     seed_per_rank = ("seed(args.seed)", "seed(args.seed + rank)")
     main = copy_and_edit(chapter, tmp_path / "copy", seed_per_rank)
-    trained = train(main, 2, tmp_path / "c", *IN_FP64, "--epochs", 1)
+    weights = train(main, 2, tmp_path / "c", *IN_FP64, "--epochs", 1)
     baseline = one_rank_parameters(SINGLE, *IN_FP64, "--epochs", 1)
-    assert_close("parameters, fp64", largest_difference(baseline, trained), FP64)
+    assert_close("parameters, fp64", largest_difference(baseline, weights), FP64)
 
 
 @pytest.mark.core
@@ -137,21 +137,21 @@ def test_frameworks_broadcast_the_initial_parameters(chapter, one_rank_parameter
     case(SINGLE), case(SINGLE_TF, marks=[slow]), case(HVD), case(HVD_TF, marks=[slow]), case(DDP)])
 def test_resume_equals_an_uninterrupted_run(chapter, one_rank_parameters, tmp_path):
     """Stopped in the second epoch; resumed from the start of that epoch, on more ranks."""
-    before, after = (1, 1) if chapter in (SINGLE, SINGLE_TF) else (2, 3)
-    train(chapter, before, tmp_path / "c", *IN_FP64, "--max-steps", 40)
-    resumed = train(chapter, after, tmp_path / "c", *IN_FP64, "--epochs", EPOCHS, "--resume",
+    ranks_before, ranks_after = (1, 1) if chapter in (SINGLE, SINGLE_TF) else (2, 3)
+    train(chapter, ranks_before, tmp_path / "c", *IN_FP64, "--max-steps", 40)
+    weights = train(chapter, ranks_after, tmp_path / "c", *IN_FP64, "--epochs", EPOCHS, "--resume",
                     "--results", tmp_path / "r")
     assert json.loads((tmp_path / "r").read_text())["steps"] == 4 * (1437 // 48)
     baseline = one_rank_parameters(BASELINES.get(chapter, chapter), *IN_FP64, "--epochs", EPOCHS)
-    assert_close("parameters, fp64", largest_difference(baseline, resumed), FP64)
+    assert_close("parameters, fp64", largest_difference(baseline, weights), FP64)
 
 
 @pytest.mark.core
 def test_deepspeed_resumes_on_another_number_of_ranks(smooth_baseline, tmp_path):
     train(DEEPSPEED, 2, tmp_path / "c", "--epochs", 1, hook=SMOOTH)
-    resumed = train(DEEPSPEED, 3, tmp_path / "c", "--epochs", 2, "--resume", hook=SMOOTH)
+    weights = train(DEEPSPEED, 3, tmp_path / "c", "--epochs", 2, "--resume", hook=SMOOTH)
     baseline = smooth_baseline(2)
-    assert_close("parameters, fp32", distance(resumed, baseline.parameters), baseline.bound)
+    assert_close("parameters, fp32", distance(weights, baseline.parameters), baseline.bound)
 
 
 def test_deepspeed_launcher_trains_as_mpiexec_does(tmp_path):

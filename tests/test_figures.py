@@ -15,9 +15,9 @@ FOLDER = ROOT / "assets" / "figures"
 @pytest.mark.check
 def test_pages_show_each_figure_and_no_other():
     pages = tracked_files([*docs.pages(), *ROOT.glob("0*/*.ipynb")])
-    shown = {(path.parent / address).resolve() for path in pages
-             for address in re.findall(r"[./\w]+figures/[\w]+[.]\w+", path.read_text())}
-    assert shown == set(FOLDER.iterdir())
+    figures_on_pages = {(path.parent / address).resolve() for path in pages
+                        for address in re.findall(r"[./\w]+figures/[\w]+[.]\w+", path.read_text())}
+    assert figures_on_pages == set(FOLDER.iterdir())
 
 
 @pytest.mark.check

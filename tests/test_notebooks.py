@@ -45,11 +45,11 @@ def count_figures(cell):
     pytest.param(path, id=path.stem, marks=pytest.mark.core if path.stem == "cost_model"
                  else pytest.mark.slow) for path in PATHS])
 def test_a_rerun_reproduces_the_stored_outputs(path):
-    stored, rerun = nbformat.read(path, as_version=4), notebooks.run(path)
-    for before, after in zip(code_cells(stored), code_cells(rerun), strict=True):
-        assert count_figures(after) == count_figures(before), after.source
-        if "live" not in after.metadata.get("tags", []):
-            assert texts(after) == texts(before), after.source
+    stored_cells = code_cells(nbformat.read(path, as_version=4))
+    for stored_cell, cell in zip(stored_cells, code_cells(notebooks.run(path)), strict=True):
+        assert count_figures(cell) == count_figures(stored_cell), cell.source
+        if "live" not in cell.metadata.get("tags", []):
+            assert texts(cell) == texts(stored_cell), cell.source
 
 
 @pytest.mark.check
@@ -59,10 +59,10 @@ def test_stored_outputs_belong_to_the_current_cells(path):
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
     assert all(cell.execution_count for cell in code_cells(notebook))
     assert not [output for output in outputs if output.output_type == "error"]
-    shown = str([texts(cell) for cell in code_cells(notebook)])
-    assert not re.search(r"/(home|root|work|tmp|Users)/", shown)
-    stored = notebook.metadata["workshop"]["sha256"]
-    assert stored == notebooks.fingerprint(notebook), f"make notebooks ({path.stem})"
+    text = str([texts(cell) for cell in code_cells(notebook)])
+    assert not re.search(r"/(home|root|work|tmp|Users)/", text)
+    fingerprint = notebook.metadata["workshop"]["sha256"]
+    assert fingerprint == notebooks.fingerprint(notebook), f"make notebooks ({path.stem})"
 
 
 def test_a_wrong_kernel_prints_the_command_to_run():

@@ -45,10 +45,10 @@ def test_predictions_for_one_gpu_and_a_slow_link(table, tmp_path):
 
 @pytest.mark.check
 def test_strong_scaling_uses_the_records_of_smaller_batches(table):
-    smaller = RUN | {"global_batch_size": 32, "step_seconds": 0.19}
+    smaller_run = RUN | {"global_batch_size": 32, "step_seconds": 0.19}
     flags = "--gpus", 2, "--node-link", 1e12, "--nodes", 1, 2, "--strong"
-    assert list(table([smaller, RUN], *flags)["global batch"]) == [128, 128]
-    assert table([smaller, RUN], *flags)["speed-up"][2] < 2.2  # half the batch takes as long
+    assert list(table([smaller_run, RUN], *flags)["global batch"]) == [128, 128]
+    assert table([smaller_run, RUN], *flags)["speed-up"][2] < 2.2  # half the batch takes as long
     assert table([RUN], *flags)["speed-up"][2] > 3.5  # no record for the smaller batch
 
 

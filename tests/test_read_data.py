@@ -1,4 +1,4 @@
-"""All ways to read deliver the same bytes, each image once per epoch; faults are detected."""
+"""All ways to read deliver the same bytes, each image once per epoch, and detect errors."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def test_all_ways_read_the_same_bytes_and_each_image_once(tmp_path):
         excess = record["warm_read_bytes"] - SIZE * IMAGES
         if record["way"] == "mpi-io-default":
             assert excess > SIZE * IMAGES / 2
-        else:  # the images, and the file in /proc that counts bytes
+        else:  # only the file in /proc with the number of bytes
             assert 0 <= excess < 4000, record["way"]
 
 
@@ -51,11 +51,12 @@ def test_each_node_has_its_own_readers(tmp_path):
 
 
 def test_broken_copies_are_detected(tmp_path):
-    once, order = "not each image once", "not where the order says"
-    cases = [("readers", "order[member, step]", "order[0, step]", once),  # all ranks get one batch
-             ("readers", "zip(members, batches)", "zip(members[::-1], batches)", order),
-             ("mpi-io", "[buffer[step], 1, in_memory]", "buffer[step]", order),
-             ("files", "images[world.rank::ranks]", "images[0::ranks]", once)]  # rank 0's images
+    count_error, order_error = "not each image once", "not where the order says"
+    cases = [  # the first gives all ranks the same batch, the last rank 0's images
+        ("readers", "order[member, step]", "order[0, step]", count_error),
+        ("readers", "zip(members, batches)", "zip(members[::-1], batches)", order_error),
+        ("mpi-io", "[buffer[step], 1, in_memory]", "buffer[step]", order_error),
+        ("files", "images[world.rank::ranks]", "images[0::ranks]", count_error)]
     changes = []
     for number, (way, old, new, _) in enumerate(cases):
         folder = tmp_path / str(number)
@@ -72,7 +73,7 @@ def test_mistakes_get_one_line(tmp_path):
     cases = {"--way tape": "--way.*tape", "--way files --images 64": "--images.*multiple of 128",
              "--way files --results /none/results": "cannot write /none/results",
              f"--way mpi-io --folder {tmp_path / 'images'}": "images.bin has 17 bytes"}
-    messages = run_cases(2, [("", "", flags.split()) for flags in cases])
+    messages = run_cases(2, [("", "", command_line.split()) for command_line in cases])
     assert len(messages) == len(cases), messages
     for message, expected in zip(messages, cases.values()):
         assert re.fullmatch(f"read_data.py: .*{expected}.*", message)

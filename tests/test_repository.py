@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TRACKED, run_command, tracked_files
+from conftest import GIT_FILES, ROOT, run_command, tracked_files
 
 from tools.pages import docs
 
-GROWN_FROM = {  # {lesson: the lesson that it is compared with}
+BASE_LESSONS = {  # {lesson: the lesson that it is compared with}
     "02_horovod/pytorch/main.py": "01_single_node/main.py",
     "02_horovod/tensorflow/main.py": "01_single_node/main_tf.py",
     "03_ddp/main.py": "01_single_node/main.py",
@@ -40,14 +40,14 @@ def test_functions_shared_by_lessons_are_equal():
         return {node.name: ast.unparse(node) for node in nodes
                 if isinstance(node, ast.FunctionDef) and node.name != "main"}
 
-    shared, changed = [], []
-    for name, base in GROWN_FROM.items():
+    shared_functions, different_functions = [], []
+    for name, base in BASE_LESSONS.items():
         own_functions, base_functions = functions(name), functions(base)
         for function in own_functions.keys() & base_functions.keys():
-            shared.append((name, function))
+            shared_functions.append((name, function))
             if own_functions[function] != base_functions[function]:
-                changed.append((name, function))
-    assert len(shared) > 8 and changed == []
+                different_functions.append((name, function))
+    assert len(shared_functions) > 8 and different_functions == []
 
 
 @pytest.mark.check
@@ -72,7 +72,7 @@ def test_files_and_commands_named_on_pages_exist(path):
 
 @pytest.mark.check
 def test_no_file_has_a_path_or_registry_of_one_machine():
-    forbidden = re.compile(r"/(?:work|farm|root|home/\w+)/"
-                           r"|index-url (?!https://download\.pytorch\.org)|pypi\.\w+/simple")
-    files = {path for path in TRACKED if path.suffix != ".png"} - {Path(__file__)}
-    assert not [path for path in files if forbidden.search(path.read_text())]
+    forbidden_text = re.compile(r"/(?:work|farm|root|home/\w+)/"
+                                r"|index-url (?!https://download\.pytorch\.org)|pypi\.\w+/simple")
+    files = {path for path in GIT_FILES if path.suffix != ".png"} - {Path(__file__)}
+    assert not [path for path in files if forbidden_text.search(path.read_text())]

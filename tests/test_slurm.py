@@ -26,10 +26,8 @@ from tolerances import FP64, assert_close
 MISSING_PROGRAMS = [name for name in ("slurmctld", "slurmd", "munged", "sbatch", "qsub")
                     if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")]
 PACKAGES = "slurmctld slurmd slurm-client munge slurm-wlm-torque"
-UNAVAILABLE = LAB_UNAVAILABLE
-if MISSING_PROGRAMS:
-    UNAVAILABLE = f"no {MISSING_PROGRAMS[0]} here: apt install {PACKAGES}"
-needs_slurm = needs_root(UNAVAILABLE)
+NO_SLURM = f"no {MISSING_PROGRAMS[0]} here: apt install {PACKAGES}" if MISSING_PROGRAMS else None
+needs_slurm = needs_root(NO_SLURM or LAB_UNAVAILABLE)
 ONE_STEP = ("--max-steps", "1", "--device", "cpu")
 SITES = sorted(tracked_files(ROOT.glob("submit/sites/*.sh")))
 
@@ -122,8 +120,8 @@ def test_submit_scripts_train_as_one_rank_does(cluster, tmp_path):
     one_rank = run_for_record("03_ddp", 1, *flags, "--checkpoint", tmp_path / "python",
                               folder=tmp_path)
     for job in jobs:
-        state, printed = cluster.wait_for(job)
-        assert state == "COMPLETED 0:0", printed
+        state, output = cluster.wait_for(job)
+        assert state == "COMPLETED 0:0", output
     for name in files:
         record, = read_records(tmp_path / f"{name}.jsonl")
         assert (record["ranks"], record["nodes"], record["steps"]) == (2, 2, one_rank["steps"])
@@ -146,10 +144,10 @@ def test_the_doctor_runs_as_a_job(cluster):
     jobs = [cluster.sbatch(chapter="submit", script="doctor.slurm"),
             cluster.qsub(chapter="submit", script="doctor.pbs")]
     for job in jobs:
-        state, printed = cluster.wait_for(job, "submit")
-        assert state == "COMPLETED 0:0", printed
-        assert re.search("node nid2: local ranks 0, .*gloo uses 10.77.0.2,", printed), printed
-        assert "ranks: 2, nodes: 2\n" in printed and "nothing wrong was found" in printed
+        state, output = cluster.wait_for(job, "submit")
+        assert state == "COMPLETED 0:0", output
+        assert re.search("node nid2: local ranks 0, .*gloo uses 10.77.0.2,", output), output
+        assert "ranks: 2, nodes: 2\n" in output and "nothing wrong was found" in output
 
 
 @needs_slurm
@@ -157,14 +155,14 @@ def test_the_doctor_runs_as_a_job(cluster):
     pytest.param("course", marks=pytest.mark.slow), "of another day"])
 def test_ready_script_checks_the_reservation(cluster, reservation):
     script = f'. "$0" && SBATCH_RESERVATION="{reservation}" bash submit/ready.sh'
-    exists = reservation == "course"
-    if exists:
+    reservation_exists = reservation == "course"
+    if reservation_exists:
         cluster.run("sh", "-c", "scontrol create reservation ReservationName=course StartTime=now "
                     "Duration=9 Nodes=ALL Users=$(id -un)")
     output = cluster.run("bash", "-c", script, cluster.course_file, chapter=".",
-                         codes=(0,) if exists else (3,))
+                         codes=(0,) if reservation_exists else (3,))
     jobs = re.findall("ready; .* s from submission to end; ranks: ", output)
-    if exists:
+    if reservation_exists:
         cluster.run("scontrol", "delete", "ReservationName=course")
         assert len(jobs) == 3 and output.endswith("\nready\n"), output
     else:
@@ -180,10 +178,10 @@ def test_a_killed_rank_ends_the_slurm_step(cluster, tmp_path):
             if rank == 1 and step == 3:
                 os.kill(os.getpid(), 9)
 {backward}"""))
-    started = time.monotonic()
+    start = time.monotonic()
     cluster.run("srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "-N", 2, "-n", 2, BIN / "python",
                 main, "--device", "cpu", "--timeout", 20, codes=range(1, 256))
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - start < 90
 
 
 def test_a_submit_script_runs_without_a_scheduler(tmp_path):
@@ -218,9 +216,9 @@ def test_each_site_file_launches_the_ranks(site, tmp_path):
                'RANKS=5 NODES=1; launch python')
     result = run_command(["bash", "-euc", command], env=env, cwd=tmp_path)
     assert result.code == 0, result.err
-    first, second = result.out.splitlines()
-    assert re.match("(mpiexec|srun) .*python main.py --epochs 3$", first)
-    assert re.search(" (-n |--ntasks=)5 ", second)
+    first_line, second_line = result.out.splitlines()
+    assert re.match("(mpiexec|srun) .*python main.py --epochs 3$", first_line)
+    assert re.search(" (-n |--ntasks=)5 ", second_line)
 
 
 @pytest.mark.check

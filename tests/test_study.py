@@ -46,12 +46,12 @@ def test_partial_results_from_elsewhere_are_discarded(name, tmp_path, capsys):
     def measure(n):
         raise OSError("no space left")
 
-    here, part = study.machine(), tmp_path / "r.jsonl.part"
-    study.append(part, {"n": 1} | here)
+    this_machine, part = study.machine(), tmp_path / "r.jsonl.part"
+    study.append(part, {"n": 1} | this_machine)
     with pytest.raises(SystemExit, match="2: no space left\ncompleted runs are in"):
         study.study(tmp_path / "r.jsonl", [{"n": 1}, {"n": 2}], measure)
-    assert read_records(part) == [{"n": 1} | here]
-    part.write_text(json.dumps(here | {"n": 1, name: "another"}))
+    assert read_records(part) == [{"n": 1} | this_machine]
+    part.write_text(json.dumps(this_machine | {"n": 1, name: "another"}))
     with pytest.raises(SystemExit):
         study.study(tmp_path / "r.jsonl", [{"n": 1}], measure)
     assert not part.exists() and f"discarded {part}" in capsys.readouterr().err

@@ -47,12 +47,12 @@ def test_a_killed_sweep_resumes(tmp_path):
                  if any(str(tmp_path) in word for word in process.info["cmdline"] or ())]
     psutil.wait_procs(processes, 60)
 
-    before = results.read_text()
-    assert len(before.splitlines()) == 1  # written as soon as it is measured
-    results.write_text(before + before[:100])
+    text_before = results.read_text()
+    assert len(text_before.splitlines()) == 1  # written as soon as it is measured
+    results.write_text(text_before + text_before[:100])
     result = run_command(command)
     assert result.code == 0 and "1 of 2 runs are in" in result.err, result.err
-    assert results.read_text().startswith(before)
+    assert results.read_text().startswith(text_before)
     assert [record["batch"] for record in sweep.read(results)] == [32, 64]
 
 
@@ -63,7 +63,7 @@ def test_a_killed_sweep_resumes(tmp_path):
     ("sleep 50", "timed out after 1 s"),
     ("echo one; echo two; exit 3", "two")])
 def test_a_run_without_a_record_says_why(script, reason, tmp_path, monkeypatch):
-    def fake_command(planned, results, name):
+    def fake_command(planned_run, results, name):
         return ["bash", "-c", script], results.parent, {}
 
     monkeypatch.setattr(sweep, "command", fake_command)

@@ -13,7 +13,7 @@ ZERO, FSDP = "05_zero", "05_zero/fsdp.py"
 MODEL_FLAGS = "--width", 256, "--layers", 8, "--global-batch-size", 64  # 0.5 M parameters
 LAYER = 256 * 256 + 256
 STEPS = 1437 // 64  # per epoch; the accounting measures the second
-LEARNING_RATE = 2.0  # of the smooth variant, whose Adam hardly rescales the gradients
+LEARNING_RATE = 2.0  # high, because the smooth variant's Adam hardly rescales the gradients
 
 
 def train(chapter, ranks, folder, *flags):
@@ -28,13 +28,12 @@ def train(chapter, ranks, folder, *flags):
 def plain_loop():
     """Return {precision: mean loss, parameters and their bound} of a plain loop over an epoch."""
     images, labels = map(torch.tensor, load_digits(return_X_y=True))
-    in_train = torch.arange(len(images)) % 5 != 0
-    labels = labels[in_train]
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(labels), generator=generator)[:STEPS * 64]
+    train_mask = torch.arange(len(images)) % 5 != 0
+    labels = labels[train_mask]
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:STEPS * 64]
 
     def train_plainly(dtype, batches):
-        train_images = images[in_train].to(dtype)
+        train_images = images[train_mask].to(dtype)
         std, mean = torch.std_mean(train_images[:256], correction=0)
         torch.manual_seed(0)
         with pytest.MonkeyPatch.context() as patch:
@@ -56,8 +55,8 @@ def plain_loop():
     loss, vector = train_plainly(torch.float64, batches)
     results = {"fp64": SimpleNamespace(loss=loss, parameters=vector, bound=FP64)}
     loss, vector = train_plainly(torch.float32, batches)
-    _, rounded = train_plainly(torch.float32, [batch.flip(0) for batch in batches])
-    bound = ROUNDING_FACTOR * distance(vector, rounded)
+    _, reversed_vector = train_plainly(torch.float32, [batch.flip(0) for batch in batches])
+    bound = ROUNDING_FACTOR * distance(vector, reversed_vector)
     results["fp32"] = SimpleNamespace(loss=loss, parameters=vector, bound=bound)
     return results
 
@@ -66,13 +65,13 @@ def assert_bytes(record, stage):
     """Assert the formula's bytes: within 1 %, or two layers where layers are gathered or split."""
     two_layers = 2 * LAYER * (8 if record["precision"] == "fp64" else 4)
     by_deepspeed = record["chapter"] == ZERO
-    for counted in record["memory"]:
+    for counts in record["memory"]:
         for name, expected in record["memory_formula"].items():
-            in_layers = (name == "peak gradients"
-                         or (name == "gradients" and by_deepspeed and stage in (1, 2))
-                         or (name == "optimizer state" and not by_deepspeed and stage == 1))
-            tolerance = two_layers if in_layers else COUNT * expected
-            assert abs(counted[name] - expected) <= tolerance, (name, counted[name], expected)
+            varies_by_layers = (name == "peak gradients"
+                                or (name == "gradients" and by_deepspeed and stage in (1, 2))
+                                or (name == "optimizer state" and not by_deepspeed and stage == 1))
+            tolerance = two_layers if varies_by_layers else COUNT * expected
+            assert abs(counts[name] - expected) <= tolerance, (name, counts[name], expected)
 
 
 @pytest.mark.parametrize(("chapter", "stage", "ranks"), [
@@ -84,13 +83,14 @@ def test_each_stage_trains_as_a_plain_loop_with_its_bytes(
         chapter, stage, ranks, plain_loop, tmp_path):
     """DeepSpeed has no fp64. fsdp.py saves nothing at stage 1, so only its loss is compared."""
     precision = "fp64" if chapter == FSDP else "fp32"
-    saves = (chapter, stage) != (FSDP, 1)
+    has_checkpoint = (chapter, stage) != (FSDP, 1)
+    flags = ["--checkpoint", tmp_path / "c"] if has_checkpoint else []
     record = train(chapter, ranks, tmp_path, "--stage", stage, "--precision", precision,
-                   "--epochs", 1, *["--checkpoint", tmp_path / "c"] * saves)
+                   "--epochs", 1, *flags)
     expected = plain_loop[precision]
     difference = abs(record["loss"] / expected.loss - 1)
     assert_close(f"loss, {precision}, relative", difference, FP64 if chapter == FSDP else LOSS_FP32)
-    if saves:
+    if has_checkpoint:
         difference = distance(parameters(tmp_path / "c"), expected.parameters)
         assert_close(f"parameters, {precision}", difference, expected.bound)
     assert_bytes(record, stage)
@@ -99,9 +99,9 @@ def test_each_stage_trains_as_a_plain_loop_with_its_bytes(
 def test_mixed_precision_needs_the_bytes_of_the_paper(tmp_path):
     """At stage 3, 16 bytes per parameter, divided by the number of ranks."""
     record = train(ZERO, 2, tmp_path, "--stage", 3, "--precision", "bf16", "--max-steps", 2)
-    for counted in record["memory"]:
+    for counts in record["memory"]:
         roles = "parameters", "gradients", "master copy", "optimizer state"
-        total = sum(counted[role] for role in roles)
+        total = sum(counts[role] for role in roles)
         assert total == pytest.approx(16 / 2 * record["parameters"], rel=COUNT)
 
 
@@ -112,11 +112,11 @@ def test_resume_equals_an_uninterrupted_run(chapter, flags, ranks, plain_loop, t
     """On the same number of ranks with DeepSpeed, which refuses another; on any with fsdp.py."""
     train(chapter, 2, tmp_path, *flags, "--checkpoint", tmp_path / "uninterrupted", "--epochs", 2)
     train(chapter, 2, tmp_path, *flags, "--checkpoint", tmp_path / "c", "--epochs", 1)
-    resume = *flags, "--checkpoint", tmp_path / "c", "--epochs", 2, "--resume"
+    resume_flags = *flags, "--checkpoint", tmp_path / "c", "--epochs", 2, "--resume"
     if chapter == ZERO:
-        result = run(chapter, 1, *MODEL_FLAGS, "--lr", LEARNING_RATE, *resume)
+        result = run(chapter, 1, *MODEL_FLAGS, "--lr", LEARNING_RATE, *resume_flags)
         assert result.code != 0 and "epoch 2" not in result.out, result
-    record = train(chapter, ranks, tmp_path, *resume)
+    record = train(chapter, ranks, tmp_path, *resume_flags)
     assert record["steps"] == STEPS
     difference = distance(parameters(tmp_path / "c"), parameters(tmp_path / "uninterrupted"))
     precision = "fp64" if chapter == FSDP else "fp32"

@@ -14,11 +14,10 @@ import numpy as np
 # thousand. The bound is 10,000 rounding errors, and 1e-10 of the difference of a broken training.
 FP64 = 1e-12
 
-# In fp32 (rounds at 6e-8), for DeepSpeed, which has no fp64. The distance of two trainings'
-# parameters is at most this factor times the distance that rounding alone causes. To measure the
-# latter, the same test trains twice on one rank, the second time with reversed batches. Both
-# distances are over all parameters of the smooth variant (smooth.py), in which no rounding error
-# switches a ReLU. `make test-cpus` prints how much of the bound is used.
+# In fp32, for DeepSpeed, which has no fp64: the distance of two trainings' parameters is at most
+# this factor times the distance that rounding alone causes. The same test measures the latter: it
+# trains twice on one rank, the second time with reversed batches. Both distances are those of the
+# smooth variant (smooth.py), in which rounding switches no ReLU, over all parameters.
 ROUNDING_FACTOR = 30
 
 # The smooth variant's mean loss of an epoch in fp32, relative: seven digits, of which sums over a
@@ -53,9 +52,9 @@ ARITHMETIC = 1e-5
 LINK_RATE = 0.15
 
 
-def distance(one, other):
+def distance(first, second):
     """Return the Euclidean distance of two vectors."""
-    return float(np.linalg.norm(np.subtract(one, other)))
+    return float(np.linalg.norm(np.subtract(first, second)))
 
 
 def log_difference(kind, difference, bound):
