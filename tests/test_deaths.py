@@ -99,8 +99,8 @@ def test_a_killed_or_stopped_rank_ends_the_job(chapter, launcher, signal_name, f
 @pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod/pytorch", marks=[slow])])
 def test_resume_after_a_kill_equals_an_uninterrupted_run(chapter, folder, one_rank_parameters):
     """A rank is killed at any point; the training resumes on another number of ranks."""
-    fp64_flags = "--precision", "fp64", "--lr", 0.001  # so low that rounding errors do not grow
-    flags = (*fp64_flags, "--global-batch-size", 48, "--checkpoint", folder / "c", "--resume", "auto")
+    fp64 = "--precision", "fp64", "--lr", 0.001  # so low that rounding errors do not grow
+    flags = (*fp64, "--global-batch-size", 48, "--checkpoint", folder / "c", "--resume", "auto")
     command = study.command(chapter, 3, *flags, "--epochs", 2000)
     job = subprocess.Popen(command, env=environment() | {"MARK": str(folder)},
                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -112,7 +112,7 @@ def test_resume_after_a_kill_equals_an_uninterrupted_run(chapter, folder, one_ra
     wait_until(lambda: not processes_of_job(folder), 20, "the end of all ranks")
     epochs = torch.load(folder / "c")["step"] // 29 + 1  # one more than was saved
     assert run(chapter, 2, *flags, "--epochs", epochs).code == 0
-    baseline = one_rank_parameters("01_single_node", *fp64_flags, "--epochs", epochs)
+    baseline = one_rank_parameters("01_single_node", *fp64, "--epochs", epochs)
     assert_close("parameters, fp64", abs(parameters(folder / "c") - baseline).max(), FP64)
 
 
