@@ -135,7 +135,7 @@ def test_variables_of_other_launchers_give_a_world_or_an_error(name):
 
 
 @pytest.mark.check
-def test_slurm_variables_give_an_address_and_a_port_per_job_step(monkeypatch):
+def test_slurm_variables_give_an_address_and_port_per_job_step(monkeypatch):
     find_ranks, ports = load_module(DDP.with_name("ranks.py")).find_ranks, set()
     for nodes, first_node, job, step in (
             ("nid[003-004,007]", "nid003", "100", "0"), ("a,b[1-2]", "a", "100", "1"),

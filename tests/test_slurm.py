@@ -230,7 +230,7 @@ def test_submit_scripts_of_all_chapters_are_equal():
 
 
 @pytest.mark.check
-def test_check_script_accepts_our_scripts_and_reports_wrong_headers(tmp_path):
+def test_check_script_accepts_ours_and_reports_wrong_headers(tmp_path):
     """The headers are of public scripts; an empty message means that a header is right."""
     def check(*paths):
         return run_command([sys.executable, ROOT / "submit" / "check_script.py", *paths])

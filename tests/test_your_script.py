@@ -61,7 +61,7 @@ def test_the_conversion_trains_as_the_ordinary_script(baseline_run, tmp_path):
 
 @pytest.mark.slow
 @skip_without("02_horovod")
-def test_the_tensorflow_script_trains_alike_on_one_and_two_ranks(tmp_path):
+def test_tensorflow_script_trains_alike_on_one_and_two_ranks(tmp_path):
     script = copy_and_edit(
         "02_horovod/tensorflow", tmp_path, ("hvd.init()", "hvd.init()\nkeras.config.set_floatx"
         "('float64')"), ("range(5)", "range(2)"), (":.4f}, test", ":.12f}, test"),
