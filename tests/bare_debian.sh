@@ -1,38 +1,38 @@
 #!/usr/bin/env bash
-# A bare Debian, a new user, the README's first command:
-#     bash tests/bare_debian.sh bookworm [COMMAND ...]      (or trixie, sid; as root, by debootstrap)
-# What `make demo` says is missing is installed; then it has to reach its picture. COMMAND, such as
-# "make test", comes after. The system is made in /tmp/bare/SUITE, and stays there. The seconds of
-# each part are printed; one that fails is named again at the end, and the exit code is 1.
+# Run the README's first command on a bare Debian, as a new user; as root, with debootstrap:
+#     bash tests/bare_debian.sh bookworm [COMMAND ...]      (or trixie, sid)
+# Install the packages that `make demo` says are missing. Then `make demo` has to draw its picture, and
+# each COMMAND runs, such as "make test". The system stays in /tmp/bare/SUITE. Each step prints its
+# seconds; failed steps are listed at the end, and then the exit code is 1.
 set -euo pipefail
 suite=$1
 system=/tmp/bare/$suite
 home=/home/student
 checkout=$(git -C "$(dirname "$0")" rev-parse --show-toplevel)
 shift
-if [ -z "${INSIDE:-}" ]; then  # mounts of its own, which end with it
+if [ -z "${INSIDE:-}" ]; then  # in a mount namespace, so that the mounts end with this script
     INSIDE=yes exec unshare --mount "$0" "$suite" "$@"
 fi
 
-failed=()
-part() {  # what follows, with its seconds
-    local started=$SECONDS name=$1 code=0
+failed_steps=()
+run_step() {  # NAME COMMAND...: run it and print its seconds
+    local start=$SECONDS name=$1 code=0
     shift
     "$@" || code=$?
-    [ "$code" = 0 ] || failed+=("$name")
-    printf '== %-9s %-40s %4d s, exit %d\n' "$suite" "$name" $((SECONDS - started)) "$code"
+    [ "$code" = 0 ] || failed_steps+=("$name")
+    printf '== %-9s %-40s %4d s, exit %d\n' "$suite" "$name" $((SECONDS - start)) "$code"
 }
-install() {
+apt_install() {
     chroot "$system" env DEBIAN_FRONTEND=noninteractive \
         apt-get install -qq --no-install-recommends "$@" >/dev/null
 }
-student() {
+run_as_student() {
     chroot "$system" runuser -u student -- env -i HOME="$home" PATH=/usr/bin:/bin \
         sh -c "cd ~/my\ workshop && $1"
 }
 
 rm -rf "$system"
-part debootstrap debootstrap --variant=minbase --include=ca-certificates "$suite" "$system" \
+run_step debootstrap debootstrap --variant=minbase --include=ca-certificates "$suite" "$system" \
     >/tmp/debootstrap.log
 mount --rbind /dev "$system/dev"
 mount -t tmpfs tmpfs "$system/dev/shm"
@@ -41,20 +41,20 @@ mount -t sysfs sysfs "$system/sys"
 cp /etc/resolv.conf /etc/hosts "$system/etc/"
 cp /etc/ssl/certs/ca-certificates.crt "$system/etc/ssl/certs/"  # with a site's own authority
 chroot "$system" apt-get update -qq -o Acquire::Check-Valid-Until=false  # a mirror may lag
-install python3 make git
+apt_install python3 make git
 chroot "$system" useradd --create-home student
 git clone -q "$checkout" "$system$home/my workshop"
 chroot "$system" chown -R student:student "$home"
 
-said=$(student "make demo" 2>&1) || true
-echo "$said"
-read -ra lacking <<<"$(grep -o 'apt install [a-z0-9+ -]*' <<<"$said" | cut -d ' ' -f 3-)"
-part "apt install ${lacking[*]}" install "${lacking[@]}"
-student "python3 --version; g++ --version | head -n 1"
-part "make setup" student "make setup"
-part "make demo" student "make demo"
-student "ls -l results/demo.png"
+output=$(run_as_student "make demo" 2>&1) || true
+echo "$output"
+read -ra packages <<<"$(grep -o 'apt install [a-z0-9+ -]*' <<<"$output" | cut -d ' ' -f 3-)"
+run_step "apt install ${packages[*]}" apt_install "${packages[@]}"
+run_as_student "python3 --version; g++ --version | head -n 1"
+run_step "make setup" run_as_student "make setup"
+run_step "make demo" run_as_student "make demo"
+run_as_student "ls -l results/demo.png"
 for command; do
-    part "$command" student "$command"
+    run_step "$command" run_as_student "$command"
 done
-[ ${#failed[@]} = 0 ] || { echo "$suite: failed: ${failed[*]}" >&2; exit 1; }
+[ ${#failed_steps[@]} = 0 ] || { echo "$suite: failed: ${failed_steps[*]}" >&2; exit 1; }

@@ -1,4 +1,4 @@
-"""Shared by the tests: start a chapter as an attendee does, on real ranks, with a time-out."""
+"""Helpers of all tests: run a chapter on real ranks, with a time-out, and read its results."""
 
 import functools
 import importlib.util
@@ -20,10 +20,10 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests run on CPUs
 import forked
 import pytest
 from filelock import FileLock
-from tolerances import ROOM, distance
+from tolerances import ROUNDING_FACTOR, distance
 
 from submit import study
-from submit.study import ROOT, command, missing
+from submit.study import ROOT, missing
 from tools.measuring.parameters import parameters
 
 BIN = Path(sys.executable).parent
@@ -31,15 +31,13 @@ PROGRAMS = Path(__file__).with_name("programs")
 NO_NETWORK = {name: "http://127.0.0.1:9"
               for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
 GLOBAL_BATCH = 48  # divides by 1, 2, 3 and 4, and does not divide the 1,437 images
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
 
 numbers = pytest.mark.numbers  # numeric results depend on the CPU: `make test-cpus`
 
 
-# Which tests run
-
 def case(chapter, *values, marks=(), **options):
-    """Return a case of a parametrized test, skipped if set-up had to leave the chapter out."""
+    """Return a parametrized test's case, skipped if set-up could not install the chapter."""
     return pytest.param(chapter, *values, marks=[skip_without(chapter), *marks], **options)
 
 
@@ -53,126 +51,128 @@ def needs_root(reason):
     return lambda test: pytest.mark.root(skip(test))
 
 
-# Starting programs
-
 def environment():
     """Return the base environment of a command."""
     return study.environment() | {"OMP_NUM_THREADS": THREADS}
 
 
-def execute(words, timeout=300, env=None, cwd=None):
-    """Run a command. Return its exit code, stdout and stderr; a hang fails the test."""
-    done = subprocess.run([str(word) for word in words], timeout=timeout, cwd=cwd, text=True,
-                          stdin=subprocess.DEVNULL, capture_output=True,
-                          env=environment() | NO_NETWORK | (env or {}))
-    return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+def run_command(command, timeout=300, env=None, cwd=None):
+    """Return the exit code, stdout and stderr of a command; a hang fails the test."""
+    process = subprocess.run([str(word) for word in command], timeout=timeout, cwd=cwd, text=True,
+                             stdin=subprocess.DEVNULL, capture_output=True,
+                             env=environment() | NO_NETWORK | (env or {}))
+    return SimpleNamespace(code=process.returncode, out=process.stdout, err=process.stderr)
 
 
-def side_by_side(*starts, timeout=120):
-    """Start (command, variables) pairs at once. Return (exit code, output) of each."""
-    processes = [subprocess.Popen([str(word) for word in words], env=environment() | env, text=True,
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT) for words, env in starts]
+def run_concurrently(*starts, timeout=120):
+    """Run (command, variables) pairs at the same time. Return (exit code, output) of each."""
+    processes = []
+    for command, variables in starts:
+        processes.append(subprocess.Popen(
+            [str(word) for word in command], env=environment() | variables, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
     try:
-        printed = [process.communicate(timeout=timeout)[0] for process in processes]
+        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, text) for process, text in zip(processes, printed)]
+    return [(process.returncode, output) for process, output in zip(processes, outputs)]
 
 
 def run(chapter, ranks, *flags, hook=(), launcher=False, timeout=300, env=None, cwd=None):
     """Run a chapter's main.py, or another program; its ranks are forked.
 
     launcher: start them as an attendee does. hook: a script of tests/programs and its arguments; it
-    patches one thing and then runs main.py. Return what execute() returns.
+    patches one thing and then runs main.py. Return what run_command() returns.
     """
-    words, env = command(str(chapter), ranks, *flags), env or {}
-    place = words.index(sys.executable) + 1
+    command, env = study.command(str(chapter), ranks, *flags), env or {}
+    program = command.index(sys.executable) + 1
     if hook:
-        env = env | {"PYTHONPATH": str(Path(words[place]).parent)}
-        words[place:place] = [PROGRAMS / hook[0], *hook[1:]]
+        env = env | {"PYTHONPATH": str(Path(command[program]).parent)}
+        command[program:program] = [PROGRAMS / hook[0], *hook[1:]]
     if launcher:
-        return execute(words, timeout, env, cwd)
-    return forked.run(words[place:], ranks, environment() | NO_NETWORK | env, timeout, cwd)
+        return run_command(command, timeout, env, cwd)
+    return forked.run(command[program:], ranks, environment() | NO_NETWORK | env, timeout, cwd)
 
 
-def record(chapter, ranks, *flags, folder, **options):
+def run_for_record(chapter, ranks, *flags, folder, **options):
     """Run a chapter, which must succeed. Return the record that it wrote."""
     results = Path(folder, f"results-{chapter.replace('/', '-')}-{ranks}.jsonl")
     results.unlink(missing_ok=True)
-    done = run(chapter, ranks, *flags, "--results", results, **options)
-    assert done.code == 0, done.err
+    result = run(chapter, ranks, *flags, "--results", results, **options)
+    assert result.code == 0, result.err
     return json.loads(results.read_text())
 
 
-def refused(done, message, program=r"\w+\.py"):
+def assert_refused(result, message, program=r"\w+\.py"):
     """Assert exit code 2 and one error line from one rank."""
-    lines = re.findall(rf"^{program}: .*", done.err, re.M)
-    assert done.code == 2 and len(lines) == 1 and "Traceback" not in done.err, done
-    assert re.search(message, lines[0]), done.err
+    errors = re.findall(rf"^{program}: .*", result.err, re.M)
+    assert result.code == 2 and len(errors) == 1 and "Traceback" not in result.err, result
+    assert re.search(message, errors[0]), result.err
 
 
-def in_one_process(chapter, rows, **options):
-    """Run a chapter's main() on one rank with each row of flags, importing it only once.
+def run_in_one_process(chapter, flag_rows, **options):
+    """Run a chapter's main() on one rank with each row of flags, importing the chapter only once.
 
-    Return the output, and for each row its exit message or None.
+    Return the output, and each row's exit message or None.
     """
-    done = run(chapter, 1, json.dumps(rows), hook=["in_turn.py"], **options)
-    answers = [json.loads(line[5:]) for line in done.err.splitlines() if line.startswith("end: ")]
-    assert len(answers) == len(rows), done.err
-    return done.out, answers
+    result = run(chapter, 1, json.dumps(flag_rows), hook=["in_turn.py"], **options)
+    messages = [json.loads(message) for message in re.findall("^end: (.*)", result.err, re.M)]
+    assert len(messages) == len(flag_rows), result.err
+    return result.out, messages
 
 
 def train(chapter, ranks, checkpoint, *flags, **options):
     """Train with the tests' global batch size. Return the parameters."""
-    done = run(chapter, ranks, "--global-batch-size", GLOBAL_BATCH, "--checkpoint", checkpoint,
-               *flags, **options)
-    assert done.code == 0, done.err
+    result = run(chapter, ranks, "--global-batch-size", GLOBAL_BATCH, "--checkpoint", checkpoint,
+                 *flags, **options)
+    assert result.code == 0, result.err
     return parameters(checkpoint)
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory):
+def one_rank_parameters(tmp_path_factory):
     """Return a cached function (chapter, *flags) -> parameters of a one-rank training."""
-    shared = tmp_path_factory.getbasetemp()
-    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # all workers share it
 
     @functools.cache
     def train_once(chapter, *flags, hook=()):
         name = re.sub(r"\W+", "-", " ".join(map(str, (chapter, *flags, *hook))))
-        with FileLock(shared / f"{name}.lock"):
-            if not (shared / name).exists():
-                train(chapter, 1, shared / name, *flags, hook=hook)
-        return parameters(shared / name)
+        with FileLock(folder / f"{name}.lock"):
+            if not (folder / name).exists():
+                train(chapter, 1, folder / name, *flags, hook=hook)
+        return parameters(folder / name)
 
     return train_once
 
 
 @pytest.fixture(scope="session")
-def smooth(trained):
-    """Return a function epochs -> chapter 1's smooth variant: fp32 parameters, and the bound."""
-    def find(epochs=1):
-        twin = trained("01_single_node", "--epochs", epochs, hook=("smooth.py",))
-        other = trained("01_single_node", "--epochs", epochs, hook=("smooth.py", "reversed"))
-        return SimpleNamespace(parameters=twin, bound=ROOM * distance(twin, other))
+def smooth_baseline(one_rank_parameters):
+    """Return a function epochs -> parameters of chapter 1's smooth variant, and their bound."""
+    def train_both(epochs=1):
+        chapter, flags = "01_single_node", ("--epochs", epochs)
+        baseline = one_rank_parameters(chapter, *flags, hook=("smooth.py",))
+        reversed_batches = one_rank_parameters(chapter, *flags, hook=("smooth.py", "reversed"))
+        bound = ROUNDING_FACTOR * distance(baseline, reversed_batches)
+        return SimpleNamespace(parameters=baseline, bound=bound)
 
-    return find
+    return train_both
 
 
-def wait(condition, seconds, what):
+def wait_until(condition, seconds, description):
     """Return condition() once it is true; fail the test after so many seconds."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if result := condition():
-            return result
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
         time.sleep(0.1)
-    pytest.fail(f"timed out after {seconds} s waiting for: {what}")
+    pytest.fail(f"timed out after {seconds} s waiting for: {description}")
 
 
-# Files
-
-def lines(path):
+def read_records(path):
+    """Return the records of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -182,40 +182,40 @@ def load_module(path):
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path.parent)
-        for name, other in list(sys.modules.items()):
-            if str(getattr(other, "__file__", "")).startswith(f"{ROOT}/0"):
-                patch.delitem(sys.modules, name)  # another chapter's files of the same names
+        for name, other_module in list(sys.modules.items()):
+            if str(getattr(other_module, "__file__", "")).startswith(f"{ROOT}/0"):
+                patch.delitem(sys.modules, name)  # another chapter's file of the same name
         spec.loader.exec_module(module)
     return module
 
 
-def copy_of(chapter, folder, *changes, name="main.py"):
-    """Copy a chapter's folder, with (old, new) replaced in one of its files. Return its path.
+def copy_and_edit(source, target, *changes, name="main.py"):
+    """Copy a folder of this repository and replace (old, new) texts in one file. Return its path.
 
     Each old text must occur exactly once.
     """
-    folder.mkdir(exist_ok=True)
-    for path in (ROOT / chapter).iterdir():
+    target.mkdir(exist_ok=True)
+    for path in (ROOT / source).iterdir():
         if path.suffix in (".py", ".json"):
-            shutil.copy(path, folder)
-    text = (folder / name).read_text()
+            shutil.copy(path, target)
+    text = (target / name).read_text()
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    (folder / name).write_text(text)
-    return folder / name
+    (target / name).write_text(text)
+    return target / name
 
 
 # Tracked files only: an attendee's own files are not checked.
-TRACKED = {ROOT / name for name in execute(["git", "-C", ROOT, "ls-files"]).out.splitlines()
-           if (ROOT / name).exists()}
+GIT_FILES = {ROOT / name for name in run_command(["git", "-C", ROOT, "ls-files"]).out.splitlines()
+             if (ROOT / name).exists()}
 
 
-def tracked(paths):
-    return [path for path in paths if path in TRACKED]
+def tracked_files(paths):
+    return [path for path in paths if path in GIT_FILES]
 
 
-# All lesson files, by the name in their records
+# {chapter, as its records name it: lesson file}
 LESSONS = {str(path.relative_to(ROOT)).removesuffix("/main.py"): path
            for pattern in ("0*/main*.py", "0*/*/main.py", "0*/fsdp.py")
-           for path in sorted(tracked(ROOT.glob(pattern)))}
+           for path in sorted(tracked_files(ROOT.glob(pattern)))}

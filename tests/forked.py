@@ -1,12 +1,11 @@
 """Start ranks without a launcher: forked from a process that has already imported PyTorch.
 
-Each rank runs a program as __main__, with the variables that torchrun sets. Tests that do not test
-the launcher save the seconds that every rank's imports take.
+Each rank runs a program as __main__, with the variables that torchrun sets. This saves the seconds
+that every rank's imports take, in tests that do not test the launcher.
 """
 
 import contextlib
 import multiprocessing
-import multiprocessing.connection
 import os
 import random
 import runpy
@@ -16,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import connection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ import pytest
 import torch
 
 PROGRAMS = Path(__file__).with_name("programs")
-AFTER_A_FAILURE = 10  # seconds in which the other ranks must end
+GRACE_PERIOD = 10  # seconds in which the other ranks must end after a failure
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([
     "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.distributed.nn",
@@ -39,28 +39,28 @@ def free_port():
             return port
 
 
-def rank_main(words, cwd, env, out, err):
-    """Run `python WORDS` with stdout and stderr redirected to two files."""
+def rank_main(arguments, cwd, env, out, err):
+    """Run `python ARGUMENTS` with stdout and stderr redirected to two files."""
     os.setsid()  # so that killing the group ends its children, too
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    for number, path in enumerate((os.devnull, out, err)):
-        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
+    for descriptor, path in enumerate((os.devnull, out, err)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), descriptor)
     torch.seed()  # forked ranks inherit the same RNG state
-    sys.argv = words
-    runpy.run_path(words[0], run_name="__main__")
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
 
 
 def torchrun_variables(ranks):
     """Return the variables that torchrun sets for each rank."""
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "forked"}
-    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    variables = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "forked"}
+    return [variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 def horovodrun_variables(ranks, stack):
-    """Return the variables of horovodrun --gloo for each rank; its server ends with the stack."""
+    """Start a rendezvous server, which the stack stops. Return horovodrun's variables per rank."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousServer
 
@@ -69,44 +69,45 @@ def horovodrun_variables(ranks, stack):
     stack.callback(server.stop)
     slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
     server.init(slots)
-    common = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
-              "HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-              "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+    variables = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
+                 "HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+                 "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
     names = ("hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-    return [common | {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}
+    return [variables | {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}
             for slot in slots]
 
 
-def wait(processes, timeout):
-    """Wait for all processes, as a launcher would; return False for a hang."""
-    running = {process.sentinel: process for process in processes}
-    deadline, failed = time.monotonic() + timeout, False
-    while running and time.monotonic() < deadline:
-        for ended in multiprocessing.connection.wait(running, deadline - time.monotonic()):
-            if running.pop(ended).exitcode and not failed:
-                failed = True
-                deadline = min(deadline, time.monotonic() + AFTER_A_FAILURE)
+def wait_for_ranks(processes, timeout):
+    """Wait for all processes to end, as a launcher would; return False for a hang."""
+    by_sentinel = {process.sentinel: process for process in processes}
+    deadline, has_failed = time.monotonic() + timeout, False
+    while by_sentinel and time.monotonic() < deadline:
+        for sentinel in connection.wait(by_sentinel, deadline - time.monotonic()):
+            if by_sentinel.pop(sentinel).exitcode and not has_failed:
+                has_failed = True
+                deadline = min(deadline, time.monotonic() + GRACE_PERIOD)
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.join()
-    return failed or not running
+    return has_failed or not by_sentinel
 
 
-def run(words, ranks, env, timeout=300, cwd=None):
-    """Run `python WORDS` on so many ranks; a single rank gets no launcher's variables.
+def run(arguments, ranks, env, timeout=300, cwd=None):
+    """Run `python ARGUMENTS` on so many ranks; a single rank gets no launcher's variables.
 
     Return the worst exit code and the output; a hang fails the test. TensorFlow's ranks are not
     forked, but started by mpiexec.
     """
-    words, cwd = [str(word) for word in words], str(cwd or Path.cwd())
-    programs = [Path(word) for word in words if word.endswith(".py")]
+    arguments, cwd = [str(argument) for argument in arguments], str(cwd or Path.cwd())
+    programs = [Path(argument) for argument in arguments if argument.endswith(".py")]
     text = "".join(path.read_text() for path in programs if path.parent != PROGRAMS)
     if "import tensorflow" in text:
         mpiexec = [Path(sys.executable).parent / "mpiexec", "-n", str(ranks)] if ranks > 1 else []
-        done = subprocess.run([*mpiexec, sys.executable, *words], env=env, cwd=cwd, text=True,
-                              stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
-        return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+        command = [*mpiexec, sys.executable, *arguments]
+        process = subprocess.run(command, env=env, cwd=cwd, text=True, stdin=subprocess.DEVNULL,
+                                 capture_output=True, timeout=timeout)
+        return SimpleNamespace(code=process.returncode, out=process.stdout, err=process.stderr)
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -119,13 +120,13 @@ def run(words, ranks, env, timeout=300, cwd=None):
             variables = torchrun_variables(ranks)
         processes = []
         for rank in range(ranks):
-            files = f"{folder}/{rank}.out", f"{folder}/{rank}.err"
-            arguments = words, cwd, env | variables[rank], *files
-            processes.append(context.Process(target=rank_main, args=arguments))
+            rank_arguments = (arguments, cwd, env | variables[rank],
+                              f"{folder}/{rank}.out", f"{folder}/{rank}.err")
+            processes.append(context.Process(target=rank_main, args=rank_arguments))
             processes[-1].start()
-        in_time = wait(processes, timeout)
-        out, err = ("".join(Path(folder, f"{rank}.{name}").read_text() for rank in range(ranks))
-                    for name in ("out", "err"))
+        in_time = wait_for_ranks(processes, timeout)
+        out = "".join(Path(folder, f"{rank}.out").read_text() for rank in range(ranks))
+        err = "".join(Path(folder, f"{rank}.err").read_text() for rank in range(ranks))
     assert in_time, f"timed out after {timeout} s: {err}"
     codes = [process.exitcode for process in processes]
     return SimpleNamespace(code=max(codes, key=abs), out=out, err=err)

@@ -9,25 +9,26 @@ from types import SimpleNamespace
 
 from conftest import BIN, ROOT, environment, needs_root
 
-SPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "true")
+NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork")
 
 
 def unavailable_reason():
     """Return why this machine cannot run a lab, or None if it can."""
     if not shutil.which("tc", path=os.environ["PATH"] + ":/usr/sbin:/sbin"):
         return "tc: command not found; apt install iproute2"
-    for words in (), ("--user", "--map-root-user"):
-        if subprocess.run(["unshare", *words, *SPACES], capture_output=True).returncode == 0:
+    for user_flags in (), ("--user", "--map-root-user"):
+        command = ["unshare", *user_flags, *NAMESPACES, "true"]
+        if subprocess.run(command, capture_output=True).returncode == 0:
             return None
     return "namespaces are not permitted here"
 
 
-LAB = unavailable_reason()
-real_lab = needs_root(LAB)
+LAB_UNAVAILABLE = unavailable_reason()
+needs_lab = needs_root(LAB_UNAVAILABLE)
 
 
 class Lab:
-    """A lab, identified by its name. Calling it runs lab.sh and checks the exit code."""
+    """A lab with a name. lab("up", 2) runs `lab.sh up 2` and checks the exit code."""
 
     def __init__(self, name):
         self.name = name
@@ -35,14 +36,14 @@ class Lab:
         self.env = environment() | {
             "LAB": name, "TMPDIR": tempfile.gettempdir(), "PATH": f"{BIN}:{os.environ['PATH']}"}
 
-    def start(self, *words, env=None, **options):
+    def start(self, *arguments, env=None, **options):
         return subprocess.Popen(
-            [str(word) for word in (ROOT / "submit" / "lab.sh", *words)],
+            [str(argument) for argument in (ROOT / "submit" / "lab.sh", *arguments)],
             env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL, **options)
 
-    def __call__(self, *words, code=0, timeout=200, **options):
+    def __call__(self, *arguments, code=0, timeout=200, **options):
         """Run a command of lab.sh. Return its stdout and stderr."""
-        process = self.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+        process = self.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
         try:
             out, err = process.communicate(timeout=timeout)
         finally:

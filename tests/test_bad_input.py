@@ -1,16 +1,16 @@
-"""Bad input: one line that says what is wrong, exit code 2, nothing changed on disk, no hang."""
+"""Bad input gets one line that says what is wrong, and exit code 2; no file changes."""
 
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, case, copy_of, execute, in_one_process, refused, run
+from conftest import ROOT, assert_refused, case, copy_and_edit, run, run_command, run_in_one_process
 
 pytestmark = pytest.mark.fault
 slow = [pytest.mark.slow]
 
-FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
+BAD_FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
     ("--btach-size 8", "--btach-size"),
     ("--epoch 3", "--epoch"),  # there are no abbreviations
     ("--dataset cifar", "--dataset.*cifar.*digits"),
@@ -30,12 +30,13 @@ FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
     ("--resume --checkpoint {}/none", "there is no checkpoint .*none: remove --resume"),
     ("--results {}/new --lr 1e12 --epochs 1", "nan in epoch 1.*--lr"),
 ]
-OTHERS = [  # commands of other programs, and the expected message
+BAD_COMMANDS = [  # commands of other programs, and the expected message
     ("submit/sweep.py weekly --results {}/new", "weekly"),
     ("submit/sweep.py weak --results {}/missing/new", "cannot write"),
     ("submit/agree.py {}/none.py", "no file"),
     ("submit/agree.py 03_ddp/your_script_ddp.py", "needs at least 2 ranks"),
     ("submit/check_script.py {}/none", "no file"),
+    ("submit/gpu.py leiter", "unknown part leiter: choose from doctor,"),
     ("submit/predict.py {}/none", "no record"),
     ("submit/predict.py exercises/10_predict/run.jsonl --measured {}/none", "no all-reduces"),
     ("submit/predict.py exercises/10_predict/run.jsonl --node-link 1e9 --csv {}/missing/x",
@@ -54,7 +55,7 @@ OTHERS = [  # commands of other programs, and the expected message
 
 @pytest.fixture
 def files(tmp_path):
-    """A folder with an unrelated file, in which the programs run; it must not change."""
+    """Return the folder in which the programs run, with an unrelated file; it must not change."""
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "file").write_text("an unrelated file\n")
@@ -63,34 +64,35 @@ def files(tmp_path):
     assert (folder / "file").read_text() == "an unrelated file\n"
 
 
-def arguments_of(text, folder):
+def fill_in(text, folder):
+    """Return a command line's arguments, with the folder for {}."""
     return text.replace("{}", str(folder)).split()
 
 
 @pytest.mark.parametrize("chapter", [
     case("01_single_node"), case("02_horovod/tensorflow", marks=slow)])
-def test_bad_flags_of_chapters(chapter, files):
-    rows = [" ".join(arguments_of(flags, files)) for flags, _ in FLAGS]
-    _, ends = in_one_process(chapter, rows, cwd=files)
-    for (flags, message), end in zip(FLAGS, ends):
-        assert isinstance(end, str) and "\n" not in end, (flags, end)
-        assert re.search(message, end), (flags, end)
+def test_bad_flags_of_chapters_are_refused(chapter, files):
+    rows = [" ".join(fill_in(flags, files)) for flags, _ in BAD_FLAGS]
+    _, messages = run_in_one_process(chapter, rows, cwd=files)
+    for (flags, expected), message in zip(BAD_FLAGS, messages):
+        assert isinstance(message, str) and "\n" not in message, (flags, message)
+        assert re.search(expected, message), (flags, message)
 
 
 @pytest.mark.parametrize(("flags", "message"), [
     ("--dataset mnist --data-dir {}/file", "mnist is missing or incomplete"),
     ("--lr 1e12 --epochs 1", "nan in epoch 1")])
-def test_error_is_printed_once(flags, message, files):
-    done = run("03_ddp", 2, *arguments_of(flags, files), cwd=files, timeout=60)
-    refused(done, message)
-    assert done.err.count("\n") == 1, done.err
+def test_an_error_on_two_ranks_is_printed_once(flags, message, files):
+    result = run("03_ddp", 2, *fill_in(flags, files), cwd=files, timeout=60)
+    assert_refused(result, message)
+    assert result.err.count("\n") == 1, result.err
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod/pytorch", marks=slow)])
-def test_bad_flag_ends_mpiexec(chapter, files):
-    done = run(chapter, 2, "--global-batch-size", 7, launcher=True, cwd=files, timeout=90)
-    refused(done, "--global-batch-size: 7 is not a multiple of 2")
+def test_a_bad_flag_ends_mpiexec(chapter, files):
+    result = run(chapter, 2, "--global-batch-size", 7, launcher=True, cwd=files, timeout=90)
+    assert_refused(result, "--global-batch-size: 7 is not a multiple of 2")
 
 
 @pytest.mark.parametrize(("chapter", "text", "message"), [
@@ -98,17 +100,17 @@ def test_bad_flag_ends_mpiexec(chapter, files):
     case("04_deepspeed", '{"bf16": {"enable": true}}', "ds_config.json.* enable "),
     case("05_zero", '{"zero_optimization": {"stage4": 1}}', "ds_config.json.* stage4 ", marks=slow),
     case("05_zero", '{"zero_optimization": {"stage": 3}}', "remove stage, ", marks=slow)])
-def test_a_wrong_ds_config(chapter, text, message, tmp_path, files):
-    main = copy_of(chapter, tmp_path / "copy")
+def test_a_wrong_ds_config_is_refused(chapter, text, message, tmp_path, files):
+    main = copy_and_edit(chapter, tmp_path / "copy")
     main.with_name("ds_config.json").write_text(text)
-    refused(run(main, 2, "--max-steps", 1, cwd=files, timeout=60), message)
+    assert_refused(run(main, 2, "--max-steps", 1, cwd=files, timeout=60), message)
 
 
-@pytest.mark.parametrize(("text", "message"), OTHERS)
-def test_bad_flags_of_tools(text, message, files):
-    program, *flags = arguments_of(text, files)
+@pytest.mark.parametrize(("text", "message"), BAD_COMMANDS)
+def test_bad_flags_of_tools_are_refused(text, message, files):
+    program, *flags = fill_in(text, files)
     shell = "bash" if program.endswith(".sh") else sys.executable
-    done = execute([shell, program, *flags], cwd=ROOT, timeout=60,
-                   env={"LAB": f"none{files.parent.name}", "TMPDIR": str(files.parent)})
-    assert done.code == 2 and done.err.count("\n") == 1, done
-    refused(done, message, "set-up failed" if "setup" in program else Path(program).name)
+    result = run_command([shell, program, *flags], cwd=ROOT, timeout=60,
+                         env={"LAB": f"none{files.parent.name}", "TMPDIR": str(files.parent)})
+    assert result.code == 2 and result.err.count("\n") == 1, result
+    assert_refused(result, message, "set-up failed" if "setup" in program else Path(program).name)

@@ -1,4 +1,4 @@
-"""Data sets: downloaded once, or one error line; images stay small, and each counts once."""
+"""Data sets are downloaded once, or an error line says why not; each test image counts once."""
 
 import gzip
 import hashlib
@@ -44,29 +44,28 @@ def write_svhn(folder, train, test):
     case("02_horovod/tensorflow", 3, [], marks=slow), case("04_deepspeed", 7, [], marks=slow),
     case("05_zero", 7, ["--stage", 3], marks=slow), case("05_zero/fsdp.py", 7, [], marks=slow)])
 def test_each_test_image_is_counted_once(chapter, ranks, flags, tmp_path):
-    """53 test images, all labelled 3, as in training: the accuracy must be 53 of 53.
+    """All images are labelled 3, also in training, so the accuracy must be 53 of 53.
 
-    The ranks have unequal numbers of images and batches. At stage 3 they gather layers together.
+    The ranks have unequal numbers of images and batches, yet at stage 3 gather layers together.
     """
     write_mnist(tmp_path, 420, 53)
-    small = ["--width", 32, "--layers", 1, "--lr", 0.1] if chapter.startswith("05") else []
-    done = run(chapter, ranks, "--dataset", "mnist", "--data-dir", tmp_path, "--batch-size", 4,
-               "--epochs", 1, *small, *flags)
-    assert "test accuracy 1.0000 (53 of 53 images)" in done.out, done
+    small_model = ["--width", 32, "--layers", 1, "--lr", 0.1] if chapter.startswith("05") else []
+    result = run(chapter, ranks, "--dataset", "mnist", "--data-dir", tmp_path, "--batch-size", 4,
+                 "--epochs", 1, *small_model, *flags)
+    assert "test accuracy 1.0000 (53 of 53 images)" in result.out, result
 
 
-class Handler(SimpleHTTPRequestHandler):
+class TruncatingHandler(SimpleHTTPRequestHandler):
     def copyfile(self, source, outputfile):
-        self.server.sent.append(self.path)
-        outputfile.write(source.read()[:-100] if self.server.cuts_off else source.read())
+        self.server.requested_paths.append(self.path)
+        outputfile.write(source.read()[:-100] if self.server.truncates else source.read())
 
 
 @pytest.mark.core
 @pytest.mark.fault
 @pytest.mark.parametrize(("chapter", "dataset", "files"), [
     case("03_ddp", "svhn", 2), case("02_horovod/tensorflow", "mnist", 4, marks=slow)])
-def test_truncated_download_is_reported_and_repeated(
-        chapter, dataset, files, tmp_path):
+def test_a_truncated_download_is_reported_and_repeated(chapter, dataset, files, tmp_path):
     raw = write_mnist(tmp_path / "mnist", 120, 40)
     for path in list(raw.iterdir()):
         (raw / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
@@ -74,20 +73,21 @@ def test_truncated_download_is_reported_and_repeated(
     sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in raw.iterdir()}
     flags = ("--dataset", dataset, "--batch-size", 20, "--epochs", 1,
              "--data-dir", tmp_path / "data")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=raw)) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(TruncatingHandler, directory=raw)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
         (tmp_path / "source").write_text(json.dumps({"url": url, "sums": sums}))
         results = []
-        for server.cuts_off in True, False:
-            server.sent = []
+        for server.truncates in True, False:
+            server.requested_paths = []
             results.append(run(chapter, 2, *flags, hook=["served.py", tmp_path / "source"],
                                env={"no_proxy": "127.0.0.1"}, timeout=60))
         server.shutdown()
-    broken, whole = results
-    message, = [line for line in broken.err.splitlines()
+    truncated_run, complete_run = results
+    message, = [line for line in truncated_run.err.splitlines()
                 if line and not re.search(r"%\||B \[", line)]  # torchvision's progress
-    assert broken.code == 2 and message.startswith(f"main.py: {dataset} is missing or incomplete")
-    assert whole.code == 0 and f"{dataset}: 120 images" in whole.out, whole.err
+    assert truncated_run.code == 2
+    assert message.startswith(f"main.py: {dataset} is missing or incomplete")
+    assert complete_run.code == 0 and f"{dataset}: 120 images" in complete_run.out, complete_run.err
     # torchvision requests each file twice: to resolve redirects, and to download.
-    assert len(server.sent) == 2 * len(set(server.sent)) == 2 * files
+    assert len(server.requested_paths) == 2 * len(set(server.requested_paths)) == 2 * files

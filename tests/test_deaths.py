@@ -1,6 +1,6 @@
 """If one rank is killed, stopped or fails, the job soon ends with an error that says why.
 
-It leaves no process behind, and --resume equals an uninterrupted run.
+No process of the job survives, and a resumed training equals an uninterrupted one.
 """
 
 import os
@@ -8,37 +8,38 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 import torch
-from conftest import BIN, NO_NETWORK, ROOT, case, copy_of, environment, parameters, run, wait
-from tolerances import FP64, close
+from conftest import BIN, NO_NETWORK, ROOT, case, copy_and_edit, environment, run, wait_until
+from tolerances import FP64, assert_close
 
-from submit.study import command
+from submit import study
+from tools.measuring.parameters import parameters
 
 pytestmark = pytest.mark.fault
 
-PATIENCE = 20  # seconds: --timeout of ranks that wait for a stopped one
-SOON = 150  # seconds
+RANK_TIMEOUT = 20  # --timeout in seconds, of ranks that wait for a stopped one
+JOB_TIMEOUT = 150  # seconds in which a job must end
 LAUNCHERS = {"mpiexec": ["mpiexec", "-n", 2, sys.executable],
              "torchrun": ["torchrun", "--nproc-per-node", 2]}
-FAILED = {"mpiexec": r"PID \d+ RUNNING AT .*\n=   EXIT CODE: 9\n",  # their messages on rank 1
-          "torchrun": r"Root Cause .*\n\[\d\]:\n.*\n.*\n  rank      : 1 "}
-TIMED_OUT = r"[Tt]imed out|Timeout \("
+FAILURE_MESSAGES = {  # of the launchers, about rank 1
+    "mpiexec": r"PID \d+ RUNNING AT .*\n=   EXIT CODE: 9\n",
+    "torchrun": r"Root Cause .*\n\[\d\]:\n.*\n.*\n  rank      : 1 "}
+TIMEOUT_MESSAGE = r"[Tt]imed out|Timeout \("
 slow = pytest.mark.slow
 
 
-def start(launcher, words, folder, **options):
-    """Start two ranks of `python WORDS`; the folder marks the processes and gets the output."""
+def start(launcher, arguments, folder, **options):
+    """Start `python ARGUMENTS` on two ranks; the folder marks the processes and gets the output."""
     name, *flags = LAUNCHERS[launcher]
     env = environment() | NO_NETWORK | {
         "MARK": str(folder), "PATH": f"{BIN}:{os.environ['PATH']}"}
-    with open(folder / "printed", "a") as printed:
-        return subprocess.Popen([str(word) for word in (BIN / name, *flags, *words)], env=env,
-                                stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
-                                **options)
+    command = [str(word) for word in (BIN / name, *flags, *arguments)]
+    with open(folder / "output", "a") as output:
+        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output,
+                                stderr=subprocess.STDOUT, **options)
 
 
 def processes_of_job(folder):
@@ -48,98 +49,100 @@ def processes_of_job(folder):
         try:
             if process.environ().get("MARK") == str(folder):
                 processes.append(process)
-        except psutil.Error:  # it has ended, or belongs to another user
+        except psutil.Error:  # the process has ended, or belongs to another user
             continue
     return processes
 
 
-def wait_for_end(job, folder, seconds=SOON):
+def wait_for_end(job, folder, seconds=JOB_TIMEOUT):
     """Wait for the job and all its processes to end. Return its exit code and output."""
     code = job.wait(seconds)
-    wait(lambda: not processes_of_job(folder), 20, "the end of all processes")
-    return code, (folder / "printed").read_text()
+    wait_until(lambda: not processes_of_job(folder), 20, "the end of all processes")
+    return code, (folder / "output").read_text()
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder for start(); processes left by a failed test are killed."""
+    """Return a folder for start(); kill the processes that a failed test leaves."""
     yield tmp_path
     for process in processes_of_job(tmp_path):
         process.kill()
 
 
-def copy_with_fault(chapter, folder, condition, death):
-    """Copy a chapter with a fault before a backward pass. Return its main.py."""
+def copy_with_fault(chapter, folder, condition, statement):
+    """Copy a chapter, in which a rank runs a statement before the backward pass. Return main.py."""
     backward = "            loss.backward()"
-    return copy_of(chapter, folder / "copy", (backward, f"""\
+    return copy_and_edit(chapter, folder / "copy", (backward, f"""\
             if {condition}:
-                {death}
+                {statement}
 {backward}"""))
 
 
-@pytest.mark.parametrize(("chapter", "launcher", "death"), [
+@pytest.mark.parametrize(("chapter", "launcher", "signal_name"), [
     case("03_ddp", "mpiexec", "SIGKILL", marks=[slow, pytest.mark.core]),
     case("03_ddp", "mpiexec", "SIGSTOP"),
     case("02_horovod/pytorch", "mpiexec", "SIGSTOP", marks=[slow]),
     case("03_ddp", "torchrun", "SIGKILL", marks=[pytest.mark.core])])
-def test_a_death_ends_the_job_and_is_reported(chapter, launcher, death, folder):
-    """Rank 1 dies in its fourth step; the other waits for it in the all-reduce."""
-    stops = death == "SIGSTOP"
+def test_a_killed_or_stopped_rank_ends_the_job(chapter, launcher, signal_name, folder):
+    """Rank 1 gets the signal in its fourth step; rank 0 waits for it in the all-reduce."""
+    is_stopped = signal_name == "SIGSTOP"
     main = copy_with_fault(chapter, folder, "rank == 1 and step == 3",
-                           f"os.kill(os.getpid(), {signal.Signals[death]:d})")
-    job = start(launcher, [main, *["--timeout", PATIENCE] * stops], folder)
-    code, printed = wait_for_end(job, folder, 300)
-    assert code not in (0, 2) and "ranks: 2," in printed
-    assert re.search(TIMED_OUT if stops else FAILED[launcher], printed), printed
+                           f"os.kill(os.getpid(), {signal.Signals[signal_name]:d})")
+    flags = ["--timeout", RANK_TIMEOUT] if is_stopped else []
+    job = start(launcher, [main, *flags], folder)
+    code, output = wait_for_end(job, folder, 300)
+    assert code not in (0, 2) and "ranks: 2," in output
+    expected = TIMEOUT_MESSAGE if is_stopped else FAILURE_MESSAGES[launcher]
+    assert re.search(expected, output), output
 
 
 @pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod/pytorch", marks=[slow])])
-def test_resume_after_a_kill_equals_an_uninterrupted_run(
-        chapter, folder, trained):
-    """Killed at any point, and continued on another number of ranks."""
-    flags = "--precision", "fp64", "--lr", 0.001  # so low that rounding errors do not grow
-    common = ("--global-batch-size", 48, "--checkpoint", folder / "c", "--resume", "auto", *flags)
-    words = command(chapter, 3, *common, "--epochs", 2000)
-    job = subprocess.Popen(words, env=environment() | {"MARK": str(folder)},
+def test_resume_after_a_kill_equals_an_uninterrupted_run(chapter, folder, one_rank_parameters):
+    """A rank is killed at any point; the training resumes on another number of ranks."""
+    fp64 = "--precision", "fp64", "--lr", 0.001  # so low that rounding errors do not grow
+    flags = (*fp64, "--global-batch-size", 48, "--checkpoint", folder / "c", "--resume", "auto")
+    command = study.command(chapter, 3, *flags, "--epochs", 2000)
+    job = subprocess.Popen(command, env=environment() | {"MARK": str(folder)},
                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                            stderr=subprocess.DEVNULL)
-    wait((folder / "c").exists, 300, "first checkpoint")
+    wait_until((folder / "c").exists, 300, "first checkpoint")
     next(process for process in processes_of_job(folder)
          if process.environ().get("PMI_RANK") == "1").kill()
-    assert job.wait(SOON) != 0
-    wait(lambda: not processes_of_job(folder), 20, "the end of all ranks")
+    assert job.wait(JOB_TIMEOUT) != 0
+    wait_until(lambda: not processes_of_job(folder), 20, "the end of all ranks")
     epochs = torch.load(folder / "c")["step"] // 29 + 1  # one more than was saved
-    assert run(chapter, 2, *common, "--epochs", epochs).code == 0
-    one = trained("01_single_node", *flags, "--epochs", epochs)
-    close("parameters, fp64", abs(parameters(folder / "c") - one).max(), FP64)
+    assert run(chapter, 2, *flags, "--epochs", epochs).code == 0
+    baseline = one_rank_parameters("01_single_node", *fp64, "--epochs", epochs)
+    assert_close("parameters, fp64", abs(parameters(folder / "c") - baseline).max(), FP64)
 
 
 def test_an_error_on_one_rank_alone_ends_the_job(folder):
-    """Not a user error: one traceback, and the other ranks end, too."""
+    """An error that is not the user's gives one traceback, and the other ranks end, too."""
     main = copy_with_fault("03_ddp", folder, "rank == 1", "raise RuntimeError('only here')")
-    started = time.monotonic()
-    code, printed = wait_for_end(start("mpiexec", [main], folder), folder)
-    assert code not in (0, 2) and time.monotonic() - started < SOON
-    assert printed.count("Error: only here") == printed.count("Traceback") == 1, printed
+    code, output = wait_for_end(start("mpiexec", [main], folder), folder)
+    assert code not in (0, 2)
+    assert output.count("Error: only here") == output.count("Traceback") == 1, output
 
 
 def test_failure_in_deepspeed_initialize_is_reported(folder):
     """In deepspeed.initialize() rank 0 would wait for half an hour, regardless of --timeout."""
     call = "        engine, optimizer, _, _ = deepspeed.initialize("
-    fails = '        if os.environ["RANK"] == "1":\n            raise RuntimeError("bad ordinal")\n'
-    copy = copy_of("04_deepspeed", folder / "copy", (call, fails + call), name="ds_config.py")
-    code, printed = wait_for_end(start("mpiexec", [copy.with_name("main.py")], folder), folder)
-    assert code == 2 and re.findall("^.*main.py: .*", printed, re.M) == [
+    fault = '        if os.environ["RANK"] == "1":\n            raise RuntimeError("bad ordinal")\n'
+    ds_config = copy_and_edit("04_deepspeed", folder / "copy", (call, fault + call),
+                              name="ds_config.py")
+    job = start("mpiexec", [ds_config.with_name("main.py")], folder)
+    code, output = wait_for_end(job, folder)
+    assert code == 2 and re.findall("^.*main.py: .*", output, re.M) == [
         "main.py: rank 1: deepspeed.initialize(), with ds_config.json, failed: "
-        "RuntimeError: bad ordinal"], printed
+        "RuntimeError: bad ordinal"], output
 
 
-def test_ctrl_c_ends_the_job_without_a_traceback_of_the_ranks(folder):
-    """A terminal sends it to the launcher and all ranks at once."""
+def test_ctrl_c_ends_the_job_without_a_traceback(folder):
+    """A terminal sends Ctrl-C to the launcher and all ranks at once."""
     job = start("mpiexec", [ROOT / "03_ddp" / "main.py", "--epochs", 500], folder,
                 start_new_session=True)
-    wait(lambda: "epoch 2/" in (folder / "printed").read_text(), 300, "two epochs")
+    wait_until(lambda: "epoch 2/" in (folder / "output").read_text(), 300, "two epochs")
     for process in processes_of_job(folder):
         process.send_signal(signal.SIGINT)
-    code, printed = wait_for_end(job, folder)
-    assert code != 0 and "main.py" not in printed, printed
+    code, output = wait_for_end(job, folder)
+    assert code != 0 and "main.py" not in output, output

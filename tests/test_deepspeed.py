@@ -4,14 +4,14 @@ import json
 
 import pytest
 import torch
-from conftest import BIN, ROOT, load_module, record
+from conftest import BIN, ROOT, load_module, run_for_record
 
-FOUR = "04_deepspeed"
+DEEPSPEED = "04_deepspeed"
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("chapter", [FOUR, "05_zero"])
-def test_no_gradient_is_clipped(chapter):
+@pytest.mark.parametrize("chapter", [DEEPSPEED, "05_zero"])
+def test_gradients_are_not_clipped(chapter):
     """DeepSpeed's default, 1.0, would silently change the training."""
     config = json.loads((ROOT / chapter / "ds_config.json").read_text())
     assert config["gradient_clipping"] == 0
@@ -35,28 +35,29 @@ def test_no_gradient_is_clipped(chapter):
     ('{"gradient_accumulation_steps": "2"}', "steps cannot be .2."),
     ('{"gradient_clipping": NaN}', "gradient_clipping has to be 0 or more"),
     ('{"zero_optimization": {"stage": 3}}', "chapter 5")])
-def test_a_key_that_would_not_do_what_it_says_is_refused(text, message, tmp_path, monkeypatch):
+def test_keys_and_values_without_their_effect_are_refused(text, message, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=f"^ds_config.json: .*{message}"):
-        read(text, tmp_path, monkeypatch)
+        read_ds_config(text, tmp_path, monkeypatch)
 
 
 @pytest.mark.check
-def test_the_precision_is_that_of_file_and_flag(tmp_path, monkeypatch):
-    on, off = (json.dumps({"bf16": {"enabled": value, "check_grad_overflow": False}})
-               for value in (True, False))
-    assert read(on, tmp_path, monkeypatch)[1] == read("{}", tmp_path, monkeypatch, "bf16")[1]
-    assert read(off, tmp_path, monkeypatch)[1] == "fp32"
-    config, precision = read(on, tmp_path, monkeypatch, "bf16")
+def test_precision_comes_from_the_file_or_the_flag(tmp_path, monkeypatch):
+    on = json.dumps({"bf16": {"enabled": True, "check_grad_overflow": False}})
+    off = on.replace("true", "false")
+    assert read_ds_config(on, tmp_path, monkeypatch)[1] == "bf16"
+    assert read_ds_config("{}", tmp_path, monkeypatch, "bf16")[1] == "bf16"
+    assert read_ds_config(off, tmp_path, monkeypatch)[1] == "fp32"
+    config, precision = read_ds_config(on, tmp_path, monkeypatch, "bf16")
     assert precision == "bf16" and config["bf16"] == json.loads(on)["bf16"]
     with pytest.raises(SystemExit, match="--precision sets bf16"):
-        read(off, tmp_path, monkeypatch, "bf16")
+        read_ds_config(off, tmp_path, monkeypatch, "bf16")
     with pytest.raises(SystemExit, match=r"fp64.*fp32"):
-        read("{}", tmp_path, monkeypatch, "fp64")
+        read_ds_config("{}", tmp_path, monkeypatch, "fp64")
 
 
-def read(text, folder, monkeypatch, precision="fp32"):
+def read_ds_config(text, folder, monkeypatch, precision="fp32"):
     """Return read_config() of this file and --precision, on a CPU."""
-    ds_config = load_module(ROOT / FOUR / "ds_config.py")
+    ds_config = load_module(ROOT / DEEPSPEED / "ds_config.py")
     monkeypatch.setattr(ds_config, "CONFIG", folder / "ds_config.json")
     ds_config.CONFIG.write_text(text)
     return ds_config.read_config(precision, "cpu")
@@ -64,27 +65,27 @@ def read(text, folder, monkeypatch, precision="fp32"):
 
 @pytest.mark.slow
 def test_no_compiler_is_needed(tmp_path):
-    """On a PATH without g++, and with an empty cache of compiled operators."""
-    compiled = tmp_path / "compiled"
-    env = {"PATH": str(BIN), "CXX": "", "CC": "", "TORCH_EXTENSIONS_DIR": str(compiled)}
-    result = record(FOUR, 2, "--max-steps", 2, folder=tmp_path, launcher=True, env=env)
-    assert result["steps"] == 2 and not compiled.exists()
+    operator_cache = tmp_path / "compiled"
+    env = {"PATH": str(BIN), "CXX": "", "CC": "", "TORCH_EXTENSIONS_DIR": str(operator_cache)}
+    record = run_for_record(DEEPSPEED, 2, "--max-steps", 2, folder=tmp_path, launcher=True, env=env)
+    assert record["steps"] == 2 and not operator_cache.exists()
 
 
 @pytest.mark.check
 def test_batchnorm_statistics_update_in_bf16():
     """Each update is smaller than bf16 resolution, yet after 200 steps they match fp32's."""
-    ds_config = load_module(ROOT / FOUR / "ds_config.py")
-    plain, norm = (torch.nn.BatchNorm2d(2, momentum=0.001) for _ in range(2))
-    norm.weight.data, norm.bias.data = norm.weight.bfloat16(), norm.bias.bfloat16()
-    ds_config.keep_statistics(norm, torch.bfloat16)
+    ds_config = load_module(ROOT / DEEPSPEED / "ds_config.py")
+    fp32_norm, bf16_norm = (torch.nn.BatchNorm2d(2, momentum=0.001) for _ in range(2))
+    bf16_norm.weight.data = bf16_norm.weight.bfloat16()
+    bf16_norm.bias.data = bf16_norm.bias.bfloat16()
+    ds_config.keep_statistics(bf16_norm, torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     images = (3 * torch.randn(64, 2, 4, 4, generator=generator) + 5).bfloat16()
     for _ in range(200):
-        plain(images.float())
-        norm(images)
-    norm.eval()(images)
+        fp32_norm(images.float())
+        bf16_norm(images)
+    bf16_norm.eval()(images)
     for name in "running_mean", "running_var":
-        expected, value = getattr(plain, name), getattr(norm, name)
+        expected, value = getattr(fp32_norm, name), getattr(bf16_norm, name)
         assert value.dtype == torch.bfloat16
         assert torch.allclose(value.float(), expected, rtol=0.01), name

@@ -3,15 +3,15 @@
 import sys
 
 import pytest
-from conftest import ROOT, execute, lines
+from conftest import ROOT, read_records, run_command
 
 from submit import study
 from tools.measuring import demo
 
-HOROVOD = "02_horovod/pytorch"
-ONE = "1  PyTorch"
-RUNS = [("01_single_node", ONE, 1, demo.EXACT, None), ("03_ddp", "3  DDP", 2, demo.EXACT, ONE),
-        (HOROVOD, "2  Horovod", 2, demo.EXACT, ONE)]
+BASELINE = "1  PyTorch"
+RUNS = [("01_single_node", BASELINE, 1, demo.EXACT, None),
+        ("03_ddp", "3  DDP", 2, demo.EXACT, BASELINE),
+        ("02_horovod/pytorch", "2  Horovod", 2, demo.EXACT, BASELINE)]
 
 
 def fake_record(folder, chapter, name, ranks, flags, against):
@@ -23,7 +23,7 @@ def fake_record(folder, chapter, name, ranks, flags, against):
 
 @pytest.fixture
 def fake_demo(tmp_path, monkeypatch):
-    """The folder of a demo whose runs are fake."""
+    """Return the folder of a demo whose runs are fake."""
     monkeypatch.setattr(demo, "RUNS", RUNS)
     monkeypatch.setattr(demo, "train", fake_record)
     monkeypatch.setattr(demo, "missing", lambda chapter: None)
@@ -33,11 +33,10 @@ def fake_demo(tmp_path, monkeypatch):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("problem, message", [
+@pytest.mark.parametrize(("problem", "message"), [
     (KeyboardInterrupt(), "^interrupted"),
     (OSError(28, "No space left on device"), "No space left on device")])
-def test_interrupted_demo_continues(
-        problem, message, fake_demo, monkeypatch, capsys):
+def test_an_interrupted_demo_resumes(problem, message, fake_demo, monkeypatch, capsys):
     def train(folder, chapter, **run):
         if chapter == "03_ddp":
             raise problem
@@ -47,28 +46,28 @@ def test_interrupted_demo_continues(
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match=expected):
         patch.setattr(demo, "train", train)
         demo.main()
-    assert len(lines(fake_demo / "demo.jsonl.part")) == 1
+    assert len(read_records(fake_demo / "demo.jsonl.part")) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("1  PyTorch     ")
     demo.main()
-    assert [record["name"] for record in lines(fake_demo / "demo.jsonl")] == [
-        run[1] for run in RUNS]
+    names = [record["name"] for record in read_records(fake_demo / "demo.jsonl")]
+    assert names == [name for _, name, *_ in RUNS]
     assert (fake_demo / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert not (fake_demo / "demo.jsonl.part").exists()
 
 
-def test_real_rows_are_equal(tmp_path):
+def test_one_and_two_real_ranks_train_equally(tmp_path):
     source = f"""import sys; from tools.measuring import demo
 runs = [run for run in demo.RUNS if run[1] in ("1  PyTorch", "3  PyTorch's DDP")]
 demo.RUNS = [(*run[:3], run[3] + " --epochs 1", run[4]) for run in runs]
 sys.argv[1:] = [{str(tmp_path)!r}]; demo.main()"""
-    done = execute([sys.executable, "-c", source], cwd=ROOT)
-    assert done.code == 0, done.err
-    single, double = lines(tmp_path / "demo.jsonl")
-    assert single["difference"] is None and double["difference"] < demo.EQUAL
-    assert double["speed_up"] > 0
+    result = run_command([sys.executable, "-c", source], cwd=ROOT)
+    assert result.code == 0, result.err
+    one_rank, two_ranks = read_records(tmp_path / "demo.jsonl")
+    assert one_rank["difference"] is None and two_ranks["difference"] < demo.EQUAL
+    assert two_ranks["speed_up"] > 0
 
 
-def test_verdict_and_rows_match_the_numbers():
+def test_summary_and_rows_match_the_numbers():
     record = fake_record(None, "03_ddp", "DDP", 2, "", None) | {"name": "DDP", "ranks": 2}
     records = [record | {"speed_up": speed_up, "others": 0.2} for speed_up in (None, 1.5, 0.5)]
     assert demo.verdict(records).startswith(

@@ -1,87 +1,88 @@
-"""submit/doctor.py on the most frequent faults, which are produced for real."""
+"""submit/doctor.py reports the most frequent faults, most of which these tests really cause."""
 
 import re
 import socket
 import sys
 
 import pytest
-from conftest import BIN, ROOT, load_module, side_by_side
-from test_launchers import ALLOCATION, OPENMPI_MPIEXEC, step
+from conftest import BIN, ROOT, load_module, run_concurrently
+from test_launchers import ALLOCATION, OPENMPI_MPIEXEC, srun_variables
 from tolerances import COUNT
 
 DOCTOR = ROOT / "submit" / "doctor.py"
 PYTHON = [sys.executable, DOCTOR]
-ALONE = ["setsid", "--wait", "sh", "-c", '"$@"; exit $?', "sh"]  # no sibling ranks
+# The doctor counts the processes that its parent started. This parent starts only one.
+WITHOUT_SIBLINGS = ["setsid", "--wait", "sh", "-c", '"$@"; exit $?', "sh"]
 MPIEXEC = [BIN / "mpiexec", "-n", 2]
 
 
-def assert_named(text, done):
-    """Assert that the doctor prints the text, every process fails, and there is no traceback."""
-    printed = "".join(output for _, output in done)
-    assert re.search(f"^doctor.py: (rank 1: )?.*{text}", printed, re.M), printed
-    assert "Traceback" not in printed and "nothing wrong" not in printed, printed
-    assert all(code for code, _ in done), printed
+def assert_reported(finding, results):
+    """Assert that the doctor prints this finding and no traceback, and that each process fails."""
+    output = "".join(output for _, output in results)
+    assert re.search(f"^doctor.py: (rank 1: )?.*{finding}", output, re.M), output
+    assert "Traceback" not in output and "nothing wrong" not in output, output
+    assert all(code for code, _ in results), output
 
 
-def test_nothing_is_wrong():
-    done = side_by_side(([*ALONE, *PYTHON], {}), ([*MPIEXEC, *PYTHON], {}))
-    for ranks, launcher, (code, printed) in zip((1, 2), ("none", "MPICH"), done):
-        assert code == 0 and printed.count("nothing wrong was found") == 1, printed
-        assert f"launcher: {launcher}\n" in printed and f"ranks: {ranks}, nodes: 1\n" in printed
-        assert len(re.findall(r"^rank \d: .*CPU cores: \d.*GPUs: 0", printed, re.M)) == ranks
-    row = re.search(r"gloo, 16 MB: (\S+) s, bus bandwidth (\S+) GB/s", printed)
+def test_one_and_two_ranks_without_a_fault():
+    results = run_concurrently(([*WITHOUT_SIBLINGS, *PYTHON], {}), ([*MPIEXEC, *PYTHON], {}))
+    for ranks, launcher, (code, output) in zip((1, 2), ("none", "MPICH"), results):
+        assert code == 0 and output.count("nothing wrong was found") == 1, output
+        assert f"launcher: {launcher}\n" in output and f"ranks: {ranks}, nodes: 1\n" in output
+        assert len(re.findall(r"^rank \d: .*CPU cores: \d.*GPUs: 0", output, re.M)) == ranks
+    row = re.search(r"gloo, 16 MB: (\S+) s, bus bandwidth (\S+) GB/s", output)
     seconds, bandwidth = map(float, row.groups())
     assert bandwidth == pytest.approx(2**24 / seconds / 1e9, rel=COUNT)
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(("text", "words", "env"), [
-    ("SLURM_NTASKS=4, but", [*ALONE, *PYTHON], ALLOCATION),  # the batch script's own process
+@pytest.mark.parametrize(("finding", "command", "variables"), [
+    ("SLURM_NTASKS=4, but", [*WITHOUT_SIBLINGS, *PYTHON], ALLOCATION),  # a batch script's process
     ("mpiexec comes from Open MPI", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
     ("psutil.*activate the environment", [sys.executable, "-S", DOCTOR], {}),
     ("all-reduce failed.*none9: set GLOO", [*MPIEXEC, *PYTHON], {"GLOO_SOCKET_IFNAME": "none9"})])
-def test_what_keeps_a_rank_from_training(text, words, env):
-    assert_named(text, side_by_side((words, env)))
+def test_what_keeps_a_rank_from_training_is_reported(finding, command, variables):
+    assert_reported(finding, run_concurrently((command, variables)))
 
 
 @pytest.mark.fault
-def test_each_process_trains_alone():
-    """The launcher is unknown, so each process takes itself for rank 0 of 1."""
-    assert_named("2 processes on .* would train alone", side_by_side(*[(PYTHON, {})] * 2))
+def test_processes_that_would_train_alone_are_reported():
+    """Without a known launcher, each process takes itself for rank 0 of 1."""
+    assert_reported("2 processes on .* would train alone", run_concurrently(*[(PYTHON, {})] * 2))
 
 
 @pytest.mark.fault
-def test_ranks_cannot_connect():
-    """Rank 0 finds its port taken, and rank 1 nobody who answers as PyTorch would."""
+def test_ranks_that_cannot_connect_are_reported():
+    """Rank 0's port is in use, and the program that listens there does not answer rank 1."""
     with socket.create_server(("", 0)) as server:
         port = {"MASTER_PORT": str(server.getsockname()[1])}
-        zero, one = side_by_side(*[([*PYTHON, "--timeout", 1], step(rank, 2) | port)
-                                   for rank in range(2)])
-    assert_named("rendezvous at localhost:.*address already in use.*unset MASTER_PORT", [zero])
-    assert_named("rendezvous at localhost:.*timed out after 1 s.*unset MASTER_PORT", [one])
+        starts = [([*PYTHON, "--timeout", 1], srun_variables(rank, 2) | port) for rank in range(2)]
+        rank_0, rank_1 = run_concurrently(*starts)
+    assert_reported("rendezvous at localhost:.*address already in use.*unset MASTER_PORT", [rank_0])
+    assert_reported("rendezvous at localhost:.*timed out after 1 s.*unset MASTER_PORT", [rank_1])
 
 
 @pytest.mark.fault
-def test_a_pytorch_that_is_too_old(tmp_path):
-    """2.5 has no torch.accelerator, with which the chapters choose their GPUs."""
+def test_too_old_a_pytorch_is_reported(tmp_path):
+    """PyTorch 2.5 has no torch.accelerator, with which the chapters choose their GPUs."""
     for name in "torch/__init__.py", "torch/distributed.py":
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("__version__ = '2.5.1'\n")
-    assert_named("torch 2.5.1 .* older than 2.6, .*: load a newer", side_by_side(
-        ([*ALONE, *PYTHON], {"PYTHONPATH": str(tmp_path)})))
+    assert_reported("torch 2.5.1 .* older than 2.6, .*: load a newer", run_concurrently(
+        ([*WITHOUT_SIBLINGS, *PYTHON], {"PYTHONPATH": str(tmp_path)})))
 
 
 @pytest.mark.fault
 def test_guard_ends_a_hanging_process():
-    """It must end a process that hangs in MPI or a GPU driver, where a thread could not."""
+    """A thread could not end a process that hangs in MPI or a GPU driver."""
     program = ("import sys, signal; sys.path.insert(0, sys.argv.pop()); import doctor\n"
                "with doctor.Guard(-2, 0).stage('a test', 'do'): signal.pause()")
-    assert_named("a test timed out", side_by_side(
+    assert_reported("a test timed out", run_concurrently(
         ([sys.executable, "-c", program, DOCTOR.parent], {})))
 
 
 @pytest.mark.check
-@pytest.mark.parametrize(("first", "second", "text"), [
+@pytest.mark.parametrize(("rank_0", "rank_1", "finding"), [
     ({"uuids": ["a", "b"], "gpu": "a"}, {"uuids": ["a", "b"], "gpu": "b"}, None),
     ({"uuids": ["a", "b"], "gpu": "a"}, {"uuids": ["a", "b"], "gpu": "a"}, "the same GPU"),
     ({"uuids": ["a"], "gpu": "a"}, {"uuids": ["a"], "gpu": "a"}, "2 ranks see 1 GPUs"),
@@ -95,14 +96,14 @@ def test_guard_ends_a_hanging_process():
     ({"node": "nid1", "gloo": "127.0.1.1"}, {"node": "nid2"},
      "nid1: its hostname resolves to 127.0.1.1"),
     ({"node": "nid1"}, {"node": "nid2", "versions": "torch 1"}, "nid2: versions differ")])
-def test_facts_of_ranks_are_judged(first, second, text, monkeypatch):
-    """Without a GPU or a second node: rank 0 judges fabricated facts."""
+def test_facts_of_two_ranks_give_a_finding(rank_0, rank_1, finding, monkeypatch):
+    """The facts are made up, so neither a GPU nor a second node is needed."""
     doctor = load_module(DOCTOR)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    usual = doctor.examine() | {"has_driver": False, "cuda": "13.0", "cores": [0, 1],
+    facts = doctor.examine() | {"has_driver": False, "cuda": "13.0", "cores": [0, 1],
                                 "driver_version": "", "all_cores": 4, "gloo": "10.0.0.1"}
-    findings = doctor.diagnose([usual | first, usual | second | {"local_rank": 1}])
-    if text is None:
+    findings = doctor.diagnose([facts | rank_0, facts | rank_1 | {"local_rank": 1}])
+    if finding is None:
         assert not findings
     else:
-        assert len(findings) == 1 and text in findings[0], findings
+        assert len(findings) == 1 and finding in findings[0], findings

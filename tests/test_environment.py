@@ -1,4 +1,4 @@
-"""Set-up does nothing if it is done, and reports every obstacle in one line."""
+"""Set-up does nothing if the environment is ready, and reports each obstacle in one line."""
 
 import ast
 import os
@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import BIN, ROOT, execute, load_module
+from conftest import BIN, ROOT, load_module, run_command
 
 from submit.study import missing
 
@@ -19,8 +19,8 @@ build_horovod = set_up.build_horovod
 
 
 @pytest.fixture
-def ready(tmp_path, monkeypatch):
-    """An empty virtual environment whose stamp says that it is ready."""
+def ready_venv(tmp_path, monkeypatch):
+    """Return an empty virtual environment whose stamp says that it is ready."""
     for name in "HOROVOD_GPU_OPERATIONS", "SITE_MPICC":
         monkeypatch.delenv(name, raising=False)
     venv = tmp_path / "venv"
@@ -29,75 +29,69 @@ def ready(tmp_path, monkeypatch):
     return venv
 
 
-def refused(*words, **options):
-    """Run set-up, assert that it fails with one line, and return that line."""
-    done = execute([sys.executable, SETUP, *words], **options)
-    assert done.code == 1 and done.err.count("\n") == 1, done.err
-    assert done.err.startswith("set-up failed: "), done.err
-    return done.err
+def failing_setup_message(*flags, **options):
+    """Return the only line that set-up prints when it fails, as it must here."""
+    result = run_command([sys.executable, SETUP, *flags], **options)
+    assert result.code == 1 and result.err.count("\n") == 1, result.err
+    assert result.err.startswith("set-up failed: "), result.err
+    return result.err
 
-
-# What needs to be done
 
 @pytest.mark.check
-def test_nothing_to_do_is_silent(tmp_path):
+def test_setup_of_a_ready_environment_prints_nothing(tmp_path):
     venv = tmp_path / "a blank"
     venv.symlink_to(sys.prefix)
-    done = execute(["make", "--silent", "--no-print-directory", "setup", f"VENV={venv}"], cwd=ROOT)
-    assert (done.code, done.out, done.err) == (0, "", "")
+    result = run_command(["make", "-s", "--no-print-directory", "setup", f"VENV={venv}"], cwd=ROOT)
+    assert (result.code, result.out, result.err) == (0, "", "")
 
 
 @pytest.mark.check
-def test_new_site_or_failed_set_up_is_not_ready(ready, monkeypatch):
-    assert set_up.ready(ready)
+def test_another_site_or_a_failed_setup_is_not_ready(ready_venv, monkeypatch):
+    assert set_up.ready(ready_venv)
     for name in "HOROVOD_GPU_OPERATIONS", "SITE_MPICC":
         with monkeypatch.context() as patch:
             patch.setenv(name, "another")
-            assert not set_up.ready(ready)
-    (ready / set_up.STAMP).write_text("other pins\nNCCL\ncc")
+            assert not set_up.ready(ready_venv)
+    (ready_venv / set_up.STAMP).write_text("other pins\nNCCL\ncc")
     monkeypatch.setattr(set_up, "make_venv", lambda *_: 1 / 0)
-    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")  # which set-up sets, too
+    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")  # set-up sets it, too
     with pytest.raises(ZeroDivisionError):
-        set_up.create_environment(ready)
-    assert not set_up.ready(ready) and set_up.stamp(ready)[1:] == ("NCCL", "cc")
+        set_up.create_environment(ready_venv)
+    assert not set_up.ready(ready_venv) and set_up.stamp(ready_venv)[1:] == ("NCCL", "cc")
 
 
 @pytest.mark.check
-def test_a_private_home_is_closed_to_others():
-    """An environment in it, or whose Python is in it, cannot be shared: set-up says so."""
+def test_an_environment_in_a_private_home_cannot_be_shared():
     with tempfile.TemporaryDirectory() as home:  # pytest's own folders are private
-        for mode, closed in (0o755, None), (0o700, Path(os.path.realpath(home))):
+        for mode, closed_folder in (0o755, None), (0o700, Path(os.path.realpath(home))):
             os.chmod(home, mode)
-            assert set_up.closed_to_others(Path(home, "venv")) == closed
+            assert set_up.closed_to_others(Path(home, "venv")) == closed_folder
 
-
-# Obstacles
 
 @pytest.mark.fault
-def test_without_a_network_one_line_says_what_to_do(tmp_path):
-    """A new environment without access to packages."""
+def test_a_new_environment_without_a_network_says_what_to_do(tmp_path):
     index = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_EXTRA_INDEX_URL": "",
              "PIP_FIND_LINKS": "", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
-    assert "https_proxy" in refused("--venv", tmp_path / "venv", env=index)
+    assert "https_proxy" in failing_setup_message("--venv", tmp_path / "venv", env=index)
     assert not set_up.ready(tmp_path / "venv")
 
 
 @pytest.mark.parametrize("python", [f"3.{minor}.0" for _, minor in (set_up.OLDEST, set_up.NEWEST)])
 def test_requirements_match_pyproject(python):
     """uv resolves pyproject.toml's packages to these versions, without installing."""
-    words = [BIN / "uv", "pip", "compile", "--quiet", "--system-certs", "--python", sys.executable,
-             "--python-version", python, "--group", "tests", "--no-annotate", "--no-header",
-             "-c", set_up.REQUIREMENTS, ROOT / "pyproject.toml"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=ROOT)
-    if "client error (Connect)" in done.stderr:
+    command = [BIN / "uv", "pip", "compile", "--quiet", "--system-certs",
+               "--python", sys.executable, "--python-version", python, "--group", "tests",
+               "--no-annotate", "--no-header", "-c", set_up.REQUIREMENTS, ROOT / "pyproject.toml"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    if "client error (Connect)" in result.stderr:
         pytest.skip("no network")
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     pins = re.findall(r"^\S+==\S+", set_up.REQUIREMENTS.read_text(), re.M)
-    assert set(done.stdout.split()) <= set(pins) and len(done.stdout.split()) > 100
+    assert set(result.stdout.split()) <= set(pins) and len(result.stdout.split()) > 100
 
 
 @pytest.mark.check
-def test_missing_tools_are_reported_first(tmp_path, monkeypatch, capsys):
+def test_missing_tools_are_reported_before_set_up_starts(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(build_horovod.os.path, "exists", lambda path: False)
     set_up.check_machine()
@@ -113,46 +107,45 @@ def test_missing_tools_are_reported_first(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.check
 def test_setup_parses_on_python_3_6():
-    """Older Pythons must be able to run setup.py as far as its version check."""
+    """An older Python must be able to run setup.py as far as its version check."""
     for path in SETUP.parent.glob("*.py"):
         ast.parse(path.read_text(), feature_version=(3, 6))
 
 
 @pytest.mark.check
-def test_unknown_site_and_foreign_environment_are_refused(ready, monkeypatch):
-    done = execute(["make", "setup", "SITE=atlantis"], cwd=ROOT)
-    assert done.code != 0 and "there is no submit/sites/atlantis.sh" in done.err
-    assert "another folder with VENV=" in refused("--venv", ready, env={"SITE_MPICC": "cc"})
+def test_unknown_site_and_foreign_environment_are_refused(ready_venv, monkeypatch):
+    result = run_command(["make", "setup", "SITE=atlantis"], cwd=ROOT)
+    assert result.code != 0 and "there is no submit/sites/atlantis.sh" in result.err
+    message = failing_setup_message("--venv", ready_venv, env={"SITE_MPICC": "cc"})
+    assert "another folder with VENV=" in message
     monkeypatch.setattr(set_up, "may_write", lambda venv: False)
-    monkeypatch.setattr(sys, "argv", ["setup.py", "--venv", str(ready)])
+    monkeypatch.setattr(sys, "argv", ["setup.py", "--venv", str(ready_venv)])
     set_up.main()  # a shared environment that is ready
     monkeypatch.setattr(set_up, "REQUIREMENTS", Path(os.devnull))
     with pytest.raises(SystemExit, match=r"^set-up failed: .* made with other pins.* its owner"):
         set_up.main()
 
 
-# Horovod
-
 @pytest.mark.fault
-def test_failed_horovod_build_leaves_the_rest_working(ready, tmp_path, monkeypatch):
-    """Its source has changed. A compiler installed later completes the environment."""
+def test_failed_horovod_build_leaves_the_rest_working(ready_venv, tmp_path, monkeypatch):
+    """First its source differs, then a compiler is missing, then the compiler is installed."""
     (tmp_path / "CMakeLists.txt").write_text("set(CMAKE_CXX_STANDARD 20)")
     monkeypatch.setattr(build_horovod, "cache_key", lambda venv: "")
     monkeypatch.setattr(build_horovod, "build", lambda *_: build_horovod.change(tmp_path))
-    monkeypatch.setattr(sys, "prefix", ready)
-    for lacks, reason in ([], "differs from version 0.28.1"), (["g++"], "apt install g++"):
+    monkeypatch.setattr(sys, "prefix", ready_venv)
+    for tools, reason in ([], "differs from version 0.28.1"), (["g++"], "apt install g++"):
         monkeypatch.setattr(
-            build_horovod, "missing_build_tools", lambda include, lacks=lacks: lacks)
-        set_up.add_horovod(ready, tmp_path, "")
+            build_horovod, "missing_build_tools", lambda include, tools=tools: tools)
+        set_up.add_horovod(ready_venv, tmp_path, "")
         assert reason in missing("02_horovod/pytorch") and missing("03_ddp") is None
-        assert set_up.ready(ready)
+        assert set_up.ready(ready_venv)
     monkeypatch.setattr(build_horovod, "missing_build_tools", lambda include: [])
-    assert not set_up.ready(ready)
+    assert not set_up.ready(ready_venv)
 
 
 @pytest.mark.check
 def test_horovod_is_installed_if_it_can_be_built():
-    """A failed build must not pass for a missing compiler."""
+    """A failed build must not be taken for a missing compiler."""
     headers = set_up.evaluate_in(Path(sys.prefix), set_up.INCLUDE_FOLDER_CODE)
     reason = missing("02_horovod/pytorch")
     assert build_horovod.missing_build_tools(headers) or not reason, reason

@@ -1,6 +1,6 @@
 """Data parallelism is the same training: 1, 2, 3 and 4 ranks reach the same parameters.
 
-All train with one global batch, and are compared with chapter 1 on one rank, which test_contract.py
+All have the same global batch, and are compared with chapter 1 on one rank, which the first test
 compares with a plain loop.
 """
 
@@ -10,53 +10,38 @@ import re
 import forked
 import pytest
 import torch
-from conftest import (
-    BIN,
-    GLOBAL_BATCH,
-    ROOT,
-    case,
-    copy_of,
-    execute,
-    numbers,
-    parameters,
-    record,
-    run,
-    train,
-)
+from conftest import BIN, GLOBAL_BATCH, ROOT, case, copy_and_edit, run, run_command, train
 from sklearn.datasets import load_digits
-from tolerances import FP64, TIES, apart, close, distance
+from tolerances import FP64, TIES, assert_close, assert_far_apart, distance
+
+from tools.measuring.parameters import parameters
 
 EPOCHS = 5
-ONE, ONE_TF = "01_single_node", "01_single_node/main_tf.py"
-HVD, HVD_TF, DDP, DS = "02_horovod/pytorch", "02_horovod/tensorflow", "03_ddp", "04_deepspeed"
-BASE = {HVD: ONE, HVD_TF: ONE_TF, DDP: ONE}
-DOUBLE = "--precision", "fp64"
+SINGLE, SINGLE_TF = "01_single_node", "01_single_node/main_tf.py"
+HVD, HVD_TF = "02_horovod/pytorch", "02_horovod/tensorflow"
+DDP, DEEPSPEED = "03_ddp", "04_deepspeed"
+BASELINES = {HVD: SINGLE, HVD_TF: SINGLE_TF, DDP: SINGLE}
+IN_FP64 = "--precision", "fp64"
 SMOOTH = ["smooth.py"]
-slow = pytest.mark.slow
+numbers, slow = pytest.mark.numbers, pytest.mark.slow
 
 
-def largest(one, other):
-    """Return the largest difference of any parameter."""
-    return float(abs(one - other).max())
+def largest_difference(first, second):
+    """Return the largest absolute difference of two trainings' parameters."""
+    return float(abs(first - second).max())
 
-
-# The baseline is a plain training loop
 
 @numbers
-@pytest.mark.parametrize(("chapter", "ranks"), [case(ONE, 1), case(DDP, 2)])
-def test_a_chapter_is_a_plain_loop_of_pytorch(chapter, ranks, tmp_path):
-    """Every image once per epoch, each epoch in a new order; --lr is for 256 images and warms up.
-
-    So it is on several ranks: no image is seen by two ranks, and none is left out except those that
-    do not fill a global batch.
-    """
+def test_chapter_1_trains_as_a_plain_pytorch_loop(tmp_path):
+    """Each image once per epoch, in a new order each epoch; --lr is per 256 images and warms up."""
     batch, epochs = 80, 2
-    record(chapter, ranks, "--batch-size", batch // ranks, "--lr", 0.3, "--warmup-epochs", 1,
-           "--epochs", epochs, *DOUBLE, "--checkpoint", tmp_path / "c", folder=tmp_path)
+    result = run(SINGLE, 1, "--batch-size", batch, "--lr", 0.3, "--warmup-epochs", 1,
+                 "--epochs", epochs, *IN_FP64, "--checkpoint", tmp_path / "c")
+    assert result.code == 0, result.err
 
     images, labels = map(torch.tensor, load_digits(return_X_y=True))
-    chosen = torch.arange(len(images)) % 5 != 0
-    images, labels = images[chosen].reshape(-1, 1, 8, 8), labels[chosen]
+    train_mask = torch.arange(len(images)) % 5 != 0
+    images, labels = images[train_mask].reshape(-1, 1, 8, 8), labels[train_mask]
     images = (images - images[:256].mean()) / images[:256].std(correction=0)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -73,118 +58,120 @@ def test_a_chapter_is_a_plain_loop_of_pytorch(chapter, ranks, tmp_path):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(images[indices]), labels[indices]).backward()
             optimizer.step()
-    plain = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
-    close("parameters, fp64", largest(plain, parameters(tmp_path / "c")), FP64)
+    expected = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
+    assert_close("parameters, fp64", largest_difference(expected, parameters(tmp_path / "c")), FP64)
 
-
-# Any number of ranks
 
 @pytest.mark.parametrize(("chapter", "ranks"), [
     case(DDP, 1), case(DDP, 2, marks=[numbers]), case(DDP, 3, marks=[numbers]),
     case(DDP, 4, marks=[slow]), case(HVD, 2, marks=[numbers]), case(HVD, 4, marks=[slow]),
     case(HVD_TF, 2), case(HVD_TF, 4, marks=[slow])])
-def test_ranks_agree_in_fp64(chapter, ranks, trained, tmp_path):
-    same = train(chapter, ranks, tmp_path / "c", *DOUBLE, "--epochs", EPOCHS)
-    one = trained(BASE[chapter], *DOUBLE, "--epochs", EPOCHS)
-    close("parameters, fp64", largest(one, same), FP64)
+def test_ranks_agree_in_fp64(chapter, ranks, one_rank_parameters, tmp_path):
+    weights = train(chapter, ranks, tmp_path / "c", *IN_FP64, "--epochs", EPOCHS)
+    baseline = one_rank_parameters(BASELINES[chapter], *IN_FP64, "--epochs", EPOCHS)
+    assert_close("parameters, fp64", largest_difference(baseline, weights), FP64)
 
 
-@pytest.mark.parametrize(("chapter", "ranks"), [
-    case(DDP, 2, marks=[numbers]), case(DS, 2, marks=[numbers]), case(DS, 4, marks=[slow])])
-def test_ranks_agree_in_fp32_up_to_rounding(chapter, ranks, smooth, tmp_path):
-    """DeepSpeed has no fp64."""
-    one = smooth()
-    same = train(chapter, ranks, tmp_path / "c", "--epochs", 1, hook=SMOOTH)
-    close("parameters, fp32", distance(same, one.parameters), one.bound)
+@pytest.mark.parametrize("ranks", [
+    pytest.param(2, marks=numbers), pytest.param(4, marks=slow)])
+def test_deepspeed_ranks_agree_up_to_rounding(ranks, smooth_baseline, tmp_path):
+    """In fp32, because DeepSpeed has no fp64."""
+    baseline = smooth_baseline()
+    weights = train(DEEPSPEED, ranks, tmp_path / "c", "--epochs", 1, hook=SMOOTH)
+    assert_close("parameters, fp32", distance(weights, baseline.parameters), baseline.bound)
 
 
 @numbers
-def test_accumulated_micro_batches_are_one_step(smooth, tmp_path):
-    """2 ranks x 3 micro-batches of 8 images step as 48 images do."""
-    main = copy_of(DS, tmp_path / "copy")
+def test_gradient_accumulation_steps_as_one_large_batch(smooth_baseline, tmp_path):
+    """2 ranks with 3 micro-batches of 8 images take the same steps as one rank with 48 images."""
+    main = copy_and_edit(DEEPSPEED, tmp_path / "copy")
     config = {"gradient_accumulation_steps": 3, "gradient_clipping": 0.0}
     main.with_name("ds_config.json").write_text(json.dumps(config))
-    same = train(main, 2, tmp_path / "c", "--epochs", 1, "--results", tmp_path / "r", hook=SMOOTH)
-    one, results = smooth(), json.loads((tmp_path / "r").read_text())
-    assert (results["batch_size"], results["steps"]) == (8, 1437 // 48)
-    close("parameters, fp32", distance(same, one.parameters), one.bound)
+    weights = train(main, 2, tmp_path / "c", "--epochs", 1, "--results", tmp_path / "r",
+                    hook=SMOOTH)
+    record, baseline = json.loads((tmp_path / "r").read_text()), smooth_baseline()
+    assert (record["batch_size"], record["steps"]) == (8, 1437 // 48)
+    assert_close("parameters, fp32", distance(weights, baseline.parameters), baseline.bound)
 
 
-TWICE = ("            loss.backward()",
-         "            other = int(step == rank == 0)\n"
-         "            logits, labels = logits[[other, *range(1, len(labels))]], "
-         "labels[[other, *range(1, len(labels))]]\n"
-         "            loss = nn.functional.cross_entropy(logits, labels)\n"
-         "            loss.backward()")
+IMAGE_TWICE = (
+    "            loss.backward()",
+    "            first = int(step == rank == 0)\n"  # rank 0's first batch has image 1 twice
+    "            indices = [first, *range(1, len(labels))]\n"
+    "            logits, labels = logits[indices], labels[indices]\n"
+    "            loss = nn.functional.cross_entropy(logits, labels)\n"
+    "            loss.backward()")
 OPTIMIZER = "hvd.DistributedOptimizer(optimizer, model.named_parameters())"
 
 
-@pytest.mark.parametrize(("chapter", "line", "changed", "same"), [
-    case(DDP, "logits = ddp(", "logits = model(", False, id="DDP, gradients not averaged"),
-    case(DDP, "(train, world_size, rank,", "(train, world_size, 0,", False,
-         id="DDP, all ranks get the same images"),
-    case(DDP, "loss.backward()", "(loss * (rank != 1)).backward()", False,
-         id="DDP, one rank's gradients left out"),
-    case(DDP, *TWICE, False, id="DDP, an image seen twice"),
-    case(DDP, "seed(args.seed)", "seed(args.seed + rank)", True, id="DDP, other parameters"),
-    case(HVD, OPTIMIZER, "optimizer", False, id="Horovod, gradients not averaged"),
-    case(HVD, "seed(args.seed)", "seed(args.seed + rank)", True, id="Horovod, other parameters"),
-    case(HVD_TF, "hvd.DistributedGradientTape(tape)", "tape", False, marks=[slow],
-         id="TensorFlow, gradients not averaged")])
 @numbers
-def test_broken_copies_differ(chapter, line, changed, same, trained, tmp_path):
-    """But the frameworks correct parameters that differ at the start."""
-    main = copy_of(chapter, tmp_path / "copy", (line, changed))
-    broken = train(main, 2, tmp_path / "c", *DOUBLE, "--epochs", 1)
-    difference = largest(trained(BASE[chapter], *DOUBLE, "--epochs", 1), broken)
-    check = close if same else apart
-    check("parameters, fp64", difference, FP64)
+@pytest.mark.parametrize(("chapter", "old", "new"), [
+    case(DDP, "logits = ddp(", "logits = model(", id="DDP, gradients not averaged"),
+    case(DDP, "(train, world_size, rank,", "(train, world_size, 0,",
+         id="DDP, all ranks get the same images"),
+    case(DDP, "loss.backward()", "(loss * (rank != 1)).backward()",
+         id="DDP, one rank's gradients left out"),
+    case(DDP, *IMAGE_TWICE, id="DDP, an image seen twice"),
+    case(HVD, OPTIMIZER, "optimizer", id="Horovod, gradients not averaged"),
+    case(HVD_TF, "hvd.DistributedGradientTape(tape)", "tape", marks=[slow],
+         id="TensorFlow, gradients not averaged")])
+def test_broken_copies_train_differently(chapter, old, new, one_rank_parameters, tmp_path):
+    main = copy_and_edit(chapter, tmp_path / "copy", (old, new))
+    weights = train(main, 2, tmp_path / "c", *IN_FP64, "--epochs", 1)
+    baseline = one_rank_parameters(BASELINES[chapter], *IN_FP64, "--epochs", 1)
+    assert_far_apart("parameters, fp64", largest_difference(baseline, weights), FP64)
 
 
-# Resume, and other launchers
+@numbers
+@pytest.mark.parametrize("chapter", [case(DDP), case(HVD)])
+def test_frameworks_broadcast_the_initial_parameters(chapter, one_rank_parameters, tmp_path):
+    seed_per_rank = ("seed(args.seed)", "seed(args.seed + rank)")
+    main = copy_and_edit(chapter, tmp_path / "copy", seed_per_rank)
+    weights = train(main, 2, tmp_path / "c", *IN_FP64, "--epochs", 1)
+    baseline = one_rank_parameters(SINGLE, *IN_FP64, "--epochs", 1)
+    assert_close("parameters, fp64", largest_difference(baseline, weights), FP64)
+
 
 @pytest.mark.core
 @pytest.mark.parametrize("chapter", [
-    case(ONE), case(ONE_TF, marks=[slow]), case(HVD), case(HVD_TF, marks=[slow]), case(DDP)])
-def test_resume_equals_an_uninterrupted_run(chapter, trained, tmp_path):
-    """Stopped in the second epoch, and continued from its start on more ranks."""
-    before, after = (1, 1) if chapter in (ONE, ONE_TF) else (2, 3)
-    train(chapter, before, tmp_path / "c", *DOUBLE, "--max-steps", 40)
-    resumed = train(chapter, after, tmp_path / "c", *DOUBLE, "--epochs", EPOCHS, "--resume",
+    case(SINGLE), case(SINGLE_TF, marks=[slow]), case(HVD), case(HVD_TF, marks=[slow]), case(DDP)])
+def test_resume_equals_an_uninterrupted_run(chapter, one_rank_parameters, tmp_path):
+    """Stopped in the second epoch; resumed from the start of that epoch, on more ranks."""
+    ranks_before, ranks_after = (1, 1) if chapter in (SINGLE, SINGLE_TF) else (2, 3)
+    train(chapter, ranks_before, tmp_path / "c", *IN_FP64, "--max-steps", 40)
+    weights = train(chapter, ranks_after, tmp_path / "c", *IN_FP64, "--epochs", EPOCHS, "--resume",
                     "--results", tmp_path / "r")
     assert json.loads((tmp_path / "r").read_text())["steps"] == 4 * (1437 // 48)
-    one = trained(BASE.get(chapter, chapter), *DOUBLE, "--epochs", EPOCHS)
-    close("parameters, fp64", largest(one, resumed), FP64)
+    baseline = one_rank_parameters(BASELINES.get(chapter, chapter), *IN_FP64, "--epochs", EPOCHS)
+    assert_close("parameters, fp64", largest_difference(baseline, weights), FP64)
 
 
 @pytest.mark.core
-def test_deepspeed_resumes_on_another_number_of_ranks(smooth, tmp_path):
-    """Without ZeRO: an epoch on 2, the next on 3."""
-    train(DS, 2, tmp_path / "c", "--epochs", 1, hook=SMOOTH)
-    resumed = train(DS, 3, tmp_path / "c", "--epochs", 2, "--resume", hook=SMOOTH)
-    one = smooth(2)
-    close("parameters, fp32", distance(resumed, one.parameters), one.bound)
+def test_deepspeed_resumes_on_another_number_of_ranks(smooth_baseline, tmp_path):
+    train(DEEPSPEED, 2, tmp_path / "c", "--epochs", 1, hook=SMOOTH)
+    weights = train(DEEPSPEED, 3, tmp_path / "c", "--epochs", 2, "--resume", hook=SMOOTH)
+    baseline = smooth_baseline(2)
+    assert_close("parameters, fp32", distance(weights, baseline.parameters), baseline.bound)
 
 
 def test_deepspeed_launcher_trains_as_mpiexec_does(tmp_path):
     flags = "--global-batch-size", GLOBAL_BATCH, "--epochs", 1, "--checkpoint"
-    done = execute([BIN / "deepspeed", "--num_gpus", 2, "--master_port", forked.free_port(),
-                    ROOT / DS / "main.py", *flags, tmp_path / "c"])
-    assert done.code == 0 and "ranks: 2," in done.out, done.err
-    same = train(DS, 2, tmp_path / "same", "--epochs", 1)
-    assert (parameters(tmp_path / "c") == same).all()  # a sum over two ranks has only one order
+    result = run_command([BIN / "deepspeed", "--num_gpus", 2, "--master_port", forked.free_port(),
+                          ROOT / DEEPSPEED / "main.py", *flags, tmp_path / "c"])
+    assert result.code == 0 and "ranks: 2," in result.out, result.err
+    by_mpiexec = train(DEEPSPEED, 2, tmp_path / "by mpiexec", "--epochs", 1)
+    # Equal bits, because a sum over two ranks has only one order
+    assert (parameters(tmp_path / "c") == by_mpiexec).all()
 
-
-# BatchNorm
 
 @pytest.mark.parametrize("chapter", [case(HVD), case(DDP)])
 def test_resnet_is_evaluated_with_rank_0_statistics(chapter, tmp_path):
     """BatchNorm's running statistics differ by rank; evaluation uses those that rank 0 saves."""
     flags = ("--model", "resnet18", "--epochs", 1, "--global-batch-size", 240,
              "--checkpoint", tmp_path / "c")
-    right = []
+    correct_images = []
     for ranks, resume in (2, []), (1, ["--resume"]):
-        done = run(chapter, ranks, *flags, *resume)
-        assert done.code == 0, done.err
-        right.append(int(re.search(r"\((\d+) of 360", done.out)[1]))
-    assert abs(right[0] - right[1]) <= TIES
+        result = run(chapter, ranks, *flags, *resume)
+        assert result.code == 0, result.err
+        correct_images.append(int(re.search(r"\((\d+) of 360", result.out)[1]))
+    assert abs(correct_images[0] - correct_images[1]) <= TIES

@@ -1,28 +1,30 @@
-"""The grader: every solution passes, and each typical mistake gets its own hint."""
+"""The grader: each solution passes, and each typical mistake gets its own hint."""
 
 import runpy
 import shutil
 
 import forked
 import pytest
-from conftest import ROOT, environment, execute, skip_without
+from conftest import ROOT, environment, run_command, skip_without
 
 from exercises.grade import FAILED, FOLDERS, NOT_RUN, PASSED
 
-WRONG = {(number, name): wrong for number, folder in FOLDERS.items()
-         for name, wrong in runpy.run_path(f"{ROOT}/tests/wrong/{folder.name}.py")["WRONG"].items()}
+MISTAKES = {}  # {(number of the exercise, name): (changes of the solution, words of the hint)}
+for number, folder in FOLDERS.items():
+    mistakes = runpy.run_path(f"{ROOT}/tests/wrong/{folder.name}.py")["WRONG"]
+    MISTAKES |= {(number, name): mistake for name, mistake in mistakes.items()}
 
 
 def cases(values, slow):
-    """Return cases of numbers, or of numbers and names; `slow` numbers are for make test-all."""
+    """Return a case per tuple that begins with an exercise's number; slow: numbers of slow ones."""
     params = []
-    for value in values:
-        marks = [skip_without("02_horovod")] if value[0] == 4 else []
-        if value[0] in slow:
+    for number, *names in values:
+        marks = [skip_without("02_horovod")] if number == 4 else []
+        if number in slow:
             marks.append(pytest.mark.slow)
-        if value[0] == 1:
+        if number == 1:
             marks.append(pytest.mark.core)
-        params.append(pytest.param(*value, marks=marks))
+        params.append(pytest.param(number, *names, marks=marks))
     return params
 
 
@@ -35,51 +37,51 @@ def solution(number, tmp_path):
     if (folder / "solution.py").exists():
         return (folder / "solution.py").read_text()
     shutil.copy(folder / "exercise.py", tmp_path)
-    assert execute(["git", "apply", folder / "solution.diff"], cwd=tmp_path).code == 0
+    assert run_command(["git", "apply", folder / "solution.diff"], cwd=tmp_path).code == 0
     return (tmp_path / "exercise.py").read_text()
 
 
 def run_grader(number, text, tmp_path):
-    """Run the grader on a text."""
+    """Run the grader on the text of an exercise.py."""
     file = tmp_path / "exercise.py"
     file.write_text(text)
-    words = [ROOT / "exercises" / "grade.py", number, "--file", file]
-    return forked.run(words, 1, environment(), timeout=90)
+    arguments = [ROOT / "exercises" / "grade.py", number, "--file", file]
+    return forked.run(arguments, 1, environment(), timeout=90)
 
 
 @pytest.mark.parametrize("number", cases(NUMBERS, slow=[]))
-def test_the_solution_passes(number, tmp_path):
-    done = run_grader(number, solution(number, tmp_path), tmp_path)
-    assert done.code == PASSED and "all checks passed" in done.out, done.out + done.err
-    if number == 10:  # the ring sends as much as the formula says
-        assert "600,000 bytes each" in done.out, done.out
+def test_each_solution_passes(number, tmp_path):
+    result = run_grader(number, solution(number, tmp_path), tmp_path)
+    assert result.code == PASSED and "all checks passed" in result.out, result.out + result.err
+    if number == 10:  # the bytes of the formula
+        assert "600,000 bytes each" in result.out, result.out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mistake"), runpy.run_path(
     f"{FOLDERS[9]}/solution.py")["ANSWERS"].items())
-def test_the_names_of_exercise_9_are_those_of_agree(name, mistake):
+def test_answers_of_exercise_9_are_agrees_verdicts(name, mistake):
     script = FOLDERS[9] / "scripts" / f"{name}.py"
-    words = [ROOT / "submit" / "agree.py", "--steps", 1000, script]
-    done = forked.run(words, 2, environment(), timeout=90)
-    assert f"verdict: wrong: {mistake}\n" in done.out, done.out + done.err
+    arguments = [ROOT / "submit" / "agree.py", "--steps", 1000, script]
+    result = forked.run(arguments, 2, environment(), timeout=90)
+    assert f"verdict: wrong: {mistake}\n" in result.out, result.out + result.err
 
 
 @pytest.mark.parametrize("number", cases(NUMBERS, slow=[8]))
 def test_an_untouched_exercise_gets_a_hint(number, tmp_path):
-    done = run_grader(number, (FOLDERS[number] / "exercise.py").read_text(), tmp_path)
-    assert done.code in (FAILED, NOT_RUN) and "hint: " in done.out
-    assert "Traceback" not in done.out + done.err
+    result = run_grader(number, (FOLDERS[number] / "exercise.py").read_text(), tmp_path)
+    assert result.code in (FAILED, NOT_RUN) and "hint: " in result.out
+    assert "Traceback" not in result.out + result.err
 
 
-@pytest.mark.parametrize(("number", "name"), cases(WRONG, slow=[3, 4, 8]))
-def test_a_wrong_solution_has_its_hint(number, name, tmp_path):
-    changes, hint = WRONG[number, name]
+@pytest.mark.parametrize(("number", "name"), cases(MISTAKES, slow=[3, 4, 8]))
+def test_each_mistake_gets_its_hint(number, name, tmp_path):
+    changes, hint = MISTAKES[number, name]
     text = solution(number, tmp_path)
     for old, new in changes:
         assert old in text
         text = text.replace(old, new, 1)
-    done = run_grader(number, text, tmp_path)
-    assert done.code in (FAILED, NOT_RUN), done.out + done.err
-    assert hint in done.out.split("hint: ")[-1], done.out
-    assert done.out.count("hint: ") == 1 and "Traceback" not in done.out + done.err
+    result = run_grader(number, text, tmp_path)
+    assert result.code in (FAILED, NOT_RUN), result.out + result.err
+    assert hint in result.out.split("hint: ")[-1], result.out
+    assert result.out.count("hint: ") == 1 and "Traceback" not in result.out + result.err

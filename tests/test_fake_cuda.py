@@ -1,12 +1,12 @@
-"""What goes wrong on a GPU alone, without one: see programs/fake_cuda.py."""
+"""Mistakes that only a GPU shows, on a machine without one: see programs/fake_cuda.py."""
 
 import json
 import sys
 
-from conftest import PROGRAMS, ROOT, copy_of, execute
+from conftest import PROGRAMS, ROOT, copy_and_edit, run_command
 
 STEP = "images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]"
-MISTAKES = {  # chapter, file, what is replaced, by what, words of what is noticed
+MISTAKES = {  # {mistake: (chapter, file, old text, new text, words of the report)}
     "labels on the CPU": (
         "01_single_node", "main.py", STEP, "images = images.to(device, non_blocking=True)", "cpu"),
     "item() in a step": (
@@ -25,24 +25,24 @@ MISTAKES = {  # chapter, file, what is replaced, by what, words of what is notic
     "the GPU of the local rank": (
         "03_ddp", "main.py", "index(device.index)", "index(local_rank)",
         "invalid device ordinal: 3 of 1"),
-    "DeepSpeed's own choice": (
+    "the GPU that DeepSpeed chooses": (
         "04_deepspeed", "ds_config.py", 'os.environ["LOCAL_RANK"] = str(device.index)', "pass",
         "invalid device ordinal: 3 of 1"),
 }
 
 
-def test_the_chapters_fit_a_gpu_and_mistakes_do_not(tmp_path):
-    """No step waits for the GPU or mixes it with the CPU; a rank that sees one takes number 0."""
+def test_chapters_run_on_a_gpu_and_mistakes_are_reported(tmp_path):
+    """No step waits for the GPU or mixes CPU and GPU; a rank that sees one GPU takes number 0."""
     chapters = "01_single_node", "03_ddp", "04_deepspeed"
-    right = [ROOT / chapter / "main.py" for chapter in chapters]
-    wrong = []
-    for chapter, name, old, new, _ in MISTAKES.values():
-        copy_of(chapter, tmp_path / str(len(wrong)), (old, new), name=name)
-        wrong.append(tmp_path / str(len(wrong)) / "main.py")
-    words = [sys.executable, PROGRAMS / "fake_cuda.py", "--max-steps", 3, *right, *wrong]
-    done = execute(words, timeout=120)
-    answers = [json.loads(line) for line in done.out.splitlines() if line.startswith("[")]
-    assert answers[:len(right)] == [[None, {}]] * len(right), done.out + done.err
-    assert len(answers) == len(right) + len(wrong), done.err
-    for (mistake, (*_, words)), answer in zip(MISTAKES.items(), answers[len(right):]):
-        assert words in str(answer), (mistake, answer)
+    originals = [ROOT / chapter / "main.py" for chapter in chapters]
+    copies = []
+    for number, (chapter, name, old, new, _) in enumerate(MISTAKES.values()):
+        path = copy_and_edit(chapter, tmp_path / str(number), (old, new), name=name)
+        copies.append(path.with_name("main.py"))
+    command = [sys.executable, PROGRAMS / "fake_cuda.py", "--max-steps", 3, *originals, *copies]
+    result = run_command(command, timeout=120)
+    reports = [json.loads(line) for line in result.out.splitlines() if line.startswith("[")]
+    assert len(reports) == len(originals) + len(copies), result.err
+    assert reports[:len(originals)] == [[None, {}]] * len(originals), result.out + result.err
+    for (mistake, (*_, expected)), report in zip(MISTAKES.items(), reports[len(originals):]):
+        assert expected in str(report), (mistake, report)

@@ -8,17 +8,17 @@ import sys
 
 import nbformat
 import pytest
-from conftest import ROOT, execute, tracked
+from conftest import ROOT, run_command, tracked_files
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tools.notebooks import ready, recorded_ranks
 from tools.pages import notebooks
 
-PATHS = tracked(notebooks.notebooks())
+PATHS = tracked_files(notebooks.notebooks())
 
 
-def code(notebook):
+def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
@@ -26,15 +26,16 @@ def texts(cell):
     """Return a cell's text outputs without addresses and "Writing" or "Overwriting"."""
     outputs = []
     for output in cell.outputs:
-        for kind, text in {"stream": output.get("text"), **output.get("data", {})}.items():
-            is_text = kind in ("stream", "text/plain", "text/html", "text/markdown")
-            if text and is_text and "data:image" not in text:
+        data = {"stream": output.get("text"), **output.get("data", {})}
+        for kind in "stream", "text/plain", "text/html", "text/markdown":
+            text = data.get(kind)
+            if text and "data:image" not in text:
                 outputs.append((kind, re.sub(r"\b0x[0-9a-f]+|(Overw|W)riting", "#", text)))
     return sorted(outputs)
 
 
-def pictures(cell):
-    """Return the number of figures and of frame-by-frame players."""
+def count_figures(cell):
+    """Return the number of figures and frame-by-frame players in a cell's output."""
     data = [output.get("data", {}) for output in cell.outputs]
     return sum("image/png" in part or "data:image/png" in part.get("text/html", "")
                for part in data)
@@ -43,37 +44,38 @@ def pictures(cell):
 @pytest.mark.parametrize("path", [
     pytest.param(path, id=path.stem, marks=pytest.mark.core if path.stem == "cost_model"
                  else pytest.mark.slow) for path in PATHS])
-def test_rerun_reproduces_outputs(path):
-    stored, again = nbformat.read(path, as_version=4), notebooks.run(path)
-    for before, after in zip(code(stored), code(again), strict=True):
-        assert pictures(after) == pictures(before), after.source
-        if "live" not in after.metadata.get("tags", []):
-            assert texts(after) == texts(before), after.source
+def test_a_rerun_reproduces_the_stored_outputs(path):
+    stored_cells = code_cells(nbformat.read(path, as_version=4))
+    for stored_cell, cell in zip(stored_cells, code_cells(notebooks.run(path)), strict=True):
+        assert count_figures(cell) == count_figures(stored_cell), cell.source
+        if "live" not in cell.metadata.get("tags", []):
+            assert texts(cell) == texts(stored_cell), cell.source
 
 
 @pytest.mark.check
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_outputs_belong_to_the_current_cells(path):
+def test_stored_outputs_belong_to_the_current_cells(path):
     notebook = nbformat.read(path, as_version=4)
-    outputs = [output for cell in code(notebook) for output in cell.outputs]
-    assert all(cell.execution_count for cell in code(notebook))
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    assert all(cell.execution_count for cell in code_cells(notebook))
     assert not [output for output in outputs if output.output_type == "error"]
-    shown = str([texts(cell) for cell in code(notebook)])
-    assert not re.search(r"/(home|root|work|tmp|Users)/", shown)
-    stored = notebook.metadata["workshop"]["sha256"]
-    assert stored == notebooks.fingerprint(notebook), f"make notebooks ({path.stem})"
+    text = str([texts(cell) for cell in code_cells(notebook)])
+    assert not re.search(r"/(home|root|work|tmp|Users)/", text)
+    fingerprint = notebook.metadata["workshop"]["sha256"]
+    assert fingerprint == notebooks.fingerprint(notebook), f"make notebooks ({path.stem})"
 
 
-def test_wrong_kernel_is_told_what_to_run():
-    program = ("import runpy, sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p];"
+def test_a_wrong_kernel_prints_the_command_to_run():
+    program = ("import runpy, sys;"
+               "sys.path[:] = [path for path in sys.path if 'site-packages' not in path];"
                "runpy.run_path(sys.argv[1], run_name='__main__'); import tools")
-    words = [os.path.realpath(sys.executable), "-I", "-c", program, ready.__file__]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert re.match(r"No module named matplotlib.*make setup && .*jupyter lab\n", done.stderr)
-    assert done.returncode == 1  # so the next cell fails: it cannot import tools
+    command = [os.path.realpath(sys.executable), "-I", "-c", program, ready.__file__]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert re.match(r"No module named matplotlib.*make setup && .*jupyter lab\n", result.stderr)
+    assert result.returncode == 1  # so the next cell fails: it cannot import tools
 
 
-def test_a_slider_moves_the_figure():
+def test_a_slider_redraws_the_figure():
     notebook = new_notebook(cells=[
         new_code_cell("%run ../tools/notebooks/ready.py"),
         new_code_cell("from matplotlib import pyplot as plt\n"
@@ -90,17 +92,19 @@ def test_a_slider_moves_the_figure():
 
 
 @pytest.mark.check
-def test_recorded_output_without_mpiexec(tmp_path, monkeypatch):
+def test_recorded_output_is_shown_without_mpiexec(tmp_path, monkeypatch):
     monkeypatch.setattr(ready.shutil, "which", lambda _: None)
     monkeypatch.setenv("PATH", os.environ["PATH"])
     ready.find_mpiexec()
     sources = "\n".join(cell.source for path in PATHS
-                        for cell in code(nbformat.read(path, as_version=4)))
-    for _, words in recorded_ranks.COMMANDS:
-        assert words.partition(" --device")[0] in sources
-        results = [] if re.search("average|ring", words) else ["--results", tmp_path / "results"]
-        done = execute(["mpiexec", *words.split(), *results], env={"PATH": os.environ["PATH"]})
-        assert done.code == 0 and done.out.startswith("mpiexec not found. Recorded on ")
-        assert not results or json.loads((tmp_path / "results").read_text().splitlines()[0])
-    unknown = execute(["mpiexec", "-n", 2, "hostname"], env={"PATH": os.environ["PATH"]})
+                        for cell in code_cells(nbformat.read(path, as_version=4)))
+    for _, command in recorded_ranks.COMMANDS:
+        assert command.partition(" --device")[0] in sources
+        has_results = not re.search("average|ring", command)
+        flags = ["--results", tmp_path / "results"] if has_results else []
+        result = run_command(["mpiexec", *command.split(), *flags],
+                             env={"PATH": os.environ["PATH"]})
+        assert result.code == 0 and result.out.startswith("mpiexec not found. Recorded on ")
+        assert not has_results or json.loads((tmp_path / "results").read_text().splitlines()[0])
+    unknown = run_command(["mpiexec", "-n", 2, "hostname"], env={"PATH": os.environ["PATH"]})
     assert unknown.code == 1

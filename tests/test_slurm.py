@@ -1,4 +1,4 @@
-"""Submit scripts: Slurm on two nodes of a lab, PBS scripts through its qsub, and their headers."""
+"""Submit scripts on a Slurm with two nodes of a lab; its qsub runs the PBS scripts."""
 
 import os
 import re
@@ -12,27 +12,28 @@ from conftest import (
     BIN,
     LESSONS,
     ROOT,
-    copy_of,
-    execute,
-    lines,
+    copy_and_edit,
     needs_root,
     parameters,
-    record,
-    tracked,
+    read_records,
+    run_command,
+    run_for_record,
+    tracked_files,
 )
-from lab import LAB, Lab
-from tolerances import FP64, close
+from lab import LAB_UNAVAILABLE, Lab
+from tolerances import FP64, assert_close
 
-MISSING = next((name for name in ("slurmctld", "slurmd", "munged", "sbatch", "qsub")
-                if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")), None)
+MISSING_PROGRAMS = [name for name in ("slurmctld", "slurmd", "munged", "sbatch", "qsub")
+                    if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")]
 PACKAGES = "slurmctld slurmd slurm-client munge slurm-wlm-torque"
-real_slurm = needs_root(f"no {MISSING} here: apt install {PACKAGES}" if MISSING else LAB)
+NO_SLURM = f"no {MISSING_PROGRAMS[0]} here: apt install {PACKAGES}" if MISSING_PROGRAMS else None
+needs_slurm = needs_root(NO_SLURM or LAB_UNAVAILABLE)
 ONE_STEP = ("--max-steps", "1", "--device", "cpu")
-SITES = sorted(tracked(ROOT.glob("submit/sites/*.sh")))
+SITES = sorted(tracked_files(ROOT.glob("submit/sites/*.sh")))
 
 
 class Cluster:
-    """The chapters in a folder with a space in its name, and a Slurm that runs their scripts."""
+    """A Slurm on two nodes, and a copy of the chapters in a folder with a space in its name."""
 
     def __init__(self, folder):
         self.folder = folder / "the workshop"
@@ -43,7 +44,7 @@ class Cluster:
         self.lab("up", 2, "--slurm")
         self.env = self.lab.env | {"VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": ""}
         self.write_site_files(folder)
-        (folder / "bin").mkdir()  # an environment like Polaris': PALS's mpiexec comes first
+        (folder / "bin").mkdir()  # an environment like Polaris', in which PALS's mpiexec is first
         (folder / "bin" / "activate").write_text(
             f'. "{sys.prefix}/bin/activate"\nPATH="{ROOT}/tests/pals:$PATH"\n')
         (folder / ".bash_profile").write_text("module() { :; }; conda() { :; }\n")  # for bash -l
@@ -52,7 +53,7 @@ class Cluster:
 
     def write_site_files(self, folder):
         """Write a site file and course.sh outside the clone, without a reservation."""
-        self.course, site = folder / "course.sh", folder / "our site.sh"
+        self.course_file, site = folder / "course.sh", folder / "our site.sh"
         shutil.copy(ROOT / "submit" / "sites" / "slurm_cpu.sh", site)
         text = (ROOT / "submit" / "course.sh").read_text()
         for old, new in (("/shared/mine.sh", site), ("/shared/workshop-env", sys.prefix),
@@ -60,40 +61,42 @@ class Cluster:
                          (" SBATCH_RESERVATION=course", "")):
             assert text.count(old) == 1, old
             text = text.replace(old, str(new))
-        self.course.write_text(text)
+        self.course_file.write_text(text)
 
-    def run(self, *words, chapter="03_ddp", env=None, codes=(0,)):
-        """Return a command's output, in a chapter's folder on the login node."""
-        words = [ROOT / "submit" / "lab.sh", "on", "login", *words]
-        done = subprocess.run([str(word) for word in words], cwd=self.folder / chapter,
-                              env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200)
-        assert done.returncode in codes, done.stdout
-        return done.stdout
+    def run(self, *command, chapter="03_ddp", env=None, codes=(0,)):
+        """Return the output of a command in a chapter's folder on the login node."""
+        command = [ROOT / "submit" / "lab.sh", "on", "login", *command]
+        process = subprocess.run([str(word) for word in command], cwd=self.folder / chapter,
+                                 env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200)
+        assert process.returncode in codes, process.stdout
+        return process.stdout
 
     def sbatch(self, *flags, chapter="03_ddp", script="submit.slurm"):
         """Source course.sh and submit on two nodes, as an attendee does. Return the job number."""
-        return re.search(r"\d+", self.run(
-            "bash", "-c", '. "$0" && sbatch "$@"', self.course, "--output=job-%j.txt",
-            "--cpus-per-task=1", "-N", 2, "--ntasks-per-node=1", script, *flags,
-            chapter=chapter))[0]
+        output = self.run("bash", "-c", '. "$0" && sbatch "$@"', self.course_file,
+                          "--output=job-%j.txt", "--cpus-per-task=1", "-N", 2,
+                          "--ntasks-per-node=1", script, *flags, chapter=chapter)
+        return re.search(r"\d+", output)[0]
 
     def qsub(self, *flags, chapter="03_ddp", script="submit.pbs"):
-        return self.run("qsub", "-V", "-o", "job-%j.txt", "-l", "select=2:system=polaris", script,
-                        chapter=chapter,
-                        env=self.polaris | {"FLAGS": " ".join(map(str, flags))}).strip()
+        """Submit on two nodes with Polaris' site file. Return the job number."""
+        env = self.polaris | {"FLAGS": " ".join(map(str, flags))}
+        output = self.run("qsub", "-V", "-o", "job-%j.txt", "-l", "select=2:system=polaris",
+                          script, chapter=chapter, env=env)
+        return output.strip()
 
-    def end(self, job, chapter="03_ddp", timeout=240):
+    def wait_for(self, job, chapter="03_ddp", timeout=240):
         """Return a job's state, such as COMPLETED 0:0, and its output; a hang fails the test."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            shown = self.run("scontrol", "show", "job", job)
-            state, code = re.search(r"JobState=(\S+).*ExitCode=(\S+)", shown, re.S).groups()
+            report = self.run("scontrol", "show", "job", job)
+            state, code = re.search(r"JobState=(\S+).*ExitCode=(\S+)", report, re.S).groups()
             if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
                 return f"{state} {code}", (self.folder / chapter / f"job-{job}.txt").read_text()
             time.sleep(0.2)
         self.run("scancel", job)
-        pytest.fail(f"job {job} is still {state}: {shown}")
+        pytest.fail(f"job {job} is still {state}: {report}")
 
 
 @pytest.fixture(scope="session")
@@ -103,92 +106,90 @@ def cluster(tmp_path_factory):
     cluster.lab.down()
 
 
-@real_slurm
-def test_a_submit_script_trains_as_one_rank_does(cluster, tmp_path):
-    """sbatch and qsub on two nodes, and python alone: the same steps and parameters.
+@needs_slurm
+def test_submit_scripts_train_as_one_rank_does(cluster, tmp_path):
+    """sbatch and qsub on two nodes, and python alone, take the same steps to the same parameters.
 
-    Site slurm_cpu starts the ranks by srun --mpi=pmi2, Polaris' file by an mpiexec that stands in
-    for Cray PALS.
+    Site slurm_cpu starts the ranks by srun --mpi=pmi2, Polaris' file by tests/pals/mpiexec, which
+    replaces that of Cray PALS.
     """
     flags = ("--global-batch-size", 320, "--epochs", 1, "--device", "cpu", "--precision", "fp64")
     files = {name: ("--checkpoint", tmp_path / name, "--results", tmp_path / f"{name}.jsonl")
              for name in ("sbatch", "qsub")}
     jobs = [cluster.sbatch(*flags, *files["sbatch"]), cluster.qsub(*flags, *files["qsub"])]
-    alone = record("03_ddp", 1, *flags, "--checkpoint", tmp_path / "python", folder=tmp_path)
+    one_rank = run_for_record("03_ddp", 1, *flags, "--checkpoint", tmp_path / "python",
+                              folder=tmp_path)
     for job in jobs:
-        state, printed = cluster.end(job)
-        assert state == "COMPLETED 0:0", printed
+        state, output = cluster.wait_for(job)
+        assert state == "COMPLETED 0:0", output
     for name in files:
-        result, = lines(tmp_path / f"{name}.jsonl")
-        assert (result["ranks"], result["nodes"], result["steps"]) == (2, 2, alone["steps"])
-        one, other = parameters(tmp_path / "python"), parameters(tmp_path / name)
-        close("parameters, fp64", abs(other - one).max(), FP64)
+        record, = read_records(tmp_path / f"{name}.jsonl")
+        assert (record["ranks"], record["nodes"], record["steps"]) == (2, 2, one_rank["steps"])
+        difference = parameters(tmp_path / name) - parameters(tmp_path / "python")
+        assert_close("parameters, fp64", abs(difference).max(), FP64)
 
 
-@real_slurm
-def test_srun_without_mpi(cluster, tmp_path):
+@needs_slurm
+def test_srun_without_mpi_starts_one_world(cluster, tmp_path):
     cluster.run("srun", "--mpi=none", "-N", 2, "-n", 2, BIN / "python", "main.py", *ONE_STEP,
                 "--results", tmp_path / "results")
-    result, = lines(tmp_path / "results")  # one world, not two
-    assert (result["ranks"], result["nodes"]) == (2, 2)
+    record, = read_records(tmp_path / "results")  # one world, not two
+    assert (record["ranks"], record["nodes"]) == (2, 2)
 
 
-@real_slurm
+@needs_slurm
 @pytest.mark.slow
-def test_the_doctor_as_a_job(cluster):
-    """Each node's gloo uses the address that the other one reaches."""
+def test_the_doctor_runs_as_a_job(cluster):
+    """gloo uses the address at which the other node is reached."""
     jobs = [cluster.sbatch(chapter="submit", script="doctor.slurm"),
             cluster.qsub(chapter="submit", script="doctor.pbs")]
     for job in jobs:
-        state, printed = cluster.end(job, "submit")
-        assert state == "COMPLETED 0:0", printed
-        assert re.search("node nid2: local ranks 0, .*gloo uses 10.77.0.2,", printed), printed
-        assert "ranks: 2, nodes: 2\n" in printed and "nothing wrong was found" in printed
+        state, output = cluster.wait_for(job, "submit")
+        assert state == "COMPLETED 0:0", output
+        assert re.search("node nid2: local ranks 0, .*gloo uses 10.77.0.2,", output), output
+        assert "ranks: 2, nodes: 2\n" in output and "nothing wrong was found" in output
 
 
-@real_slurm
+@needs_slurm
 @pytest.mark.parametrize("reservation", [
     pytest.param("course", marks=pytest.mark.slow), "of another day"])
-def test_readiness_script(cluster, reservation):
-    """Jobs run through a valid reservation, and an invalid one is reported."""
-    words = f'. "$0" && SBATCH_RESERVATION="{reservation}" bash submit/ready.sh'
-    is_ready = reservation == "course"
-    if is_ready:
+def test_ready_script_checks_the_reservation(cluster, reservation):
+    script = f'. "$0" && SBATCH_RESERVATION="{reservation}" bash submit/ready.sh'
+    reservation_exists = reservation == "course"
+    if reservation_exists:
         cluster.run("sh", "-c", "scontrol create reservation ReservationName=course StartTime=now "
                     "Duration=9 Nodes=ALL Users=$(id -un)")
-    printed = cluster.run("bash", "-c", words, cluster.course, chapter=".",
-                          codes=(0,) if is_ready else (3,))
-    if is_ready:
+    output = cluster.run("bash", "-c", script, cluster.course_file, chapter=".",
+                         codes=(0,) if reservation_exists else (3,))
+    jobs = re.findall("ready; .* s from submission to end; ranks: ", output)
+    if reservation_exists:
         cluster.run("scontrol", "delete", "ReservationName=course")
-    ready = re.findall("ready; .* s from submission to end; ranks: ", printed)
-    assert len(ready) == 3 * is_ready, printed
-    assert printed.endswith("\nready\n") or "Requested reservation is invalid" in printed
+        assert len(jobs) == 3 and output.endswith("\nready\n"), output
+    else:
+        assert not jobs and "Requested reservation is invalid" in output, output
 
 
-@real_slurm
+@needs_slurm
 @pytest.mark.fault
-def test_a_rank_that_dies_ends_the_step(cluster, tmp_path):
-    """Started as the site files do; the other node's rank waits in an all-reduce."""
+def test_a_killed_rank_ends_the_slurm_step(cluster, tmp_path):
+    """The ranks start as in the site files; the other node's rank waits in an all-reduce."""
     backward = "            loss.backward()"
-    main = copy_of("03_ddp", tmp_path / "copy", (backward, f"""\
+    main = copy_and_edit("03_ddp", tmp_path / "copy", (backward, f"""\
             if rank == 1 and step == 3:
                 os.kill(os.getpid(), 9)
 {backward}"""))
-    started = time.monotonic()
+    start = time.monotonic()
     cluster.run("srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "-N", 2, "-n", 2, BIN / "python",
                 main, "--device", "cpu", "--timeout", 20, codes=range(1, 256))
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - start < 90
 
 
-# Without a scheduler
-
-def test_a_submit_script_runs_on_this_machine(tmp_path):
-    """Step 2 of the five from a laptop to a cluster."""
-    done = execute(["bash", "submit.slurm", *ONE_STEP, "--results", tmp_path / "results"],
-                   cwd=ROOT / "03_ddp", env={"SITE": "here", "VENV": sys.prefix})
-    assert done.code == 0, done.err
-    result, = lines(tmp_path / "results")
-    assert result["ranks"] == 2
+def test_a_submit_script_runs_without_a_scheduler(tmp_path):
+    result = run_command(["bash", "submit.slurm", *ONE_STEP, "--results", tmp_path / "results"],
+                         cwd=ROOT / "03_ddp", env={"SITE": "here", "VENV": sys.prefix})
+    assert result.code == 0, result.err
+    record, = read_records(tmp_path / "results")
+    assert record["ranks"] == 2
 
 
 @pytest.mark.check
@@ -196,31 +197,29 @@ def test_a_submit_script_runs_on_this_machine(tmp_path):
 @pytest.mark.parametrize(("env", "message"), [
     ({"SITE": "atlantis"}, "SITE=atlantis: there is no submit/sites/atlantis.sh"),
     ({"VENV": "/nowhere"}, "no environment in /nowhere: make setup SITE=here"),
-    ({"FLAGS": "--data-dir 'my data'"}, "no flag may contain")])  # PBS would tear it apart
-def test_what_is_missing_is_named(env, message):
+    ({"FLAGS": "--data-dir 'my data'"}, "no flag may contain")])  # PBS would split it
+def test_wrong_variables_of_a_submit_script_are_refused(env, message):
     env = {"SITE": "here", "VENV": sys.prefix, "PBS_O_WORKDIR": str(ROOT / "03_ddp")} | env
-    done = execute(["bash", "submit.pbs"], cwd=ROOT / "03_ddp", env=env)
-    assert done.code == 2 and message in done.err and not done.out, done.err
+    result = run_command(["bash", "submit.pbs"], cwd=ROOT / "03_ddp", env=env)
+    assert result.code == 2 and message in result.err and not result.out, result.err
 
 
 @pytest.mark.check
 @pytest.mark.parametrize("site", SITES, ids=lambda path: path.stem)
-def test_site_file_launches_ranks(site, tmp_path):
-    """On the batch system's number of ranks, then on the sweep's RANKS and NODES."""
-    (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")  # each node counts once
+def test_each_site_file_launches_the_ranks(site, tmp_path):
+    """As many as the batch system says, then as many as the sweep says by RANKS and NODES."""
+    (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")  # a node counts once
     env = {"PBS_NODEFILE": "nodes", "SLURM_NTASKS": "8", "SLURM_NNODES": "2", "USER": "me",
            "SLURM_CPUS_PER_TASK": "8", "MVAPICH": "/m", "PYTORCH": "/p", "CONTAINER": "/c.sif"}
-    words = ('module() { :; }; conda() { :; }; mpiexec() { echo mpiexec "$@"; }; '
-             f'srun() {{ echo srun "$@"; }}; . "{site}"; launch python main.py --epochs 3; '
-             'RANKS=5 NODES=1; launch python')
-    done = execute(["bash", "-euc", words], env=env, cwd=tmp_path)
-    assert done.code == 0, done.err
-    first, second = done.out.splitlines()
-    assert re.match("(mpiexec|srun) .*python main.py --epochs 3$", first)
-    assert re.search(" (-n |--ntasks=)5 ", second)
+    command = ('module() { :; }; conda() { :; }; mpiexec() { echo mpiexec "$@"; }; '
+               f'srun() {{ echo srun "$@"; }}; . "{site}"; launch python main.py --epochs 3; '
+               'RANKS=5 NODES=1; launch python')
+    result = run_command(["bash", "-euc", command], env=env, cwd=tmp_path)
+    assert result.code == 0, result.err
+    first_line, second_line = result.out.splitlines()
+    assert re.match("(mpiexec|srun) .*python main.py --epochs 3$", first_line)
+    assert re.search(" (-n |--ntasks=)5 ", second_line)
 
-
-# Headers
 
 @pytest.mark.check
 def test_submit_scripts_of_all_chapters_are_equal():
@@ -231,15 +230,15 @@ def test_submit_scripts_of_all_chapters_are_equal():
 
 
 @pytest.mark.check
-def test_header_check_accepts_ours_and_reports_errors(tmp_path):
-    """Lines of other scripts: those that Slurm and PBS ignore, and those that they read."""
+def test_check_script_accepts_ours_and_reports_wrong_headers(tmp_path):
+    """The headers are of public scripts; an empty message means that a header is right."""
     def check(*paths):
-        return execute([sys.executable, ROOT / "submit" / "check_script.py", *paths])
+        return run_command([sys.executable, ROOT / "submit" / "check_script.py", *paths])
 
-    scripts = tracked(path for pattern in ("0*/**/submit.*", "submit/*.pbs", "submit/*.slurm")
-                      for path in ROOT.glob(pattern))
-    done = check(*scripts)
-    assert len(scripts) > 10 and (done.code, done.out) == (0, ""), done.out
+    scripts = tracked_files(path for pattern in ("0*/**/submit.*", "submit/*.pbs", "submit/*.slurm")
+                            for path in ROOT.glob(pattern))
+    result = check(*scripts)
+    assert len(scripts) > 10 and (result.code, result.out) == (0, ""), result.out
     path = tmp_path / "submit"
     (tmp_path / "here").mkdir()
     for line, message in {
@@ -255,6 +254,6 @@ def test_header_check_accepts_ours_and_reports_errors(tmp_path):
             "#SBATCH -D x\n#SBATCH -o logs/%j": "", "#SBATCH -o here/%x.%j -e /dev/null": "",
             "#SBATCH -o /nowhere/x -e ../x": "", "#PBS -o host:logs/x -e here/$x/": ""}.items():
         path.write_text(f"#!/bin/bash\n#PBS -l place=scatter:group=tier0,ncpus=3\n{line}\n")
-        done = check(path)
-        assert done.code == bool(message) and message in done.out, (line, done.out)
-        assert done.out.count("\n") == bool(message), (line, done.out)
+        result = check(path)
+        assert result.code == bool(message) and message in result.out, (line, result.out)
+        assert result.out.count("\n") == bool(message), (line, result.out)

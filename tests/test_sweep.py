@@ -1,4 +1,4 @@
-"""The sweep records every run once, despite interruptions, and adds warnings."""
+"""The sweep records each run once, even if it is interrupted, and its table has warnings."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ from argparse import Namespace
 import pandas
 import psutil
 import pytest
-from conftest import ROOT, environment, execute, lines, load_module, wait
+from conftest import ROOT, environment, load_module, read_records, run_command, wait_until
 
 sweep = load_module(ROOT / "submit" / "sweep.py")
 SWEEP = [sys.executable, ROOT / "submit" / "sweep.py"]
@@ -18,41 +18,41 @@ TWO_RUNS = ["batch", "--chapters", "01_single_node", "--batch-sizes", "32", "64"
 
 
 @pytest.mark.slow
-def test_weak_and_strong_scaling_with_two_ranks(tmp_path):
+def test_weak_and_strong_scaling_on_two_ranks(tmp_path):
     results = tmp_path / "results.jsonl"
-    done = execute([*SWEEP, "weak", "strong", "--chapters", "01_single_node", "03_ddp",
-                    "--ranks", 1, 2, "--repeats", 1, "--batch-size", 32, "--results", results,
-                    "--", *QUICK])
-    assert done.code == 0, done.err
+    result = run_command([*SWEEP, "weak", "strong", "--chapters", "01_single_node", "03_ddp",
+                          "--ranks", 1, 2, "--repeats", 1, "--batch-size", 32, "--results", results,
+                          "--", *QUICK])
+    assert result.code == 0, result.err
     names = "study", "chapter", "ranks", "batch_size", "global_batch_size"
-    assert [tuple(record[name] for name in names) for record in lines(results)] == [
+    assert [tuple(record[name] for name in names) for record in read_records(results)] == [
         ("weak", "01_single_node", 1, 32, 32), ("weak", "03_ddp", 1, 32, 32),
         ("weak", "03_ddp", 2, 32, 64), ("strong", "01_single_node", 1, 32, 32),
         ("strong", "03_ddp", 1, 32, 32), ("strong", "03_ddp", 2, 16, 32)]
-    assert "weak scaling" in done.out and "strong scaling" in done.out
+    assert "weak scaling" in result.out and "strong scaling" in result.out
 
 
 @pytest.mark.fault
 def test_a_killed_sweep_resumes(tmp_path):
-    """Killed during the second run of two; the last line is cut off, too."""
+    """Killed during the second of two runs, and with an incomplete last line."""
     results = tmp_path / "results.jsonl"
-    words = [*SWEEP, *TWO_RUNS, "--results", results, "--", *QUICK]
-    process = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL,
+    command = [*SWEEP, *TWO_RUNS, "--results", results, "--", *QUICK]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)
-    wait(lambda: results.exists() and results.read_text(), 200, "a record")
+    wait_until(lambda: results.exists() and results.read_text(), 200, "a record")
     time.sleep(0.3)
     process.kill()
     assert process.wait(30) != 0
-    left = [run for run in psutil.process_iter(["cmdline"])
-            if any(str(tmp_path) in word for word in run.info["cmdline"] or ())]
-    psutil.wait_procs(left, 60)
+    processes = [process for process in psutil.process_iter(["cmdline"])
+                 if any(str(tmp_path) in word for word in process.info["cmdline"] or ())]
+    psutil.wait_procs(processes, 60)
 
-    before = results.read_text()
-    assert len(before.splitlines()) == 1  # written as soon as it was done
-    results.write_text(before + before[:100])
-    done = execute(words)
-    assert done.code == 0 and "1 of 2 runs are in" in done.err, done.err
-    assert results.read_text().startswith(before)
+    text_before = results.read_text()
+    assert len(text_before.splitlines()) == 1  # written as soon as it is measured
+    results.write_text(text_before + text_before[:100])
+    result = run_command(command)
+    assert result.code == 0 and "1 of 2 runs are in" in result.err, result.err
+    assert results.read_text().startswith(text_before)
     assert [record["batch"] for record in sweep.read(results)] == [32, 64]
 
 
@@ -62,19 +62,19 @@ def test_a_killed_sweep_resumes(tmp_path):
     ("echo '{\"ranks\": 1}' > results.jsonl", "1 ranks were started: .* must start RANKS ranks"),
     ("sleep 50", "timed out after 1 s"),
     ("echo one; echo two; exit 3", "two")])
-def test_a_run_that_gives_no_record_says_why(script, reason, tmp_path, monkeypatch):
-    def command(planned, results, name):
+def test_a_run_without_a_record_says_why(script, reason, tmp_path, monkeypatch):
+    def fake_command(planned_run, results, name):
         return ["bash", "-c", script], results.parent, {}
 
-    monkeypatch.setattr(sweep, "command", command)
+    monkeypatch.setattr(sweep, "command", fake_command)
     args = Namespace(results=tmp_path / "r.jsonl", script="submit.slurm", timeout=1)
-    began = time.monotonic()
+    start = time.monotonic()
     record = sweep.measure(args, ranks=2, site="here")
-    assert re.fullmatch(f"{reason}.*", record["failed"]) and time.monotonic() - began < 20
+    assert re.fullmatch(f"{reason}.*", record["failed"]) and time.monotonic() - start < 20
 
 
 @pytest.mark.check
-def test_table_has_efficiency_and_warnings():
+def test_the_table_has_efficiency_and_warnings():
     runs = [{"study": "weak", "chapter": "03_ddp", "flags": "", "ranks": ranks, "batch": 64,
              "nodes": 1, "cpus": 2, "device": "cpu", "processor": "a CPU", "site": "here",
              "images_per_second": speed}
