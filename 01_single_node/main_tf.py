@@ -70,7 +70,7 @@ def main():
     global_batch = batch = args.global_batch_size or args.batch_size
     workshop.check(args, device, global_batch)
     train, test = workshop.load_data(args, global_batch)
-    mean, std = float(train.images[:256].mean()), float(train.images[:256].std())
+    mean, std = float(train.images[:256].mean()), float(train.images[:256].std())  # 256 are enough
 
     @tf.function(reduce_retracing=True)
     def standardise(images):
@@ -130,7 +130,7 @@ def main():
             losses.append(loss)
             hits.append(correct)
             if len(losses) > 1:
-                losses[-2].numpy()  # wait for the previous step: time steps, not launches
+                losses[-2].numpy()  # wait for the previous step: measure steps, not launches
             report.end_step(step)
             if step == last_step:  # --max-steps
                 break

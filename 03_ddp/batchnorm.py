@@ -36,7 +36,7 @@ class SumOverRanks(torch.autograd.Function):
 
 
 class BatchNormOfAllRanks(nn.BatchNorm2d):
-    """BatchNorm that trains with statistics of all ranks' images: (images, channels, h, w)."""
+    """BatchNorm over all ranks' images in training. Input: (images, channels, height, width)."""
 
     def forward(self, images):
         if not self.training:
@@ -77,7 +77,7 @@ def main():
     if BATCH % world_size:
         sys.exit(f"cannot split {BATCH} images evenly among {world_size} ranks: use 1, 2 or 4")
     torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)  # in fp32, random numbers depend on the CPU
+    torch.set_default_dtype(torch.float64)  # in fp32, the printed losses would depend on the CPU
     dist.init_process_group("gloo")
     if rank == 0:
         print(f"ranks: {world_size}, mean loss of {STEPS} steps of {BATCH} images", flush=True)

@@ -38,7 +38,8 @@ def slowest(n: int) -> float:
 class Constants:
     """Constants of the model, the same for every prediction.
 
-    Calibrated in an earlier trial on all published rows except VGG-16 on 128 GPUs and the DGX-2.
+    Calibrated in an earlier trial on all rows of assets/records/published.csv except VGG-16 on 128
+    GPUs and the DGX-2.
     """
     # Share of compute time in backward. Assumed: twice as many matrix products as in forward
     backward: float = 2 / 3
@@ -144,7 +145,7 @@ def timeline(compute: float, gradient_bytes: float, cluster: Cluster, library: s
     backward_end = compute * (1 + constants.jitter * slowest(cluster.ranks))
     forward_end = backward_end * (1 - constants.backward)
     spans = [("forward", 0.0, forward_end), ("backward", forward_end, backward_end)]
-    fill_end = reduce_end = forward_end  # of the last bucket
+    fill_end = reduce_end = forward_end  # of the previous bucket
     for size in bucket_sizes(gradient_bytes, library):
         fill_end += backward_end * constants.backward * size / gradient_bytes
         start = max(reduce_end, fill_end if overlap else backward_end)
@@ -163,8 +164,9 @@ def plan(images: float, compute: Callable[[int], float], batch: int, largest_bat
          **options: object) -> list[dict]:
     """Return throughput and time to train for each number of nodes, as dicts.
 
-    compute(b): seconds for one GPU to compute a batch of b. Each GPU gets `batch` images per step,
-    or fewer if the global batch would exceed `largest_batch`. The plan ends before a GPU gets none.
+    images: of all epochs together. compute(b): seconds for one GPU to compute a batch of b. Each
+    GPU gets `batch` images per step, or fewer if the global batch would exceed `largest_batch`. The
+    plan ends before a GPU gets none.
     """
     rows = []
     for nodes in node_counts:

@@ -62,7 +62,7 @@ def main():
     with rank_0_first(rank):  # rank 0, which may download, then the others
         workshop.check(args, device.type, global_batch, world_size)
         train, test = workshop.load_data(args, global_batch)
-    mean, std = train.images[:256].mean(), train.images[:256].std()
+    mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
     layout = torch.contiguous_format
     if device.type != "cpu" or args.precision == "bf16":
         layout = torch.channels_last  # a pixel's channels are adjacent: faster convolutions
@@ -135,7 +135,7 @@ def main():
             torch.save(state, f"{args.checkpoint}.tmp")
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
 
-    # Evaluation: every test image once. Not through `ddp`: batch counts may differ by rank.
+    # Evaluation: every test image once. Not through `ddp`: it may wait for a rank without a batch.
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)  # BatchNorm statistics differ by rank: use rank 0's
     model.eval()
@@ -145,7 +145,7 @@ def main():
             correct += (model(standardise(images.to(device))).argmax(1) == labels.to(device)).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
     report.end_run(correct.item(), len(test))
-    dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last
+    dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ and parameters must agree to rounding. The table shows bytes of the last step:
     activations     peak of what autograd saves for backward, without parameters, images, labels
                     and receive buffers
     images, labels  the rank's part of the batch
-    sends           arguments of torch.distributed. A send puts them on the network once, a ring
-                    all-reduce 2 (ranks - 1) / ranks times (Patarasuk and Yuan,
+    sends           tensors passed to torch.distributed. A send puts them on the network once, a
+                    ring all-reduce 2 (ranks - 1) / ranks times (Patarasuk and Yuan,
                     doi:10.1016/j.jpdc.2008.09.002)
 
 ranks.py and workshop.py are the same as for main.py.

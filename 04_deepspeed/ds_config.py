@@ -15,7 +15,7 @@ KEYS = {"gradient_accumulation_steps": (int,), "gradient_clipping": (int, float)
         "bf16": (dict,), "fp16": (dict,), "checkpoint": (dict,), "zero_optimization": (dict,),
         "zero_allow_untested_optimizer": (bool,), "zero_force_ds_cpu_optimizer": (bool,)}
 MINIMUMS = {"gradient_accumulation_steps": 1, "gradient_clipping": 0}
-REASONS = {  # for keys that sections may not have either: why each of them is refused
+REASONS = {  # why these keys are refused, at the top level and in sections
     "train_batch_size": "--batch-size sets it", "optimizer": "main.py creates it",
     "train_micro_batch_size_per_gpu": "--batch-size sets it",
     "scheduler": "main.py sets the learning rate", "bfloat16": "its name is bf16",

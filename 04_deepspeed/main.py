@@ -60,7 +60,7 @@ def main():
 
     # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
     with rank_0_first(rank):  # rank 0, which may download, then the others
-        config, precision = read_config(args.precision, device.type)
+        config, precision = read_config(args.precision, device.type)  # the file may set fp16
         micro_batches = world_size * config["gradient_accumulation_steps"]  # per step
         global_batch = args.global_batch_size or micro_batches * args.batch_size
         batch = config["train_micro_batch_size_per_gpu"] = global_batch // micro_batches
@@ -68,7 +68,7 @@ def main():
         train, test = workshop.load_data(args, global_batch)
     deepspeed = import_deepspeed(device, config)
     compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
-    mean, std = train.images[:256].mean(), train.images[:256].std()
+    mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
     layout = torch.contiguous_format
     if device.type != "cpu" or precision == "bf16":
         layout = torch.channels_last  # a pixel's channels are adjacent: faster convolutions
@@ -136,7 +136,7 @@ def main():
                 engine.save_checkpoint, args.checkpoint, save_latest=False))
     faulthandler.cancel_dump_traceback_later()
 
-    # Evaluation: every test image once. Not through `engine`: batch counts may differ by rank.
+    # Evaluation: every test image once. `model` is enough: only training needs `engine`.
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)  # BatchNorm statistics differ by rank: use rank 0's
     model.eval()
@@ -146,7 +146,7 @@ def main():
             correct += (model(standardise(images.to(device))).argmax(1) == labels.to(device)).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
     report.end_run(correct.item(), len(test), gradient_bytes=parameters * compute_dtype.itemsize)
-    dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last
+    dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 
 
 if __name__ == "__main__":

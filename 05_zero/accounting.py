@@ -28,7 +28,7 @@ def count(groups: dict[str, Iterable], device: torch.device) -> dict[str, int]:
 class Accounting:
     """Count the bytes of one training step by role, and their peaks.
 
-    tensors(): returns {role: the tensors that exist now}. batch_bytes: upper bound for the images.
+    tensors(): returns {role: the tensors that exist now}. batch_bytes: upper bound for a batch.
     """
 
     def __init__(self, model, tensors, batch_bytes, device):
@@ -65,7 +65,7 @@ class Accounting:
             self.bytes[f"peak {role}"] = max(sums[role], self.bytes.get(f"peak {role}", 0))
 
     def stop(self):
-        """Count after backward; a problem if over 5 % (plus the batch) have no role."""
+        """Count after backward; set `problem` if over 5 % of bytes, plus a batch, lack a role."""
         for hook in self.hooks:
             hook.remove()
         self.update_peaks()

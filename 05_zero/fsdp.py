@@ -84,7 +84,7 @@ def main():
         if args.checkpoint and args.stage == 1:
             sys.exit("--checkpoint needs --stage 3")
         train, test = workshop.load_data(args, global_batch)
-    mean, std = train.images[:256].mean(), train.images[:256].std()
+    mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
 
     def standardise(images):
         return (images.to(dtype) - mean) / std
@@ -93,8 +93,9 @@ def main():
     train_batches = batches(train, sampler, batch, device, drop_last=True)
 
     # Model and optimizer.
+    pixels = train.images[0].size  # per image; NumPy's `size` is a number
     with torch.device("meta" if args.stage == 3 else device):  # meta: shapes without memory
-        model = build_model(args.width, args.layers, train.images[0].size).to(dtype)
+        model = build_model(args.width, args.layers, pixels).to(dtype)
     lr = args.lr * global_batch / 256  # linear scaling rule: twice the batch, twice the rate
     sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in model]
     if args.stage == 3:
@@ -123,7 +124,7 @@ def main():
                     device=device.type, **training, batch_size=batch, parameters=sum(sizes),
                     offload=args.offload)
     accounting = Accounting(model, partial(pytorch_tensors, model, shards, optimizer),
-                         4 * train.images.nbytes, device)
+                            batch_bytes=4 * train.images.nbytes, device=device)
     counted_step = step + 1  # the second step of this run, when Adam has its state
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
@@ -170,8 +171,8 @@ def main():
     memory = report_bytes(accounting, expected)
     report.end_run(correct.item(), len(test), memory=memory, memory_formula=expected,
                    gradient_bytes=sum(sizes) * dtype.itemsize)
-    dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last
+    dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); if one rank fails, all end: README, "If a rank fails"
+    run(main)  # calls main(); if one rank fails, all end: ../03_ddp/README.md, "If a rank fails"

@@ -71,7 +71,7 @@ def main():
         train, test = workshop.load_data(args, global_batch)
     deepspeed = import_deepspeed(device, config)
     compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
-    mean, std = train.images[:256].mean(), train.images[:256].std()
+    mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
 
     def standardise(images):
         return ((images.to(dtype) - mean) / std).to(compute_dtype)
@@ -80,8 +80,9 @@ def main():
     train_batches = batches(train, sampler, batch, device, drop_last=True)
 
     # Model and optimizer.
+    pixels = train.images[0].size  # per image; NumPy's `size` is a number
     with deepspeed.zero.Init(config_dict_or_path=config, enabled=args.stage == 3):
-        model = build_model(args.width, args.layers, train.images[0].size)  # sharded at stage 3
+        model = build_model(args.width, args.layers, pixels)  # sharded at stage 3
     lr = args.lr * global_batch / 256  # linear scaling rule: twice the batch, twice the rate
     adam = torch.optim.Adam(model.parameters(), lr=lr)
     sizes = layer_sizes(model)
@@ -106,7 +107,7 @@ def main():
                     device=device.type, **training, batch_size=batch, parameters=sum(sizes),
                     offload=args.offload, gradient_clipping=engine.gradient_clipping())
     accounting = Accounting(model, partial(deepspeed_tensors, model, optimizer, adam),
-                         4 * train.images.nbytes, device)
+                            batch_bytes=4 * train.images.nbytes, device=device)
     counted_step = step + 1  # the second step of this run, when Adam has its state
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
@@ -154,8 +155,8 @@ def main():
     memory = report_bytes(accounting, expected)
     report.end_run(correct.item(), len(test), memory=memory, memory_formula=expected,
                    gradient_bytes=sum(sizes) * compute_dtype.itemsize)
-    dist.barrier()  # rank 0 hosts the rendezvous store and has to leave last
+    dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); if one rank fails, all end: README, "If a rank fails"
+    run(main)  # calls main(); if one fails, all end: ../04_deepspeed/README.md, "If a rank fails"

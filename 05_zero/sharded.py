@@ -1,4 +1,4 @@
-"""Save and load FSDP's shards; shard rank 0's parameters."""
+"""Save and load FSDP's shards; fill them with rank 0's parameters."""
 
 from pathlib import Path
 

@@ -130,7 +130,7 @@ def choose_device(args: argparse.Namespace, local_rank: int | None = None,
 
 
 def check_cpu_allowed(args: argparse.Namespace, reason: str = SHARED_GPU) -> None:
-    """Exit on all ranks if --device asks for a GPU, for a program that falls back to the CPU."""
+    """Exit on all ranks if --device asks for a GPU, but the program would use the CPU."""
     if args.device not in ("auto", "cpu"):
         raise CollectiveExit(f"--device {args.device}: {reason}: start one rank per GPU, or use "
                              "--device cpu")

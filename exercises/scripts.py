@@ -157,7 +157,8 @@ def check_training(results: list[dict], lr: float, epochs: int, drift_hint: str,
                    result_hint: str, state: dict | None = None) -> Checks:
     """Check the parameters, the saved file and the printed lines.
 
-    drift_hint: if ranks differ; result_hint: if they differ from one rank; state: the optimizer's
+    Hints: drift_hint, if the ranks' parameters differ; result_hint, if they differ from those of a
+    one-rank run. state: the optimizer's.
     """
     first = results[0]
     yield "the ranks' parameters stay equal", all(

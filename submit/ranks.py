@@ -32,7 +32,7 @@ LAUNCHERS = {  # variables for rank, world size and local rank; None: no variabl
 }
 MPIEXECS, WITHOUT_MPI = ("Open MPI", "MVAPICH", "MPICH"), ("srun", "Flux", "jsrun")
 JOB_IDS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "FLUX_JOB_ID", "LSB_JOBID")
-stores = []  # keeps count_local_ranks()'s store alive, because init_process_group() uses it, too
+stores = []  # keeps find_local_rank()'s store alive, because init_process_group() uses it, too
 
 
 def read_number(name: str) -> int:
@@ -45,7 +45,7 @@ def read_number(name: str) -> int:
 
 
 def own_rank() -> int:
-    """Return the first rank in the environment, or 0. It never fails: rank 0 prints errors."""
+    """Return the first valid variable's rank, or 0. Never raises: it decides who prints errors."""
     for name in [*(rank_name for rank_name, _, _ in LAUNCHERS.values()), "RANK"]:
         if os.environ.get(name, "").isdecimal():
             return int(os.environ[name])
@@ -77,7 +77,7 @@ def find_ranks() -> tuple[int, int, int]:
     ranks exit with a one-line message.
     """
     if "torch" in sys.modules:
-        # torch.optim imports it too late: its default arguments would then keep the group alive.
+        # Else torch.optim imports this later, and this module's defaults keep the group alive.
         import torch.distributed.nn  # noqa: F401
     env = os.environ
     launcher, rank, world_size = find_launcher()
@@ -85,15 +85,16 @@ def find_ranks() -> tuple[int, int, int]:
         if "GROUP_WORLD_SIZE" in env:  # mpiexec -n 2 torchrun without --nnodes would train twice
             size_names = [size_name for _, size_name, _ in LAUNCHERS.values() if size_name]
             launched = [name for name in size_names if env.get(name, "1") != "1"]
-            refuse_other_sizes(launched, int(env["GROUP_WORLD_SIZE"]))
+            refuse_other_sizes(launched, int(env["GROUP_WORLD_SIZE"]), "torchrun(s)")
         if "LOCAL_RANK" not in env:  # as in Kubernetes' PyTorchJob
-            env["LOCAL_RANK"] = str(count_local_ranks(rank, world_size))
+            env["LOCAL_RANK"] = str(find_local_rank(rank, world_size))
         return rank, world_size, read_number("LOCAL_RANK")
     if not world_size:
         raise CollectiveExit(
             f"{LAUNCHERS[launcher][0]} is set, but no variable contains the number of ranks: start "
             "this with mpiexec --pmi=cray, srun --mpi=pmi2, your mpi4py's mpiexec, or torchrun")
-    check_world_size(1 if launcher == "horovodrun" else world_size)  # Horovod connects ranks
+    # Refuse two or more ranks of horovodrun: only hvd.init() connects them.
+    check_world_size(1 if launcher == "horovodrun" else world_size)
     if launcher in MPIEXECS:
         local_rank, host, port = rendezvous_by_mpi(launcher, world_size)
     elif launcher in WITHOUT_MPI:  # all ranks read one address and port from the job's variables
@@ -111,7 +112,7 @@ def find_ranks() -> tuple[int, int, int]:
     return rank, world_size, local_rank
 
 
-def count_local_ranks(rank, world_size):
+def find_local_rank(rank, world_size):
     """Return how many lower ranks are on this node; every rank writes its host to one store."""
     from torch.distributed import TCPStore
     address, port = os.environ["MASTER_ADDR"], read_number("MASTER_PORT")
@@ -134,15 +135,15 @@ def rendezvous_by_mpi(launcher, world_size):
     if (launcher == "Open MPI") != ("Open MPI" in MPI.Get_library_version()):
         sys.exit(f"mpiexec comes from {launcher}, but mpi4py is linked against another MPI: use "
                  "the mpiexec next to python")
-    started_mpi = not MPI.Is_initialized()  # if not, the program itself uses and finalizes MPI
-    if started_mpi:
+    program_uses_mpi = MPI.Is_initialized()  # then the program itself finalizes it
+    if not program_uses_mpi:
         MPI.Init()
     refuse_other_sizes([LAUNCHERS[launcher][1]], MPI.COMM_WORLD.size)
     node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks on this node
     local_rank = node.rank
     host = "127.0.0.1" if node.size == world_size else socket.gethostname()
     host, port = MPI.COMM_WORLD.bcast((host, free_port()))
-    if started_mpi:
+    if not program_uses_mpi:
         MPI.Finalize()
     return local_rank, host, port
 
@@ -173,11 +174,11 @@ def check_world_size(world_size: int, one_process: bool = False) -> None:
     refuse_other_sizes(names, world_size)
 
 
-def refuse_other_sizes(names, world_size):
+def refuse_other_sizes(names, size, unit="rank(s)"):
     for name in names:
-        if int(os.environ.get(name, world_size)) != world_size:
+        if int(os.environ.get(name, size)) != size:
             raise CollectiveExit(
-                f"{name}={os.environ[name]}, but this program sees {world_size} of these ranks: "
+                f"{name}={os.environ[name]}, but this program sees {size} {unit}: "
                 f"start it as its README says, or unset {name} if it is left over from another job")
 
 
@@ -185,7 +186,8 @@ def gather(value: object) -> list:
     """Return the values of all ranks, in rank order, on every rank. The ranks must be connected."""
     hvd = sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow")
     if hvd:
-        return hvd.allgather_object(value, name="values")  # named, because types may differ
+        # A name that is equal on all ranks; the default is the value's type.
+        return hvd.allgather_object(value, name="values")
     import torch.distributed as dist
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -212,17 +214,23 @@ def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
 def init_ranks() -> tuple:
     """Connect all ranks under any launcher; return rank, world size and this rank's device.
 
-    Collectives use gloo for CPU tensors and NCCL for GPU tensors. The device is the rank's own GPU,
-    as PyTorch's current device, or on all ranks the CPU if two ranks would share a GPU.
+    Collectives use gloo for CPU tensors, NCCL for GPU tensors, and XCCL for Intel GPUs (untested).
+    The device is the rank's own GPU, as PyTorch's current device, or on all ranks the CPU if two
+    ranks would share a GPU.
     """
     import torch
     rank, world_size, local_rank = find_ranks()
-    torch.distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    gpu = own_gpu(local_rank)
-    if gpu is not None:
-        torch.cuda.set_device(gpu)
-    return rank, world_size, torch.device("cpu" if gpu is None else "cuda")
+    kind, backend = None, "gloo"
+    if torch.cuda.is_available():
+        kind, backend = "cuda", "cpu:gloo,cuda:nccl"
+    elif torch.xpu.is_available():
+        kind, backend = "xpu", "cpu:gloo,xpu:xccl"
+    torch.distributed.init_process_group(backend)
+    gpu = own_gpu(local_rank, kind)
+    if gpu is None:
+        return rank, world_size, torch.device("cpu")
+    torch.get_device_module(kind).set_device(gpu)
+    return rank, world_size, torch.device(kind)
 
 
 class CollectiveExit(SystemExit):

@@ -46,7 +46,7 @@ def main():
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     args = parser.parse_args()
-    device = workshop.choose_device(args, local_rank, hvd.cuda_built() or hvd.rocm_built())
+    device = workshop.choose_device(args, local_rank, gpus=hvd.cuda_built() or hvd.rocm_built())
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
         torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
@@ -60,7 +60,7 @@ def main():
     with rank_0_first(rank):  # rank 0, which may download, then the others
         workshop.check(args, device.type, global_batch, world_size)
         train, test = workshop.load_data(args, global_batch)
-    mean, std = train.images[:256].mean(), train.images[:256].std()
+    mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
     layout = torch.contiguous_format
     if device.type != "cpu" or args.precision == "bf16":
         layout = torch.channels_last  # a pixel's channels are adjacent: faster convolutions
@@ -149,4 +149,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); if one rank fails, all end: README, "If a rank fails"
+    run(main)  # calls main(); if one rank fails, all end: ../README.md, "If a rank fails"

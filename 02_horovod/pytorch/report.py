@@ -32,7 +32,7 @@ class Report:
             self.last_print = time.perf_counter()
 
     def start_run(self, images, step, last_step, epoch_steps, lr):
-        """Print the setup. Call this method before the first step. images: of the training set."""
+        """Print the setup. Call it before the first step. images: number in the training set."""
         record = self.record
         record["images"] = images
         self.print(f"{record['dataset']}: {images:,} images, {record['model']}: "

@@ -35,7 +35,8 @@ class Network:
 
     def exchange(self, sends, receives):
         """Send and receive tensors, lists of (tensor, rank), at the same time. This is one step."""
-        requests = [dist.irecv(tensor, rank) for tensor, rank in receives]  # first: no send waits
+        # Receives first, so that no send has to wait for its receive.
+        requests = [dist.irecv(tensor, rank) for tensor, rank in receives]
         requests += [dist.isend(tensor, rank) for tensor, rank in sends]
         for request in requests:
             request.wait()
@@ -129,7 +130,7 @@ def connect() -> tuple[int, int]:
 
 
 def measure(size, repeats):
-    """Return the records of all algorithms, interleaved, for a float32 tensor of `size` bytes.
+    """Time all algorithms in turn, on a float32 tensor of `size` bytes; return their records.
 
     A run takes as long as its slowest rank. On up to 16,000 ranks the sums are integers below 2^24,
     so exact in any order. Raises ArithmeticError if a sum differs from gloo's.
@@ -213,7 +214,7 @@ def main():
         print(f"median (least..most) of {args.repeats} runs; a run takes as long as its slowest "
               "rank")
         print("sent: by the rank that sends most; bus: 2(N-1)/N S / time, what each rank of a ring "
-              "sends a second\n")
+              "sends per second\n")
         print(f"{'S, bytes':>11} {'algorithm':>20} {'steps':>5} {'sent, bytes':>11} {'ms':>30} "
               f"{'bus, GB/s':>9}", flush=True)
     for size in args.sizes:

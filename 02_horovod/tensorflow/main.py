@@ -58,7 +58,7 @@ def main():
     gpus = tf.config.list_physical_devices("GPU") if args.device != "cpu" else []
     if not hvd.cuda_built() and not hvd.rocm_built():  # Horovod would abort on GPU tensors
         gpus = []
-    gpus = [gpus[local_rank % len(gpus)]] if gpus else []  # the launcher may hide the others
+    gpus = [gpus[local_rank % len(gpus)]] if gpus else []  # %: a rank may see only its own GPU
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # allocate as needed, not all at once
@@ -66,7 +66,7 @@ def main():
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations in parallel
     device = "cuda" if gpus else "cpu"
-    # Ranks that share a GPU cannot fall back to the CPU: TensorFlow does not release the GPU.
+    # Exit if ranks share a GPU: TensorFlow does not release it, so they cannot use the CPU instead.
     visible = [os.environ.get(f"{prefix}_VISIBLE_DEVICES") for prefix in ("CUDA", "ROCR", "HIP")]
     gpu_names = gather(f"{socket.gethostname()} {visible} {gpus[0].name}" if gpus else None)
     if any(gpu_names) and len(set(gpu_names) - {None}) < world_size:
@@ -85,7 +85,7 @@ def main():
     with rank_0_first(rank):  # rank 0, which may download, then the others
         workshop.check(args, device, global_batch, world_size)
         train, test = workshop.load_data(args, global_batch)
-    mean, std = float(train.images[:256].mean()), float(train.images[:256].std())
+    mean, std = float(train.images[:256].mean()), float(train.images[:256].std())  # 256 are enough
 
     @tf.function(reduce_retracing=True)
     def standardise(images):
@@ -151,7 +151,7 @@ def main():
             losses.append(loss)
             hits.append(correct)
             if len(losses) > 1:
-                losses[-2].numpy()  # wait for the previous step: time steps, not launches
+                losses[-2].numpy()  # wait for the previous step: measure steps, not launches
             report.end_step(step)
             if step == last_step:  # --max-steps
                 break
@@ -166,7 +166,7 @@ def main():
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
     faulthandler.cancel_dump_traceback_later()
 
-    # Evaluation: every test image once, on one rank, with rank 0's BatchNorm statistics.
+    # Evaluation: the ranks split the test images, and use rank 0's BatchNorm statistics.
     hvd.broadcast_variables([variable.value for variable in model.variables], root_rank=0)
     correct = 0
     for images, labels in batches(test, np.arange(rank, len(test), world_size), batch):
@@ -176,4 +176,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); if one rank fails, all end: README, "If a rank fails"
+    run(main)  # calls main(); if one rank fails, all end: ../README.md, "If a rank fails"

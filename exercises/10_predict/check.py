@@ -30,7 +30,8 @@ def checks(file):
     answers = on_ranks(file, lambda rank: load_exercise(file).PREDICTION, 1, init_group=False)[0]
     missing = [name for name in EXPECTED if not isinstance(answers.get(name), (int, float))]
     yield "all five numbers are typed in", not missing, (
-        f"{len(missing)} of the 5 values are not numbers; answers are shown once all five are")
+        f"{len(missing)} of the 5 values are not numbers; answers are shown once all "
+        "five are numbers")
 
     print(f"  {'':36} {'you':>15} {'computed':>15}")
     for name, value in EXPECTED.items():

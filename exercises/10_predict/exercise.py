@@ -1,7 +1,7 @@
 """Predict, then run.
 
 Replace each None with a number, as README.md describes. The grader computes and shows nothing
-before all five are there.
+before all five are numbers.
 """
 
 PREDICTION = {

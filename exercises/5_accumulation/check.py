@@ -71,7 +71,7 @@ def checks(file):
         hint = (f"it is {factor:.4g} times the correct one: each loss is a mean over one "
                 "micro-batch, so divide by their number; DDP divides by the number of ranks")
     yield "it is the gradient of the whole global batch", is_close(gradient, expected), hint
-    yield "so it is in the next step", is_close(second["gradient"], second["expected"]), (
+    yield "and so is that of the next step", is_close(second["gradient"], second["expected"]), (
         "backward() adds to .grad, which may still have the previous step's gradient: begin each "
         "step with zero_grad")
     yield "the gradients are sent once", first["times_sent"] == 1, (

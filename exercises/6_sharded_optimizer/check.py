@@ -23,7 +23,7 @@ def checks(file):
 def check_shards(file):
     def run_exercise(rank):
         _, optimizer = build_model_and_optimizer(file)
-        storage = optimizer.velocity.untyped_storage()  # of a view: that of the whole tensor
+        storage = optimizer.velocity.untyped_storage()  # a view has the whole tensor's
         return (optimizer.begin, optimizer.end), storage.nbytes()
 
     shards, sizes = zip(*on_ranks(file, run_exercise, RANKS))

@@ -38,11 +38,11 @@ def check_case(orders, stages, micro_batches):
         f"deadlock after {len(timetable)} slots: {', '.join(waiting_stages)}{picture}")
     peaks = [max(accumulate(1 if kind == "F" else -1 for kind, _ in order)) for order in orders]
     limits = [stages - stage for stage in range(stages)]
-    yield "stage s stores the activations of at most stages - s micro-batches", all(
+    yield "stage s stores the activations of at most (stages - s) micro-batches", all(
         peak <= limit for peak, limit in zip(peaks, limits)), (
-        f"the stages store those of up to {peaks}, but {limits} are enough: a stage warms up with "
-        "one forward for each stage after it, then forwards and backwards alternate. (All forwards "
-        f"first is GPipe.){picture}")
+        f"the stages store up to {peaks} micro-batches' activations, but {limits} are enough: a "
+        "stage warms up with one forward for each stage after it, then forwards and backwards "
+        f"alternate. (All forwards first is GPipe.){picture}")
     slot_count = 2 * (micro_batches + stages - 1)
     yield f"the schedule takes {slot_count} slots", len(timetable) <= slot_count, (
         f"it takes {len(timetable)} slots: run the oldest backward first; a stage that waits "

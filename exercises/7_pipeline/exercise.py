@@ -14,7 +14,7 @@ def schedule(stage, stages, micro_batches):
 
     Forwards run in the order of the micro-batches, and so do backwards. First the stage warms up
     with one forward for each stage after it. Then forwards and backwards alternate, forward first.
-    So the stage never stores the activations of more than stages - stage micro-batches. It ends
+    So the stage never stores the activations of more than `stages - stage` micro-batches. It ends
     with the remaining backwards.
     """
     # Your line: warm_up = number of forwards before forwards and backwards alternate.

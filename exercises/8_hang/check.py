@@ -42,8 +42,8 @@ def checks(file):
         "which network is saved when?")
     yield "the saved accuracy is over all validation images", isclose(saved_accuracy, accuracy), (
         f"it is {saved_accuracy:.4f}; over all {len(valid)} images it is {accuracy:.4f}, over the "
-        f"ranks' own halves {accuracy_0:.4f} and {accuracy_1:.4f}. The call at which it hung is "
-        "needed")
+        f"ranks' own halves {accuracy_0:.4f} and {accuracy_1:.4f}. Keep the call at which it "
+        "hung: it gathers them")
 
 
 def evaluate(parameters, images, labels):

@@ -14,7 +14,7 @@ WRONG = {
         "deadlock after 4 slots: stage 0 waits at B0, stage 1 waits at F1"),
     "GPipe": (
         [(WARM_UP, "micro_batches")],
-        "store those of up to [8, 8, 8, 8], but [4, 3, 2, 1] are enough"),
+        "store up to [8, 8, 8, 8] micro-batches' activations, but [4, 3, 2, 1] are enough"),
     "one too few at the start": (
         [(WARM_UP, "max(0, min(stages - stage - 2, micro_batches))")],
         "it takes 36 slots"),
