@@ -35,14 +35,15 @@ def draw(records: pandas.DataFrame) -> Figure:
              xlabel="million images/s of two ranks together")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter("")
-    axis.grid(axis="x", color=style.ABSENT)
+    axis.grid(axis="x", color=style.BACKGROUND)
     axis.invert_yaxis()
     title = f"Reading images: {medians.idxmax()} is fastest, {medians.idxmin()} slowest"
     style.add_title_and_legend(figure, title, entries)
     host = records.iloc[0]
     style.add_footer(
         figure, f"{host['host']}: {host['processor']}, {host['cpus']} cores, and "
-        f"its disk; median, least and most of {REPEATS} runs; preloaded once it has read")
+        f"its disk; median, least and most of {REPEATS} runs; \"preloaded\" timed after it has "
+        "read")
     return figure
 
 
