@@ -154,7 +154,7 @@ def draw(records: list[dict]) -> Figure:
     for y, record in enumerate(pairs):
         large = "larger" in record["name"]
         bars.barh(y, record["speed_up"], 0.7,
-                  color=style.LIBRARIES["DDP"] if large else style.BACKGROUND)
+                  color=style.LIBRARIES["DDP"] if large else style.ABSENT)
         bars.text(0.05, y, f"{record['speed_up']:.2f}", va="center",
                   color="white" if large else "black")
     bars.axvline(1, color=style.IDEAL)

@@ -35,7 +35,7 @@ def draw(records: pandas.DataFrame) -> Figure:
              xlabel="million images/s of two ranks together")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter("")
-    axis.grid(axis="x", color=style.BACKGROUND)
+    axis.grid(axis="x", color=style.ABSENT)
     axis.invert_yaxis()
     title = f"Reading images: {medians.idxmax()} is fastest, {medians.idxmin()} slowest"
     style.add_title_and_legend(figure, title, entries)

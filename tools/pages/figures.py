@@ -110,7 +110,7 @@ def scaling():
             entries[library], = efficiency.plot(
                 "ranks", "efficiency", "o-", data=shifted, color=style.LIBRARIES[library])
         for axis in speed, efficiency:
-            axis.axvspan(cores + 0.5, max(ranks) + 0.3, color=style.BACKGROUND, zorder=0)
+            axis.axvspan(cores + 0.5, max(ranks) + 0.3, color=style.ABSENT, zorder=0)
         speed.set_title(title.format(rows["batch"].iloc[0]))
         efficiency.set(xlabel="ranks", xticks=ranks, xlim=(0.7, max(ranks) + 0.3))
     rows = pandas.concat(tables)
@@ -118,7 +118,7 @@ def scaling():
     axes[0, 0].set(ylabel="images/s", ylim=(0, 1.15 * rows["most"].max()))
     axes[1, 0].set(ylabel="efficiency", yticks=(0, 0.5, 1), ylim=(0, 1.15))
     entries["ideal"] = Line2D([], [], **ideal)
-    entries["more ranks than cores"] = Patch(color=style.BACKGROUND)
+    entries["more ranks than cores"] = Patch(color=style.ABSENT)
     best = rows[rows["ranks"] == rows["cpus"]]
     title = (f"{best['ranks'].max()} ranks on {best['cpus'].max()} cores: "
              f"{best['efficiency'].min():.0%} to {best['efficiency'].max():.0%} of the ideal")
