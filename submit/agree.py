@@ -2,7 +2,7 @@
 
 Start it as you always do, with this file before it:
 
-    mpiexec -n 4 python submit/agree.py my_train.py --its flags   # or srun, torchrun, horovodrun,
+    mpiexec -n 4 python submit/agree.py my_train.py FLAGS         # or srun, torchrun, horovodrun,
                                                                   # deepspeed
 
 The script, a PyTorch program, runs unmodified until one of its optimizers has taken five steps.
@@ -108,7 +108,7 @@ class Session:
         """Wait until all ranks are at collective `number`; do not return if their calls differ."""
         self.publish(f"call {number} of {self.rank}", [call, place])
         keys = [f"call {number} of {rank}" for rank in range(self.world_size)]
-        deadline = time.monotonic() + 2 * self.hang_seconds  # then the script may call it
+        deadline = time.monotonic() + 2 * self.hang_seconds  # after it the call goes ahead
         pause = 0.0002
         while not self.store.check(keys):
             if time.monotonic() > deadline:

@@ -2,9 +2,9 @@
 
     python submit/check_script.py 03_ddp/submit.pbs my_own.slurm
 
-After `#Sbatch`, `# PBS`, or a directive that follows the first command, the job runs without that
-setting. If the folder of `--output` does not exist, the output is lost. Run this where you submit.
-The scheduler itself reports misspelt options: `sbatch --test-only`.
+With `#Sbatch`, `# PBS`, or a directive after the first command, the job runs without that setting.
+If the folder of `--output` does not exist, the output is lost. Run this where you submit. The
+scheduler itself reports misspelt options: `sbatch --test-only`.
 """
 
 import os

@@ -3,8 +3,8 @@
 # The instructor copies it to a shared disk and fills it in. A test runs it with a real Slurm.
 export SITE="/shared/mine.sh"         # or a name in submit/sites
 export VENV="/shared/workshop-env"    # shared by all: make setup SITE=... VENV=...
-export SBATCH_ACCOUNT=PROJECT SBATCH_RESERVATION=course SBATCH_PARTITION=gpu  # sbatch reads these, and
-# SBATCH_CONSTRAINT, SBATCH_QOS; what else a job needs (--mem, --cpus-per-task) goes into two_gpus
+# sbatch reads these, and SBATCH_CONSTRAINT, SBATCH_QOS. What else a job needs (--mem, --cpus-per-task) goes into two_gpus.
+export SBATCH_ACCOUNT=PROJECT SBATCH_RESERVATION=course SBATCH_PARTITION=gpu
 qsub() { command qsub -V -A PROJECT -q course "$@"; }                         # qsub does not read such variables
 [ -z "${BASH_VERSION:-}" ] || export -f qsub
 two_gpus="--nodes=1 --ntasks-per-node=2 --gpus-per-node=2"  # a small job: sbatch $two_gpus submit.slurm

@@ -230,8 +230,8 @@ def diagnose_gpus(node_ranks, any_gpu):
         return [f"{len(node_ranks)} ranks see {len(gpus)} GPUs: start one rank per GPU (mpiexec "
                 "--ppn, srun --ntasks-per-node, torchrun --nproc-per-node)"]
     if gpus and len(set(used)) < len(used):
-        return ["several ranks use the same GPU: unset CUDA_VISIBLE_DEVICES, or give each rank "
-                "its own; use one launcher per node"]
+        return ["several ranks use the same GPU: unset CUDA_VISIBLE_DEVICES, or set it to "
+                "another GPU for each rank; start at most one torchrun per node"]
     return [f"cannot run a kernel on GPU {facts['gpu']}: {facts['gpu_error']}: if no other job "
             f"uses it, {BUILD_ADVICE}" for facts in node_ranks if facts["gpu_error"]]
 

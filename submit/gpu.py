@@ -69,7 +69,7 @@ def doctor(device, gpus):
 
 
 def compare_devices(device, gpus):
-    """Is the loss the same on the CPU, one GPU and all GPUs? Do checkpoints resume on the other?"""
+    """Is the loss equal on CPU and GPUs? Does a CPU checkpoint resume on a GPU, and vice versa?"""
     runs = {"chapter 1 on the CPU": ("01_single_node", 1, "cpu"),
             "chapter 1 on the device": ("01_single_node", 1, device),
             "chapter 3 on one rank": ("03_ddp", 1, device),
@@ -85,7 +85,7 @@ def compare_devices(device, gpus):
             cpu_loss = loss if cpu_loss is None else cpu_loss
             difference = abs(loss - cpu_loss)
             yield {"loss": loss, "difference": difference} | check_record(
-                f"{name}, {precision}: the loss of the CPU", difference < tolerance, output)
+                f"{name}, {precision}: same loss as on the CPU", difference < tolerance, output)
     for first, second in ("cpu", device), (device, "cpu"):
         with tempfile.TemporaryDirectory() as folder:
             program = "01_single_node/main.py", "--checkpoint", f"{folder}/c.pt"
@@ -96,22 +96,25 @@ def compare_devices(device, gpus):
                            exit_code == 0 and "epoch 2/2" in output, output)
 
 
-def plain_loop(device, batch, image_size, rung):
-    """Return images/s and peak bytes of a ResNet-50 loop on one batch (ResNet-18 on a CPU)."""
+def plain_loop(device, batch, image_size, settings):
+    """Return images/s and peak bytes of a ResNet-50 loop on one batch (ResNet-18 on a CPU).
+
+    settings: a text, such as "bf16, channels last".
+    """
     import torch
     from torchvision.models import resnet18, resnet50
 
-    allow_tf32 = rung != "fp32"
+    allow_tf32 = settings != "fp32"
     torch.backends.cudnn.allow_tf32 = allow_tf32
     torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
     torch.backends.cudnn.benchmark = True
-    layout = torch.channels_last if "channels last" in rung else torch.contiguous_format
+    layout = torch.channels_last if "channels last" in settings else torch.contiguous_format
     build_model = resnet50 if device == "cuda" else resnet18
     model = build_model(num_classes=10).to(device, memory_format=layout)
     images = torch.randn(batch, 3, image_size, image_size, device=device).to(memory_format=layout)
     labels = torch.randint(10, (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), 0.001, 0.9)
-    if "compile" in rung:
+    if "compile" in settings:
         model.compile()
     for step in range(5 + STEPS[device]):
         if step == 5:
@@ -119,7 +122,7 @@ def plain_loop(device, batch, image_size, rung):
                 torch.cuda.synchronize()
             start_time = time.perf_counter()
         optimizer.zero_grad()
-        with torch.autocast(device, torch.bfloat16, enabled="bf16" in rung):
+        with torch.autocast(device, torch.bfloat16, enabled="bf16" in settings):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
@@ -129,22 +132,22 @@ def plain_loop(device, batch, image_size, rung):
 
 
 def single_gpu_speed(device, gpus):
-    """How fast is one GPU, rung by rung, and is main.py as fast as a plain loop?"""
+    """How fast is one GPU with each setting, and is main.py as fast as a plain loop?"""
     image_size, batches = (224, (256, 64, 128, 512)) if device == "cuda" else (32, (8, 4))
-    cases = [(rung, batches[0]) for rung in ("fp32", "TF32", "bf16", "bf16, channels last")]
+    cases = [(settings, batches[0]) for settings in ("fp32", "TF32", "bf16", "bf16, channels last")]
     cases += [("bf16, channels last", batch) for batch in batches[1:]]
     cases.append(("bf16, channels last, compile", batches[0]))
-    for rung, batch in cases:
-        call = f"gpu.plain_loop({device!r}, {batch}, {image_size}, {rung!r})"
+    for settings, batch in cases:
+        call = f"gpu.plain_loop({device!r}, {batch}, {image_size}, {settings!r})"
         code = f"import json, gpu; print(json.dumps({call}))"
         process = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "submit", text=True,
                                  capture_output=True, timeout=150)
         if process.returncode:  # 512 images may not fit in memory
             reason = process.stderr.strip().splitlines()[-1][:150]
-            yield {"rung": rung, "batch": batch, "failed": reason}
+            yield {"settings": settings, "batch": batch, "failed": reason}
             continue
         speed, peak = json.loads(process.stdout.splitlines()[-1])
-        yield {"rung": rung, "batch": batch, "images/s": speed, "peak bytes": peak,
+        yield {"settings": settings, "batch": batch, "images/s": speed, "peak bytes": peak,
                **peak_fraction(speed)}
     for precision in "fp32", "bf16":
         yield from run_chapter(1, "01_single_node", device, image_size, batches[0], precision)

@@ -92,7 +92,7 @@ up() {
     ! is_up || fail "the lab ${LAB:-lab} is up already: submit/lab.sh down, or LAB=another submit/lab.sh up $count"
     [ ! -e "$lab/holder" ] || rm -rf "$lab"  # left by a lab that died
     (umask 077 && mkdir "$lab") 2>/dev/null ||
-        fail "cannot create the folder $lab: another up is running, or was killed: then submit/lab.sh down"
+        fail "cannot create the folder $lab: another lab.sh up is running; if it was killed, submit/lab.sh down"
     trap 'kill -KILL $parent 2>/dev/null; rm -rf "$lab"; exit 130' INT TERM
     mkdir "$lab/nodes"
     ln -s "$program" "$lab/lab.sh"  # the launcher's path must not contain a space

@@ -4,8 +4,8 @@
     python submit/predict.py run.jsonl --measured doctor.jsonl --epochs 90 --samples 1281167
 
 run.jsonl is written by a chapter's --results, or by `agree.py --results run.jsonl my_train.py`;
-records of smaller batches show how fast these are. doctor.jsonl is written by `doctor.py --results`
-on two or more nodes. 03_ddp/cost_model.py models a step.
+if it has records of smaller batches, too, they tell how fast these are. doctor.jsonl is written by
+`doctor.py --results` on two or more nodes. 03_ddp/cost_model.py models a step.
 """
 
 import math
@@ -57,7 +57,7 @@ def predict(record, times, args, nodes, constants=model.CENTRAL):
     if args.strong:
         largest_batch = batch * args.gpus * args.nodes[0]
     chapter = record.get("chapter", "")
-    if args.level_seconds:  # measured: multiply it by the pessimist's or optimist's factor
+    if args.level_seconds:  # measured latency per level of a tree, scaled as in `constants`
         factor = constants.level / model.CENTRAL.level
         constants = replace(constants, level=args.level_seconds * factor)
     measured = bool(args.measured)
@@ -95,7 +95,7 @@ def model_errors():
                            columns=["predicted", "images_per_second"])
     return {"published runs over a network": published.error[published.group == "A"],
             "published runs within a node": published.error[published.group == "B"],
-            "the lab's runs on 2 and 4 nodes": lab.predicted / lab.images_per_second - 1}
+            "runs on 2 and 4 nodes of lab.sh": lab.predicted / lab.images_per_second - 1}
 
 
 def draw(table, path):

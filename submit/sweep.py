@@ -158,7 +158,7 @@ def parse_args():
     add("--ranks", nargs="+", type=int, default=[1, 2, 4],
         help="numbers of ranks for weak and strong (1 2 4)")
     add("--batch-sizes", nargs="+", type=int, default=[64, 128, 256, 512, 1024],
-        help="batch sizes for batch (64 ... 1024)")
+        help="batch sizes that the study batch compares (64 ... 1024)")
     add("--batch-size", type=int, default=64,
         help="batch per rank for weak, global batch for strong (64)")
     add("--repeats", type=int, default=5, help="repeats of each run (5)")

@@ -19,7 +19,7 @@ COLLECTIVES = (
 
 
 class Calls:
-    """Hooks that call on_call(number, call, place) before each collective of all ranks.
+    """Hooks that call on_call(number, call, place) before each collective of the world group.
 
     The collectives that DistributedDataParallel and Horovod call from C++ are not seen.
     """
@@ -28,7 +28,7 @@ class Calls:
                  on_spawn: Callable[[str], None]):
         self.script, self.world_size = script, world_size
         self.on_call, self.on_spawn = on_call, on_spawn
-        self.depth = self.number = 0  # nested collectives; collectives of all ranks so far
+        self.depth = self.number = 0  # nesting level; collectives of the world group so far
         self.names = set()  # of the collectives called
         self.current = ""  # the collective in progress
         self.spawn_location = ""  # where the script started a process

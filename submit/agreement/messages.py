@@ -64,7 +64,7 @@ SYMPTOMS = {
 FIXES = {
     "alone": [
         (uses_torchrun, "init_process_group(), and DistributedDataParallel(model)"),
-        (always, "if the script has DDP for torchrun, start it with torchrun, or begin it with "
+        (always, "if the script sets up DDP for torchrun, start it with torchrun, or begin it with "
                  "`from ranks import find_ranks` and `find_ranks()`; else see YOUR_SCRIPT.md")],
     "weights": [
         (has_ddp, "wrap the model when it is complete, and change no weight after that"),
@@ -77,9 +77,9 @@ FIXES = {
         (always, "give the optimizer the parameters of the model that is called, after it was "
                  "wrapped, sharded or moved; make sure the loss depends on them")],
     "own gradients": [
-        (steps_within_backward, "call step() after backward(): within backward gradients are not "
-                                "averaged yet"),
-        (has_ddp, "call the wrapped model, not the one inside; leave no_sync() before the last "
+        (steps_within_backward, "call step() after backward(): during backward() the gradients are "
+                                "not averaged yet"),
+        (has_ddp, "call the wrapped model, not the one inside; exit no_sync() before the last "
                   "backward of a step"),
         (uses_horovod, "call step() of hvd.DistributedOptimizer(optimizer)"),
         (always, "call a model that DistributedDataParallel wraps, or all-reduce the gradients")],

@@ -12,7 +12,7 @@ from .messages import FIXES, SYMPTOMS
 
 # Relative tolerances
 GRADIENT_TOLERANCE = 1e-3  # for fp32 in another order of summation; mistakes exceed 0.1
-HALF_TOLERANCE = 3e-2  # for gradients with 8 or 11 bits
+HALF_TOLERANCE = 3e-2  # for gradients in bf16 or fp16
 FACTOR_TOLERANCE = 0.02  # for a factor: 1, the number of ranks, or its inverse
 WEIGHT_TOLERANCE = 1e-3  # for weights, relative to how far they have moved
 NEGLIGIBLE = 1e-6  # a tensor's gradient below this share of the largest counts as 0
@@ -102,7 +102,7 @@ def judge_weights(reports):
     shards = reports[0]["shards"]
     findings = {}
     steps = pair_steps(reports)
-    trained = {name for _, ranks in steps for name in ranks[0]["state"]}
+    trained = {name for _, rank_steps in steps for name in rank_steps[0]["state"]}
     last_states = [report["last_state"] for report in reports]
     last_states = [{name: state[name] for name in trained & state.keys()} for state in last_states]
     compared = [name for name in last_states[0] if name not in shards]
@@ -131,11 +131,11 @@ def judge_weights(reports):
 
 
 def differences_by_step(steps, last_states, shards):
-    """Return [(step number, differences before it beyond rounding)]; number None is the end."""
+    """Return [(step number or None for the end, differences before it)], rounding excluded."""
     start = {}  # {name: state before its first step} on rank 0
     history = []
-    for number, ranks in [*steps, (None, None)]:
-        states = [step["state"] for step in ranks] if ranks else last_states
+    for number, rank_steps in [*steps, (None, None)]:
+        states = [step["state"] for step in rank_steps] if rank_steps else last_states
         differences = find_differences(states, shards)
         start = states[0] | start
         origin = {} if number == 1 else start
@@ -209,7 +209,7 @@ def add_shards(used_gradients, names):
 
 
 def classify_gradients(own_gradients, used_gradients, names, tolerance, sample_counts):
-    """Return (a finding, "mean", "scaled" or "shared"; details) for the gradients of a step.
+    """Return (kind, details) of a step's gradients: a finding, "mean", "scaled" or "shared".
 
     own_gradients and used_gradients: {name: projections} of each rank, before and after averaging.
     """
@@ -246,12 +246,12 @@ def classify_gradients(own_gradients, used_gradients, names, tolerance, sample_c
     if len(mean) > world_size:
         weights = mixing_weights(used_vectors[0], own_vectors, tolerance)
     if weights and max(weights) - min(weights) > FACTOR_TOLERANCE * max(map(abs, weights)):
-        return classify_weights(weights, sample_counts)
+        return classify_mixing_weights(weights, sample_counts)
     return "shared", ""
 
 
-def classify_weights(weights, sample_counts):
-    """Return (kind, details) of a weighted mean: "mean" if the samples are its weights."""
+def classify_mixing_weights(weights, sample_counts):
+    """Return (kind, details) of a weighted mean: "mean" if weighted by the numbers of samples."""
     expected = [0] * len(weights)
     if all(sample_counts):
         expected = [count / sum(sample_counts) for count in sample_counts]
@@ -259,7 +259,7 @@ def classify_weights(weights, sample_counts):
     if max(map(abs, errors)) > FACTOR_TOLERANCE:
         factors = listed(f"{weight * len(weights):.3g}" for weight in weights)
         return "other gradients", f"the mean of the ranks' own times {factors}"
-    return "mean", "weighted by the ranks' samples"
+    return "mean", "weighted by the ranks' numbers of samples"
 
 
 def classify_tensor(own_gradients, used_gradients, name, tolerance):
@@ -291,18 +291,18 @@ def classify_factor(factor, world_size):
     return "scaled", f"the mean times {factor:.4g}"
 
 
-def is_loss_divided(ranks):
+def is_loss_divided(rank_steps):
     """Return True if a loss was divided by the world size or by all ranks' samples."""
-    samples = sum(len(batch) for step in ranks for batch in step["samples"])
+    samples = sum(len(batch) for step in rank_steps for batch in step["samples"])
     return any(abs(divisor - expected) < FACTOR_TOLERANCE * expected
-               for divisor in ranks[0]["divisors"]
-               for expected in (len(ranks) * ranks[0]["micro_batches"], samples))
+               for divisor in rank_steps[0]["divisors"]
+               for expected in (len(rank_steps) * rank_steps[0]["micro_batches"], samples))
 
 
-def describe_not_finite(ranks):
+def describe_not_finite(rank_steps):
     """Return which ranks have non-finite gradients, before or after averaging, as text."""
     for key, stage in ("own_gradients", "of its own"), ("used_gradients", "after the averaging"):
-        not_finite = [rank for rank, step in enumerate(ranks)
+        not_finite = [rank for rank, step in enumerate(rank_steps)
                       if not all(map(math.isfinite, concatenate(step[key], step[key])))]
         if not_finite:
             return f"on rank {listed(not_finite)}, {stage}"
@@ -317,23 +317,23 @@ def judge_gradients(reports):
     sharded = {name for name, has_shards in reports[0]["shards"].items() if has_shards}
     kinds_by_tensors = {}  # {names of a step's tensors: [(step number, kind, details)]}
     findings, loss_divided = {}, False
-    for number, ranks in pair_steps(reports):
-        details = describe_not_finite(ranks)
+    for number, rank_steps in pair_steps(reports):
+        details = describe_not_finite(rank_steps)
         if details:
             findings.setdefault("not finite", f"{details}, since step {number}")
             continue
-        own_gradients = [step["own_gradients"] for step in ranks]
-        used_gradients = [step["used_gradients"] for step in ranks]
+        own_gradients = [step["own_gradients"] for step in rank_steps]
+        used_gradients = [step["used_gradients"] for step in rank_steps]
         names = sorted(set.intersection(*map(set, [*own_gradients, *used_gradients])))
         if not any(any(rank[name]) for rank in own_gradients for name in names):
             continue
         used_gradients = add_shards(used_gradients, sharded & set(names))
-        sample_counts = [sum(map(len, step["samples"])) for step in ranks]
+        sample_counts = [sum(map(len, step["samples"])) for step in rank_steps]
         kind, details = classify_gradients(
             own_gradients, used_gradients, names, tolerance, sample_counts)
-        if kind == "twice" and ranks[0]["micro_batches"] == len(ranks):
+        if kind == "twice" and rank_steps[0]["micro_batches"] == len(rank_steps):
             kind = "scaled"  # a mean over as many micro-batches as ranks
-        loss_divided = loss_divided or is_loss_divided(ranks)
+        loss_divided = loss_divided or is_loss_divided(rank_steps)
         kinds_by_tensors.setdefault(tuple(names), []).append((number, kind, details))
 
     for steps in kinds_by_tensors.values():
@@ -364,14 +364,14 @@ def optimizers_with_equal_gradients(reports):
     Then the samples are equal, too. The gradients of all their parameters must have been seen.
     """
     is_equal = {}  # {optimizer: True if equal in each step}
-    for _, ranks in pair_steps(reports):
-        gradients = [step["own_gradients"] for step in ranks]
+    for _, rank_steps in pair_steps(reports):
+        gradients = [step["own_gradients"] for step in rank_steps]
         names = sorted(set.intersection(*map(set, gradients)))
         parameters = {name.split(", ")[0] for name in names}  # without ", real" and ", imaginary"
-        complete = len(parameters) >= len(ranks[0]["state"])
+        complete = len(parameters) >= len(rank_steps[0]["state"])
         vectors = [concatenate(rank, names) for rank in gradients]
         equal = complete and any(vectors[0]) and all_close(vectors, 1e-5)
-        optimizer = ranks[0]["optimizer"]
+        optimizer = rank_steps[0]["optimizer"]
         is_equal[optimizer] = equal and is_equal.get(optimizer, True)
     return [optimizer for optimizer, equal in is_equal.items() if equal]
 
@@ -402,7 +402,7 @@ def judge_loader(loaders):
             findings["overlap"] = f"{shared} of {sum(drawn)} drawn samples"
         elif shared > padding:
             add_note(findings, f"{shared} samples were drawn on several ranks: right if "
-                     "the sampler is meant to, such as one with replacement")
+                     "the sampler does so on purpose, such as one with replacement")
     else:  # a stream, or different data sets, whose indices mean nothing
         text, findings = judge_samples(batches, "drawn")
         shared = count_common(batches) if no_replacement and not findings else 0
@@ -501,7 +501,8 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
                      "before each step: they are averaged instead, or the samples are the same")
         del findings["own gradients"]
     for name in sorted(parallel_models(reports) & findings.keys()):
-        notes.append(f"{name} ({findings.pop(name)}), which may be meant: the ranks share a model")
+        notes.append(f"{name} ({findings.pop(name)}), which may be intended: each rank has a part "
+                     "of the model")
     communicates = any(report[key] for report in reports
                        for key in ("process_group", "horovod", "wrappers", "mpi"))
     if not communicates and findings.keys() & {"own gradients", "same data"}:

@@ -17,9 +17,10 @@ export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.a
 
 # NCCL sends through TCP sockets: slower, but runs finish. With NCCL_PLUGIN=1 (qsub -v NCCL_PLUGIN=1) it sends through
 # libfabric, with the AWS plugin. For the plugin: ALCF recommends it, except for some applications that hang [3]; the bus
-# bandwidth between 2 nodes is 36 GB/s with it, 3 to 9.5 without [5]. Against it: 4 of 9 ResNet-50 runs on 2 nodes, one on
-# Sirius, hung with it [5]. These figures are from NCCL 2.18 to 2.21. Since then Polaris got NCCL 2.28.3 (conda/2025-09-25,
-# October 2025), driver 580 and Slingshot's host software 14.0.1 (August 2026) [6], and [3] still names a plugin from 2024.
+# bandwidth between 2 nodes is 36 GB/s with it, 3 to 9.5 without [5]. Against it: 4 of 9 ResNet-50 runs on 2 nodes hung
+# with it [5], one of these on Sirius, ALCF's test machine. These figures are from NCCL 2.18 to 2.21. Since then Polaris got
+# NCCL 2.28.3 (conda/2025-09-25, October 2025), driver 580 and Slingshot's host software 14.0.1 (August 2026) [6], and [3]
+# still names a plugin from 2024.
 # So use TCP for a first run, and the plugin for long runs, after the doctor and a short run have finished with it. The last
 # seven variables are from [5], against hangs.
 if [ "${NCCL_PLUGIN:-0}" = 1 ]; then

@@ -96,7 +96,7 @@ def backward(loss, *_, **__):
 
 
 def gather_object(values, value):
-    """A stand-in for all_gather_object: rank 1 has another GPU, but no error that rank 0 lacks."""
+    """A stand-in for all_gather_object: rank 1 has another GPU, and fails only if rank 0 does."""
     values[:] = [value, f"{value} of rank 1" if value else value]
 
 

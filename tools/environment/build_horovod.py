@@ -38,12 +38,12 @@ CHANGES = [  # (file in Horovod 0.28.1, old text, new text)
     # This source includes a header that is missing from TensorFlow's wheel
     ("horovod/tensorflow/CMakeLists.txt",
      "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc", ""),
-    # Also -O3, but without -g, which more than doubles the build time
+    # Still -O3, but without -g, which more than doubles the build time
     ("setup.py", "else 'RelWithDebInfo'", "else 'Release'"),
 ]
 WITHOUT_CUDA = [
-    # Build gloo once, and the sources that the PyTorch and TensorFlow libraries share once, as one
-    # unit: half the compile time. As released, each is built twice, for C++14 and C++17.
+    # Build gloo once, and, as one unit, the sources common to the PyTorch and TensorFlow libraries:
+    # half the compile time. As released, each is built twice, for C++14 and C++17.
     ("horovod/tensorflow/CMakeLists.txt", "LIBS compatible17_gloo)", "LIBS gloo)"),
     ("CMakeLists.txt", "if(HAVE_GLOO AND (DEFINED Tensorflow_CXX17 AND Tensorflow_CXX17))",
      "if(FALSE)"),

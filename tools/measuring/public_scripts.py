@@ -29,7 +29,7 @@ from submit.study import RECORDS, ROOT, Parser, append, machine, read
 AGREE = str(ROOT / "submit" / "agree.py")
 CASES = Path(__file__).with_suffix(".json")
 PUBLISHED = RECORDS / "public_scripts.jsonl"
-COLUMNS = ["script", "verdict", "truth", "agree", "seconds"]
+COLUMNS = ["script", "verdict", "truth", "right", "seconds"]
 LAUNCHERS = {
     "mpiexec": [str(Path(sys.executable).parent / "mpiexec"), "-n", "2", sys.executable],
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr",
@@ -89,14 +89,14 @@ def run(case, mirror, timeout=300):
 
 
 def judge_case(case, mirror):
-    """Return a row of the table, with the verdict, the truth and whether they agree."""
+    """Return a row of the table, with the verdict, the truth, and whether the verdict is right."""
     code, printed, seconds = run(case, mirror)
     match = re.search("^verdict: (.*)", printed, re.M)
     if not match:
         match = re.search("^agree.py: (?!waiting)(.*)", printed, re.M)
     verdict = match[1].removeprefix("wrong: ") if match else f"no verdict, code {code}"
     return {"script": case["name"], "verdict": verdict, "truth": case["truth"],
-            "agree": verdict == case["truth"], "seconds": round(seconds)}, printed
+            "right": verdict == case["truth"], "seconds": round(seconds)}, printed
 
 
 def main():
@@ -121,7 +121,7 @@ def main():
         rows.append(row)
         if args.publish:
             append(PUBLISHED, row | machine())
-        print(row if row["agree"] else f"{printed}\n{row}", flush=True)
+        print(row if row["right"] else f"{printed}\n{row}", flush=True)
     print(pandas.DataFrame(rows, columns=COLUMNS).to_string(index=False))
 
 

@@ -42,7 +42,8 @@ def draw(records: pandas.DataFrame) -> Figure:
     host = records.iloc[0]
     style.add_footer(
         figure, f"{host['host']}: {host['processor']}, {host['cpus']} cores, and "
-        f"its disk; median, least and most of {REPEATS} runs; preloaded once it has read")
+        f"its disk; median, least and most of {REPEATS} runs; \"preloaded\" timed after it has "
+        "read")
     return figure
 
 
