@@ -278,6 +278,8 @@ def run_script(session, script, module, arguments):
         problem = f"{type(fault).__name__}: {''.join(str(fault).splitlines()[:1])}"
     if problem:
         problem = f"rank {session.rank} ended with {problem}"
+    if "expected, but not set" in problem:  # init_process_group() without torchrun's variables
+        problem += "; start it with torchrun, or begin it with find_ranks() (YOUR_SCRIPT.md)"
     session.finish(end, problem)
 
 

@@ -46,9 +46,11 @@ MPI_ADVICE = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
 RENDEZVOUS_ADVICE = ("unset MASTER_PORT; set MASTER_ADDR to rank 0's address in the cluster's "
                      "network; is there a firewall? Do ranks start late (--timeout)?")
 GPU_ADVICE = "compare nvidia-smi with torch.version.cuda; try another node"
+BUSY_ADVICE = "another process uses it, or two ranks touch it where one process per GPU is allowed"
 BUILD_ADVICE = "install another build of PyTorch (docs/SETUP.md, Versions)"
 NETWORK_ADVICE = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the site's file, to an "
-                  "interface of the cluster's network; NCCL_DEBUG=INFO prints more")
+                  "interface of the cluster's network; a firewall must leave all ports open "
+                  "between nodes; NCCL_DEBUG=INFO prints more")
 
 
 # Time-outs
@@ -198,6 +200,11 @@ def show(ranks, launcher):
     if requested and not any(facts["uuids"] for facts in ranks):
         print(f"note: the job has {requested} GPUs per node, and PyTorch sees none of them: a CPU "
               "build of PyTorch, a container without --nv, or nodes without GPUs")
+    for node, node_ranks in nodes.items():
+        cores = min(len(facts["cores"]) for facts in node_ranks)
+        if cores == 1 and node_ranks[0]["all_cores"] > 2 * len(node_ranks):
+            print(f"note: {node}: a rank has 1 of {node_ranks[0]['all_cores']} cores, also for its "
+                  "data workers: srun --cpus-per-task, mpiexec --depth, or --bind-to none")
 
 
 def diagnose(ranks):
@@ -232,8 +239,9 @@ def diagnose_gpus(node_ranks, any_gpu):
     if gpus and len(set(used)) < len(used):
         return ["several ranks use the same GPU: unset CUDA_VISIBLE_DEVICES, or set it to "
                 "another GPU for each rank; start at most one torchrun per node"]
-    return [f"cannot run a kernel on GPU {facts['gpu']}: {facts['gpu_error']}: if no other job "
-            f"uses it, {BUILD_ADVICE}" for facts in node_ranks if facts["gpu_error"]]
+    return [f"cannot run a kernel on GPU {facts['gpu']}: {facts['gpu_error']}: "
+            + (BUSY_ADVICE if "busy" in facts["gpu_error"] else BUILD_ADVICE)
+            for facts in node_ranks if facts["gpu_error"]]
 
 
 def why_no_gpu(facts):

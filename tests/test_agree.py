@@ -238,8 +238,9 @@ def test_agree_runs_a_module_of_a_package(tmp_path):
                 "    raise ValueError('a bad\\nimage')\n", "rank 1 ended with ValueError: a bad$"),
     ("mine.py", "import os, torch\nif os.environ['RANK'] == '1':\n    os._exit(1)\n",
      "rank 1 ended with exit code 1$"),
+    ("mine.py", "raise ValueError('RANK expected, but not set')", "start it with torchrun"),
     ("mine.ipynb", "{}", "is a notebook: convert it")],
-    ids=["no step", "dies", "os._exit", "a notebook"])
+    ids=["no step", "dies", "os._exit", "RANK", "a notebook"])
 def test_scripts_that_agree_cannot_run_get_one_line(name, text, problem, tmp_path):
     (tmp_path / name).write_text(text)
     result = forked.run([AGREE, tmp_path / name], 2, environment(), timeout=90)

@@ -92,6 +92,8 @@ def test_guard_ends_a_hanging_process():
     ({"has_driver": True, "cuda": None}, {}, "built without CUDA: install another build"),
     ({"uuids": ["a"], "gpu": "a", "gpu_error": "no kernel image"}, {"uuids": ["b"], "gpu": "b"},
      "cannot run a kernel on GPU a: no kernel image"),
+    ({"uuids": ["a"], "gpu": "a", "gpu_error": "is/are busy or unavailable"},
+     {"uuids": ["b"], "gpu": "b"}, "another process uses it"),
     ({"cores": [0]}, {"cores": [0]}, "bound to core 0"),
     ({"node": "nid1", "gloo": "127.0.1.1"}, {"node": "nid2"},
      "nid1: its hostname resolves to 127.0.1.1"),

@@ -96,6 +96,8 @@ FIXES = {
                  "too high a learning rate")],
     "other gradients": [
         (has_no_wrapper, "average first; then clip, unscale or change them, on all ranks alike"),
+        (has_ddp, "exit no_sync() before the last backward of a step; clip, unscale or change "
+                  "gradients after that, on all ranks alike"),
         (always, "change gradients after the wrapper has averaged them, on all ranks alike")],
     "same data": [
         (has_no_loader, "shard the rows, order[rank::world_size] of one permutation, or draw them "

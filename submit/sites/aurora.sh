@@ -13,7 +13,8 @@ export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.a
 export CCL_PROCESS_LAUNCHER=pmix CCL_ATL_TRANSPORT=mpi CCL_KVS_MODE=mpi  # [2] the minimum for oneCCL
 export FI_MR_CACHE_MONITOR=userfaultfd  # [2]
 
-# PALS has its own variables; the ranks get torchrun's, and connect over Slingshot [1]. Each rank has four cores [1].
+# PALS has its own variables; the ranks get torchrun's, and connect over Slingshot [1]. Each rank has four cores [1];
+# without --depth only one (github.com/argonne-lcf/user-guides/issues/901).
 # shellcheck disable=SC2016 # for the shell of each rank
 as_torchrun='export RANK=${PALS_RANKID:?is this mpiexec PALS?} LOCAL_RANK=${PALS_LOCAL_RANKID:?}; exec "$@"'
 cores=4-7:8-11:12-15:16-19:20-23:24-27:56-59:60-63:64-67:68-71:72-75:76-79
@@ -22,5 +23,5 @@ launch() {
     export WORLD_SIZE=$ranks MASTER_PORT=$((20000 + ${job%%[!0-9]*} % 10000)) TORCHELASTIC_RUN_ID=$job
     MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE" | cut -d. -f1).hsn.cm.aurora.alcf.anl.gov
     export MASTER_ADDR
-    mpiexec --pmi=pmix -n "$ranks" --ppn 12 --cpu-bind "list:$cores" bash -c "$as_torchrun" as_torchrun "$@"
+    mpiexec --pmi=pmix -n "$ranks" --ppn 12 --depth 4 --cpu-bind "list:$cores" bash -c "$as_torchrun" as_torchrun "$@"
 }
