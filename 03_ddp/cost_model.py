@@ -22,7 +22,7 @@ BUCKETS = {  # sizes of the first bucket and of all others
     "Horovod": (64 * MB, 64 * MB)}  # fusion buffer: the default before 0.21, by its documentation
 
 
-def slowest(n: int) -> float:
+def slowest_delay(n: int) -> float:
     """Return the expected delay of the slowest of n ranks, in standard deviations.
 
     This is the mean of the largest of n standard normal numbers: the integral of x d(P(x)^n), where
@@ -47,7 +47,7 @@ class Constants:
     usable: float = 0.90
     # Standard deviation of compute time, relative. Fitted to one row: 8 V100s of one node train
     # ResNet-50 in FP32 at 2,855 images/s, one at 367 (NVIDIA DeepLearningExamples, PyTorch, v1.5)
-    jitter: float = (8 * 367 / 2855 - 1) / slowest(8)
+    jitter: float = (8 * 367 / 2855 - 1) / slowest_delay(8)
     # Ring latency per hop, from GPU to GPU. Assumed
     hop: float = 3e-6
     # Tree latency per level between nodes, and once within the node. From all-reduces of 8 bytes
@@ -142,7 +142,7 @@ def timeline(compute: float, gradient_bytes: float, cluster: Cluster, library: s
     at an even pace (assumed). A bucket's all-reduce starts when all ranks have filled the bucket
     and the previous all-reduce has ended; without overlap, not before the end of backward.
     """
-    backward_end = compute * (1 + constants.jitter * slowest(cluster.ranks))
+    backward_end = compute * (1 + constants.jitter * slowest_delay(cluster.ranks))
     forward_end = backward_end * (1 - constants.backward)
     spans = [("forward", 0.0, forward_end), ("backward", forward_end, backward_end)]
     fill_end = reduce_end = forward_end  # of the previous bucket
@@ -201,7 +201,7 @@ def predict(row, constants=CENTRAL, **changes):
     One GPU's compute time comes from the row's base run, on one GPU or the GPUs of one node.
     """
     one_gpu = row["base_images_per_second"] / row["base_gpus"]
-    compute = row["batch"] / one_gpu / (1 + constants.jitter * slowest(row["base_gpus"]))
+    compute = row["batch"] / one_gpu / (1 + constants.jitter * slowest_delay(row["base_gpus"]))
     names = "nodes", "gpus", "node_link", "gpu_link", "algorithm", "measured"
     cluster = Cluster(**{name: row[name] for name in names})
     step = step_seconds(compute, row["gradient_bytes"], cluster, row["buckets"],

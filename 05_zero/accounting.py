@@ -92,17 +92,17 @@ def layer_sizes(model: torch.nn.Sequential) -> list[int]:
                 for parameter in layer.parameters()) for layer in model]
 
 
-def formula(stage: int, ranks: int, parameters: float, layer: float, *, width: int, master: int,
-            moments: int, keeps_gradients: bool = False) -> dict[str, float]:
+def formula(stage: int, ranks: int, parameters: float, layer: float, *, element_bytes: int,
+            master: int, moments: int, keeps_gradients: bool = False) -> dict[str, float]:
     """Return the bytes that ZeRO's paper expects on each rank, by the names of Accounting.bytes.
 
     parameters, layer: number of parameters of the network, and of its largest layer, which stage 3
-    gathers. Bytes per parameter: width (of the parameter, and of its gradient), master (of its fp32
-    copy, or 0), moments (of Adam's state). keeps_gradients: at stage 1 each rank keeps all
+    gathers. Bytes per parameter: element_bytes (of the parameter, and of its gradient), master (of
+    its fp32 copy, or 0), moments (of Adam's state). keeps_gradients: at stage 1 each rank keeps all
     gradients, as in the paper.
     """
-    full, shard = width * parameters, width * parameters / ranks
-    shard_and_layer = shard + width * layer
+    full, shard = element_bytes * parameters, element_bytes * parameters / ranks
+    shard_and_layer = shard + element_bytes * layer
     optimizer_parameters = parameters if stage == 0 else parameters / ranks
     full_gradients = stage == 0 or (stage == 1 and keeps_gradients)
     return {"parameters": shard if stage == 3 else full,
@@ -139,7 +139,8 @@ def deepspeed_formula(args, ranks, sizes, compute_dtype):
     """Return formula() for main.py, where DeepSpeed has a master copy in fp32 and two moments."""
     on_gpu = args.offload == "none"
     has_master = args.stage > 0 or compute_dtype != torch.float32
-    expected = formula(args.stage, ranks, sum(sizes), max(sizes), width=compute_dtype.itemsize,
+    expected = formula(args.stage, ranks, sum(sizes), max(sizes),
+                       element_bytes=compute_dtype.itemsize,
                        master=4 if has_master and on_gpu else 0, moments=8 if on_gpu else 0)
     return expected if on_gpu else expected | {"gradients": 0}
 
@@ -171,9 +172,9 @@ def pytorch_tensors(model, shards, optimizer):
 
 def pytorch_formula(args, ranks, sizes, dtype):
     """Return formula() for fsdp.py, without peaks, as PyTorch gathers into its own buffers."""
-    width = dtype.itemsize if args.offload == "none" else 0
-    expected = formula(args.stage, ranks, sum(sizes), 0, width=width, master=0, moments=2 * width,
-                       keeps_gradients=True)
+    element_bytes = dtype.itemsize if args.offload == "none" else 0
+    expected = formula(args.stage, ranks, sum(sizes), 0, element_bytes=element_bytes,
+                       master=0, moments=2 * element_bytes, keeps_gradients=True)
     return {role: expected[role] for role in ROLES}
 
 

@@ -34,7 +34,7 @@ def step_times(records):
     times = {}
     for record in records:
         if all(record.get(name) == records[-1].get(name) for name in CONFIGURATION):
-            jitter = model.CENTRAL.jitter * model.slowest(record["ranks"])
+            jitter = model.CENTRAL.jitter * model.slowest_delay(record["ranks"])
             batch = record["global_batch_size"] // record["ranks"]
             times.pop(batch, None)
             times[batch] = record["step_seconds"] / (1 + jitter)

@@ -29,7 +29,7 @@ def test_errors_of_the_published_runs():
 
 
 def test_expected_delay_of_the_slowest_rank():
-    assert cost_model.slowest(1) == pytest.approx(0, abs=ARITHMETIC)
+    assert cost_model.slowest_delay(1) == pytest.approx(0, abs=ARITHMETIC)
     exact = 1 / math.sqrt(math.pi)
-    assert cost_model.slowest(2) == pytest.approx(exact, rel=ARITHMETIC)
-    assert cost_model.slowest(3) == pytest.approx(1.5 * exact, rel=ARITHMETIC)
+    assert cost_model.slowest_delay(2) == pytest.approx(exact, rel=ARITHMETIC)
+    assert cost_model.slowest_delay(3) == pytest.approx(1.5 * exact, rel=ARITHMETIC)

@@ -136,7 +136,7 @@ def test_mistakes_get_one_line(chapter, flags, message, tmp_path):
 def test_the_formula_reproduces_the_paper():
     """Rajbhandari et al., figure 1: 7.5 billion parameters, 64 ranks, mixed precision, in GB."""
     accounting = load_module(ROOT / ZERO / "accounting.py")
-    formulae = [accounting.formula(stage, 64, 7_500_000_000, 0, width=2, master=4,
+    formulae = [accounting.formula(stage, 64, 7_500_000_000, 0, element_bytes=2, master=4,
                                    moments=8, keeps_gradients=True) for stage in range(4)]
     gigabytes = [sum(formula[role] for role in accounting.ROLES) / 1e9 for formula in formulae]
     assert gigabytes == pytest.approx([120, 31.4, 16.6, 1.9], abs=ONE_DECIMAL)
