@@ -115,5 +115,7 @@ FIXES = {
     "steps": [(always, "give all ranks the same number of batches")],
     "one GPU": [(always, "torch.cuda.set_device(local_rank) before the model is moved")],
     "hang": [(always, "all ranks must make the same calls in the same order: look at these lines")],
-    "sequence": [(always, "let all ranks make this call, outside of `if rank == 0`")],
+    "sequence": [
+        (always, "let all ranks make this call: outside of `if rank == 0`, with the same number of "
+                 "batches, and with the same parts of the model (find_unused_parameters=True)")],
 }

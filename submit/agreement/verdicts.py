@@ -358,10 +358,10 @@ def judge_gradients(reports):
     return [("gradients the optimizer uses", kinds or "not seen")], findings
 
 
-def optimizers_with_equal_gradients(reports):
-    """Return the optimizers for which all ranks' own gradients are equal in each step.
+def compare_own_gradients(reports):
+    """Return whether all ranks' own gradients are equal in each step: {optimizer: True or False}.
 
-    Then the samples are equal, too. The gradients of all their parameters must have been seen.
+    If so, the samples are equal, too. The gradients of all parameters must have been seen.
     """
     is_equal = {}  # {optimizer: True if equal in each step}
     for _, rank_steps in pair_steps(reports):
@@ -373,7 +373,7 @@ def optimizers_with_equal_gradients(reports):
         equal = complete and any(vectors[0]) and all_close(vectors, 1e-5)
         optimizer = rank_steps[0]["optimizer"]
         is_equal[optimizer] = equal and is_equal.get(optimizer, True)
-    return [optimizer for optimizer, equal in is_equal.items() if equal]
+    return is_equal
 
 
 # Data.
@@ -458,9 +458,12 @@ def judge_data(reports):
                    for report in reports]
         text, input_findings = judge_samples(batches, "given to the models")
         same_inputs = input_findings.get("same data", "")
-    optimizers = optimizers_with_equal_gradients(reports)
-    if optimizers:
-        details = f"the ranks' own gradients of {listed(optimizers)} are equal"
+    is_equal = compare_own_gradients(reports)
+    optimizers = [optimizer for optimizer, equal in is_equal.items() if equal]
+    details = f"the ranks' own gradients of {listed(optimizers)} are equal"
+    if optimizers and text and not same_inputs and not all(is_equal.values()):
+        add_note(findings, f"{details}: right if this loss depends on no data and no noise")
+    elif optimizers:
         if same_inputs:
             details = f"{same_inputs}; {details}"
         findings.setdefault("same data", details)
