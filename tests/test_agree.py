@@ -128,6 +128,15 @@ def test_each_training_gets_its_verdict(file, name, tmp_path):
         assert re.search(r"rank 0 +at your_script_ddp\.py:\d+", result.out)
 
 
+def test_a_failure_within_run_is_reported(tmp_path):
+    """ranks.run() ends a job by mpiexec, but not before agree.py's line."""
+    script = copy_and_edit(
+        "03_ddp", tmp_path, ("    for epoch in range(5):", "    raise ValueError\n    while True:"),
+        name="your_script_ddp.py")
+    result = run_command([BIN / "mpiexec", "-n", 2, sys.executable, AGREE, script], timeout=90)
+    assert result.code == 2 and "ended with exit code 1" in result.err, result.err
+
+
 CORRECT_TRAININGS = (  # functions of habits.py
     "forward_before_ddp", "lazy_layers", "look_at_a_batch", "clipped_by_value", "weights_averaged",
     "loss_divided_and_summed", "divided_by_all_samples", "weighted_by_samples", "two_optimizers",
