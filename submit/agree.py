@@ -37,7 +37,7 @@ SLOW_CALL_FACTOR = 10  # multiplies --timeout while a rank may be downloading or
 
 
 def connect(seconds):
-    """Return launcher, rank, world size, and a TCPStore that the script does not use.
+    """Return launcher, rank, world size, and a store whose keys the script does not use.
 
     The environment variables stay as the script expects them.
     """
@@ -92,7 +92,7 @@ class Session:
         leave(self.store, self.rank, self.world_size, self.exit_code, finalize=True)
 
     def report(self, end, problem=""):
-        """Publish the record and how the script ended: "steps", "ended", "died" or "waits"."""
+        """Publish the record and why: all "steps" taken, or the script "ended", "died", "waits"."""
         record = self.observer.report() | {
             "end": end, "problem": problem, "launcher": self.launcher,
             "calls": sorted(self.calls.names)}
@@ -285,7 +285,7 @@ def run_script(session, script, module, arguments):
 
 
 def end_by_os_exit(session, script_pid, code):
-    """Print the verdict, then exit: the script's os._exit, which ranks.run() also calls."""
+    """Replace os._exit for the script and ranks.run(): print the verdict, then exit."""
     if os.getpid() != script_pid or threading.current_thread() is not threading.main_thread():
         exit_now(code)  # a forked worker or another thread
     if code:

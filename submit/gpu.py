@@ -1,7 +1,7 @@
 """Check a new GPU node: does every chapter train correctly, and how fast?
 
     python submit/gpu.py                    # all parts; make gpu does the same
-    python submit/gpu.py ladder scaling     # these two parts
+    python submit/gpu.py speed scaling      # these two parts
     python submit/gpu.py --device cpu       # a trial of this program, with small sizes
 
 It needs torch >= 2.6, torchvision, scikit-learn, psutil and tqdm in the Python that runs it, and no
@@ -197,7 +197,7 @@ def failures(device, gpus):
     yield check_record("a rank that dies ends the job", exit_code not in (0, 124), output)
 
 
-PARTS = {"doctor": doctor, "same": compare_devices, "ladder": single_gpu_speed,
+PARTS = {"doctor": doctor, "same": compare_devices, "speed": single_gpu_speed,
          "scaling": scaling, "failures": failures}
 
 
@@ -230,7 +230,8 @@ def main():
                  "or try --device cpu")
     args.results.parent.mkdir(parents=True, exist_ok=True)
 
-    environment = machine() | {"ranks": gpus, "device": args.device}
+    environment = machine() | {
+        "launcher": "python or torchrun", "ranks": gpus, "device": args.device}
     failed = 0
     print(", ".join([environment["processor"], f"torch {environment['torch']}",
                      environment["git"], environment["time"]]))

@@ -2,7 +2,7 @@
 # A cluster on this machine: nodes with their own host names and addresses, a switch, links whose speed you choose.
 #
 #     submit/lab.sh up 2 --rate 1gbit                  # nid1 and nid2; [--slurm]
-#     submit/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec, with equal shares per node, rounded up; [--ppn 1]
+#     submit/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec; n / nodes ranks per node, rounded up, or [--ppn 1]
 #     submit/lab.sh rate 100mbit                       # another rate, also during a run; none: no limit
 #     submit/lab.sh on nid2 ip address                 # a command on a node, or on login
 #     submit/lab.sh kill nid2                          # the node dies, with all that runs on it

@@ -27,9 +27,10 @@ CONFIGURATION = ("chapter", "model", "dataset", "image_size", "precision", "devi
 
 
 def step_times(records):
-    """Return {batch per rank: step seconds} of the last record's configuration, its batch last.
+    """Return {batch per rank: step seconds} of the last record's configuration.
 
-    Times of several ranks on a node are corrected for jitter, but include communication.
+    The last record's batch is the last key. Times of several ranks on a node are corrected for
+    jitter, but include communication.
     """
     times = {}
     for record in records:
@@ -126,7 +127,7 @@ def parse_args():
         help="bandwidth per GPU within a node (300e9)")
     add("--epochs", type=int, default=1, help="epochs to train (1)")
     add("--samples", type=int, help="samples per epoch (those of the record)")
-    add("--batch", type=int, help="batch size in samples (that of the last record)")
+    add("--batch", type=int, help="the run's global batch size in samples (the last record's)")
     add("--largest-batch", type=float, default=math.inf,
         help="largest global batch that reaches the same accuracy (the whole data set)")
     add("--strong", action="store_true",

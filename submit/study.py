@@ -77,7 +77,7 @@ def commit() -> str:
 
 
 def machine() -> dict:
-    """Return host, processor, versions, commit and time, for a record."""
+    """Return command()'s launcher, host, processor, versions, commit and time, for a record."""
     versions = {library.name: library.version for library in distributions()
                 if library.name in LIBRARIES}
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017  for Python before 3.11

@@ -39,7 +39,7 @@ mount -t tmpfs tmpfs "$system/dev/shm"
 mount -t proc proc "$system/proc"
 mount -t sysfs sysfs "$system/sys"
 cp /etc/resolv.conf /etc/hosts "$system/etc/"
-cp /etc/ssl/certs/ca-certificates.crt "$system/etc/ssl/certs/"  # with a site's own authority
+cp /etc/ssl/certs/ca-certificates.crt "$system/etc/ssl/certs/"  # includes a site's own CA
 chroot "$system" apt-get update -qq -o Acquire::Check-Valid-Until=false  # a mirror may lag
 apt_install python3 make git
 chroot "$system" useradd --create-home student

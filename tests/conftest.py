@@ -30,7 +30,7 @@ BIN = Path(sys.executable).parent
 PROGRAMS = Path(__file__).with_name("programs")
 NO_NETWORK = {name: "http://127.0.0.1:9"
               for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
-GLOBAL_BATCH = 48  # divides by 1, 2, 3 and 4, and does not divide the 1,437 images
+GLOBAL_BATCH = 48  # divisible by 1, 2, 3 and 4; does not divide the 1,437 images
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
 
 numbers = pytest.mark.numbers  # numeric results depend on the CPU: `make test-cpus`
@@ -162,7 +162,7 @@ def smooth_baseline(one_rank_parameters):
 
 
 def wait_until(condition, seconds, description):
-    """Return condition() once it is true; fail the test after so many seconds."""
+    """Return condition() once it is true; fail the test after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := condition():

@@ -94,7 +94,7 @@ def wait_for_ranks(processes, timeout):
 
 
 def run(arguments, ranks, env, timeout=300, cwd=None):
-    """Run `python ARGUMENTS` on so many ranks; a single rank gets no launcher's variables.
+    """Run `python ARGUMENTS` on `ranks` ranks; a single rank gets no launcher's variables.
 
     Return the worst exit code and the output; a hang fails the test. TensorFlow's ranks are not
     forked, but started by mpiexec.

@@ -140,10 +140,11 @@ def test_a_failure_within_run_is_reported(tmp_path):
 CORRECT_TRAININGS = (  # functions of habits.py
     "forward_before_ddp", "lazy_layers", "look_at_a_batch", "clipped_by_value", "weights_averaged",
     "loss_divided_and_summed", "divided_by_all_samples", "weighted_by_samples", "two_optimizers",
-    "closure", "sparse_and_complex", "copies_of_the_model", "a_layer_rests", "micro_batches",
-    "sum_of_micro_batches_divided", "gradients_by_hand", "gathered_before_the_forward", "compiled")
+    "closure", "sparse_and_complex", "copies_of_the_model", "a_bias_has_no_gradient",
+    "micro_batches", "sum_of_micro_batches_divided", "gradients_by_hand",
+    "gathered_before_the_forward", "compiled")
 WRONG_TRAININGS = {  # {function of habits.py: expected verdict}
-    "imaginary_half_is_lost": "other gradients", "one_stream_for_all": "same data",
+    "imaginary_part_is_lost": "other gradients", "one_stream_for_all": "same data",
     "rows_of_one_seed": "same data", "one_text_for_all": "same data",
     "step_within_backward": "own gradients", "root_of_a_negative": "not finite",
     "loss_without_effect": "nothing trains", "optimizer_before_sharding": "nothing trains",

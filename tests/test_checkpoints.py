@@ -8,7 +8,7 @@ from conftest import assert_refused, case, run, run_for_record
 
 pytestmark = pytest.mark.fault
 slow = [pytest.mark.slow]
-checkpoint_chapters = pytest.mark.parametrize("chapter", [  # save files, and folders
+checkpoint_chapters = pytest.mark.parametrize("chapter", [  # some save files, some folders
     case("03_ddp"), case("02_horovod/tensorflow", marks=slow), case("05_zero", marks=slow),
     case("05_zero/fsdp.py", marks=slow)])
 
@@ -70,7 +70,7 @@ def test_a_gpu_checkpoint_resumes_on_a_cpu(tmp_path):
 
 
 @checkpoint_chapters
-def test_a_truncated_or_another_settings_checkpoint_is_refused(chapter, tmp_path):
+def test_a_truncated_checkpoint_or_one_of_other_settings_is_refused(chapter, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     assert train(chapter, 1, checkpoint).code == 0
     bytes_before = read_checkpoint(checkpoint)

@@ -32,7 +32,7 @@ def test_flags_reach_the_record(chapter, tmp_path):
     assert record["chapter"] == chapter and record["global_batch_size"] == 8 * ranks
     speed = record["global_batch_size"] / record["step_seconds"]
     assert record["images_per_second"] == pytest.approx(speed)
-    assert 2 * record["step_seconds"] < 3 * record["total_seconds"]
+    assert 2 * record["step_seconds"] < record["total_seconds"]  # the median of two is their mean
     width = 2 if chapter == "04_deepspeed" else 4  # in bf16 DeepSpeed casts the model
     assert record["gradient_bytes"] == record["parameters"] * width
     assert record["peak_memory_bytes"] > 0 and 0 <= record["accuracy"] <= 1

@@ -76,7 +76,7 @@ def test_too_old_a_pytorch_is_reported(tmp_path):
 def test_guard_ends_a_hanging_process():
     """A thread could not end a process that hangs in MPI or a GPU driver."""
     program = ("import sys, signal; sys.path.insert(0, sys.argv.pop()); import doctor\n"
-               "with doctor.Guard(-2, 0).stage('a test', 'do'): signal.pause()")
+               "with doctor.Guard(-2, 0).stage('a test', 'do'): signal.pause()")  # 3 - 2 = 1 s
     assert_reported("a test timed out", run_concurrently(
         ([sys.executable, "-c", program, DOCTOR.parent], {})))
 

@@ -60,7 +60,7 @@ def test_each_solution_passes(number, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mistake"), runpy.run_path(
     f"{FOLDERS[9]}/solution.py")["ANSWERS"].items())
-def test_answers_of_exercise_9_are_agrees_verdicts(name, mistake):
+def test_answers_of_exercise_9_are_verdicts_of_agree(name, mistake):
     script = FOLDERS[9] / "scripts" / f"{name}.py"
     arguments = [ROOT / "submit" / "agree.py", "--steps", 1000, script]
     result = forked.run(arguments, 2, environment(), timeout=90)

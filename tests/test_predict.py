@@ -76,7 +76,7 @@ def test_agree_records_a_run_of_an_ordinary_script(tmp_path):
 
 
 @pytest.mark.fault
-def test_agree_times_no_run_on_several_ranks(tmp_path):
+def test_agree_refuses_to_time_several_ranks(tmp_path):
     script = copy_and_edit("03_ddp", tmp_path, QUICK, name="your_script_ddp.py")
     result = forked.run([AGREE, "--results", os.devnull, script], 2, environment())
     assert result.code and "is measured on one rank" in result.err, result.err

@@ -38,7 +38,7 @@ def test_all_ways_read_the_same_bytes_and_each_image_once(tmp_path):
         excess = record["warm_read_bytes"] - SIZE * IMAGES
         if record["way"] == "mpi-io-default":
             assert excess > SIZE * IMAGES / 2
-        else:  # only the file in /proc with the number of bytes
+        else:  # the excess is the reading of /proc/self/io itself
             assert 0 <= excess < 4000, record["way"]
 
 

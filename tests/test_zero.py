@@ -12,7 +12,7 @@ from tolerances import COUNT, FP64, LOSS_FP32, ONE_DECIMAL, ROUNDING_FACTOR, ass
 ZERO, FSDP = "05_zero", "05_zero/fsdp.py"
 MODEL_FLAGS = "--width", 256, "--layers", 8, "--global-batch-size", 64  # 0.5 M parameters
 LAYER = 256 * 256 + 256
-STEPS = 1437 // 64  # per epoch; the accounting measures the second
+STEPS = 1437 // 64  # in an epoch; the accounting measures step 2
 LEARNING_RATE = 2.0  # high, because the smooth variant's Adam hardly rescales the gradients
 
 

@@ -11,13 +11,14 @@ import numpy as np
 
 # In fp64: parameters and losses that are equal in exact arithmetic. fp64 rounds at 1.1e-16; a step
 # sums some thousand terms near 1, and the chapters' trainings enlarge an error by less than a
-# thousand. The bound is 10,000 rounding errors, and 1e-10 of the difference of a broken training.
+# thousand. The bound is 10,000 rounding errors, yet only 1e-10 times the difference that a
+# broken training shows.
 FP64 = 1e-12
 
 # In fp32, for DeepSpeed, which has no fp64: the distance of two trainings' parameters is at most
 # this factor times the distance that rounding alone causes. The same test measures the latter: it
-# trains twice on one rank, the second time with reversed batches. Both distances are those of the
-# smooth variant (smooth.py), in which rounding switches no ReLU, over all parameters.
+# trains twice on one rank, the second time with reversed batches. Both distances are over all
+# parameters of the smooth variant (smooth.py), in which rounding switches no ReLU.
 ROUNDING_FACTOR = 30
 
 # The smooth variant's mean loss of an epoch in fp32, relative: seven digits, of which sums over a

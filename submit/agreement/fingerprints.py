@@ -113,7 +113,7 @@ def sample_checksums(batch: object) -> list[int]:
     """Return a checksum of each sample of a batch, inputs and labels.
 
     Return one checksum of the whole batch if it is too large, if its tensors have no common first
-    dimension, or if it is one row of numbers, because single numbers are equal by chance.
+    dimension, or if it is a single 1-D tensor, because numbers may be equal by chance.
     """
     tensors = [local_part(tensor)[0].cpu() for tensor in tensors_in(batch)]
     tensors = [torch.view_as_real(part) if part.is_complex() else part for part in tensors]
@@ -121,8 +121,8 @@ def sample_checksums(batch: object) -> list[int]:
     sizes = {len(tensor) for tensor in tensors}
     if not tensors or all(not tensor.numel() for tensor in tensors):
         return []
-    one_row = len(tensors) == 1 and tensors[0].dim() == 1
-    if len(sizes) > 1 or one_row or sizes.pop() > LARGEST_BATCH:
+    is_single_vector = len(tensors) == 1 and tensors[0].dim() == 1
+    if len(sizes) > 1 or is_single_vector or sizes.pop() > LARGEST_BATCH:
         return [zlib.crc32(repr([tensor_checksum(tensor) for tensor in tensors]).encode())]
     return [zlib.crc32(repr([tensor_checksum(part) for part in row]).encode())
             for row in zip(*tensors)]

@@ -36,7 +36,7 @@ def places(frame: FrameType, script: str) -> list[str]:
 def waits(frame: FrameType, on_gpu: bool) -> bool:
     """Return True if the program waits in communication, or in backward(), where DDP waits.
 
-    On a GPU it may wait at any kernel launch, when the queue is full: all but compiling counts.
+    On a GPU it may wait at any kernel launch, when the queue is full: all except compiling counts.
     """
     files = [path for path, _, _ in stack(frame)]
     communicates = any(part in path for path in files for part in COMMUNICATES)

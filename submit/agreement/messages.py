@@ -71,7 +71,7 @@ FIXES = {
         (uses_horovod, "hvd.broadcast_parameters(model.state_dict(), 0) before step 1"),
         (always, "broadcast rank 0's parameters before step 1, as DistributedDataParallel does")],
     "apart": [
-        (always, "one optimizer, one learning rate and one loaded state on all ranks; "
+        (always, "the same optimizer, learning rate and loaded state on all ranks; "
                  "no random change of the weights")],
     "nothing trains": [
         (always, "give the optimizer the parameters of the model that is called, after it was "

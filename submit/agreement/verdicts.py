@@ -123,7 +123,7 @@ def judge_weights(reports):
     text = "equal" if compared else "not compared"
     sharded = [name for name in trained if name in shards]
     if sharded:
-        text += f"; {plural(len(sharded), 'tensor')} of which each rank has another shard"
+        text += f"; {plural(len(sharded), 'tensor')} of which each rank has a different shard"
     start_text = describe_differences(at_start, len(compared)) if at_start else text
     end_text = describe_differences(at_end, len(compared)) if at_end else text
     return [("weights before step 1", start_text),
@@ -263,12 +263,12 @@ def classify_mixing_weights(weights, sample_counts):
 
 
 def classify_tensor(own_gradients, used_gradients, name, tolerance):
-    """Return "shared", "own", "lost" (half of a complex gradient) or "other" for one tensor."""
+    """Return "shared", "own", "lost" (a real or imaginary part) or "other" for one tensor."""
     own = [rank[name] for rank in own_gradients]
     used = [rank[name] for rank in used_gradients]
     if all_close(used, tolerance):
-        is_half = name.endswith((", real", ", imaginary"))
-        if is_half and not any(map(norm, used)) and all(map(norm, own)):
+        is_complex_part = name.endswith((", real", ", imaginary"))
+        if is_complex_part and not any(map(norm, used)) and all(map(norm, own)):
             return "lost"
         return "shared"
     return "own" if is_own_gradient_scaled(used, own, tolerance) else "other"
@@ -301,7 +301,7 @@ def is_loss_divided(rank_steps):
 
 def describe_not_finite(rank_steps):
     """Return which ranks have non-finite gradients, before or after averaging, as text."""
-    for key, stage in ("own_gradients", "of its own"), ("used_gradients", "after the averaging"):
+    for key, stage in ("own_gradients", "before averaging"), ("used_gradients", "after averaging"):
         not_finite = [rank for rank, step in enumerate(rank_steps)
                       if not all(map(math.isfinite, concatenate(step[key], step[key])))]
         if not_finite:
@@ -394,7 +394,8 @@ def judge_loader(loaders):
         drawn = [len(set(epoch)) for epoch in epochs]
         # A DistributedSampler repeats samples, so that all ranks get equally many
         padding = max(2 * world_size, sum(drawn) - first["dataset_size"])
-        text = f"{listed(sorted(set(drawn)))} samples drawn on each rank, {shared} on several"
+        text = (f"{listed(sorted(set(drawn)))} samples drawn on each rank, "
+                f"{shared} of them on more than one")
         same_batches = judge_samples(batches, "drawn")[1]
         if min(drawn) == len(common) > 1 and (no_replacement or same_batches):
             findings["same data"] = f"samples {listed(sorted(common)[:4])}, ... on each rank"
@@ -503,7 +504,7 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
         notes.append("each optimizer uses its rank's own gradients, and the weights are equal "
                      "before each step: they are averaged instead, or the samples are the same")
         del findings["own gradients"]
-    for name in sorted(parallel_models(reports) & findings.keys()):
+    for name in sorted(intended_if_model_parallel(reports) & findings.keys()):
         notes.append(f"{name} ({findings.pop(name)}), which may be intended: each rank has a part "
                      "of the model")
     communicates = any(report[key] for report in reports
@@ -519,7 +520,7 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
     return lines, shown
 
 
-def parallel_models(reports):
+def intended_if_model_parallel(reports):
     """Return the findings that are not mistakes if each rank has a part of one model."""
     first = reports[0]
     data = {"same data", "overlap"}

@@ -1,7 +1,7 @@
 """Run a main.py as on a node with GPUs: `python gpus.py COUNT same|own|without MAIN FLAG...`.
 
 Each rank prints which GPU it selects, and exits. same: all ranks see the same COUNT GPUs.
-own: each rank sees COUNT GPUs of its own. without: as same, but Horovod has no GPU support.
+own: each rank sees COUNT GPUs of its own. without: like "same", but Horovod has no GPU support.
 """
 
 import os

@@ -129,7 +129,7 @@ def has_packages(venv):
     return read(venv / STAMP) == "\n".join(stamp(venv))
 
 
-def lacks_horovod(venv):
+def should_build_horovod(venv):
     """True if Horovod's build was not tried yet, or its missing compiler is now installed."""
     reason = read(venv / WITHOUT_HOROVOD)
     if reason.startswith(COMPILER_ADVICE):
@@ -141,7 +141,7 @@ def ready(venv, packages_only=False):
     """True if nothing is to be done; Horovod is optional for users without write permission."""
     if packages_only or not may_write(venv):
         return has_packages(venv)
-    return has_packages(venv) and not lacks_horovod(venv)
+    return has_packages(venv) and not should_build_horovod(venv)
 
 
 def check_machine():
@@ -345,7 +345,7 @@ def create_environment(venv, packages_only=False):
     _, gpu_operations, mpicc = stamp(venv)
     if gpu_operations:
         os.environ["HOROVOD_GPU_OPERATIONS"] = gpu_operations
-    if lacks_horovod(venv):
+    if should_build_horovod(venv):
         started = time.monotonic()
         add_horovod(venv, cache, mpicc)
         step(f"{time.monotonic() - started:.0f} s for Horovod")

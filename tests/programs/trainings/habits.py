@@ -190,7 +190,7 @@ def copies_of_the_model():
     sys.exit(0)
 
 
-def a_layer_rests():
+def a_bias_has_no_gradient():
     model = DDP(start_with_network())
 
     def drop_gradient():
@@ -260,7 +260,7 @@ def compiled():
 
 # Mistakes.
 
-def imaginary_half_is_lost():
+def imaginary_part_is_lost():
     class Spectral(nn.Module):
         def __init__(self):
             super().__init__()
