@@ -38,8 +38,8 @@ def slowest_delay(n: int) -> float:
 class Constants:
     """Constants of the model, the same for every prediction.
 
-    Calibrated in an earlier trial on all rows of assets/records/published.csv except VGG-16 on 128
-    GPUs and the DGX-2.
+    Chosen as the comments say, when all rows of assets/records/published.csv except VGG-16 on 128
+    GPUs and the DGX-2 were known.
     """
     # Share of compute time in backward. Assumed: twice as many matrix products as in forward
     backward: float = 2 / 3
@@ -68,7 +68,7 @@ class Cluster:
 
     node_link: rate of a node, all its network cards together; gpu_link: rate of a GPU to others of
     its node. algorithm: "ring", one ring through all GPUs, or "tree", first within the
-    node, then between nodes (NCCL since 2.4, and others before it). measured: node_link was
+    node, then between nodes (NCCL since 2.4; other libraries earlier). measured: node_link was
     measured with an all-reduce (bus bandwidth), so Constants.usable does not apply to it.
     """
     nodes: int

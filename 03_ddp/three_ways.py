@@ -70,7 +70,7 @@ def load_labels(args):
 
 
 def load_columns(columns, args):
-    """Return columns of the digits' file; a rank that needs no images can skip theirs."""
+    """Return columns of the digits' file; a rank that needs no images can skip the pixels."""
     folder, = find_spec("sklearn").submodule_search_locations
     steps = IMAGES // args.batch_size
     rows = np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", delimiter=",", usecols=columns,

@@ -65,7 +65,7 @@ class Accounting:
             self.bytes[f"peak {role}"] = max(sums[role], self.bytes.get(f"peak {role}", 0))
 
     def stop(self):
-        """Count after backward; set `problem` if over 5 % of bytes, plus a batch, lack a role."""
+        """Count after backward; set `problem` if tensors without a role exceed 5 % + a batch."""
         for hook in self.hooks:
             hook.remove()
         self.update_peaks()

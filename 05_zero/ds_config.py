@@ -20,7 +20,8 @@ REASONS = {  # why these keys are refused, at the top level and in sections
     "train_micro_batch_size_per_gpu": "--batch-size sets it",
     "scheduler": "main.py sets the learning rate", "bfloat16": "its name is bf16",
     "torch_autocast": "--precision bf16 casts", "offload_param": "main.py does not count its bytes",
-    "cpu_offload": "its name is offload_optimizer", "cpu_offload_param": "see offload_param",
+    "cpu_offload": "its name is offload_optimizer",
+    "cpu_offload_param": "main.py does not count its bytes",
     "bf16_master_weights_and_grads": "they are fp32", "bf16_optimizer_states": "they are fp32",
     "fp16_master_weights_and_grads": "they are fp32"}
 

@@ -1,4 +1,4 @@
-"""Train main.py's perceptron with PyTorch's FSDP2, or ZeroRedundancyOptimizer (stage 1).
+"""Train main.py's perceptron with PyTorch's FSDP2 (fully_shard); stage 1: ZeroRedundancyOptimizer.
 
     mpiexec -n 2 python fsdp.py                 # each rank's bytes next to the formula's
     mpiexec -n 4 python fsdp.py --width 4096 --layers 24 --precision bf16

@@ -15,26 +15,25 @@ from torch.optim import Optimizer
 import checkpoints
 
 
-def save(model: nn.Module, optimizer: Optimizer, checkpoint: str, training: dict,
-         step: int) -> None:
+def save(model: nn.Module, optimizer: Optimizer, folder: str, settings: dict, step: int) -> None:
     """Write this rank's shards; any number of ranks can load the checkpoint."""
     def write(subfolder):
-        writer = dcp.FileSystemWriter(Path(checkpoint, subfolder))
+        writer = dcp.FileSystemWriter(Path(folder, subfolder))
         writer.storage_meta = lambda: None  # the default pickles a Path: not portable
         dcp.save(sharded_state(model, optimizer, step), storage_writer=writer)
 
-    checkpoints.save(checkpoint, training, step, write)
+    checkpoints.save(folder, settings, step, write)
 
 
-def load(model: nn.Module, optimizer: Optimizer, checkpoint: str, training: dict) -> int:
+def load(model: nn.Module, optimizer: Optimizer, folder: str, settings: dict) -> int:
     """Load the saved state into model and optimizer; return the step.
 
     Like torch.load(weights_only=False), dcp.load can run code from a file: load only your own.
     """
     state = sharded_state(model, optimizer, 0)
-    subfolder = checkpoints.find_latest(checkpoint, training)
+    subfolder = checkpoints.find_latest(folder, settings)
     try:
-        dcp.load(state, checkpoint_id=Path(checkpoint, subfolder))
+        dcp.load(state, checkpoint_id=Path(folder, subfolder))
     except dcp.CheckpointException as problem:  # a BaseException
         raise ValueError(str(problem)) from None
     set_state_dict(model, optimizer, model_state_dict=state["model"],

@@ -112,7 +112,7 @@ def main():
         report.start_epoch()
         for images, labels in train_batches:
             images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
-            # Horovod would wait forever for a stopped rank. Each call restarts the timer.
+            # Horovod would wait forever for a rank that hangs. Each call restarts the timer.
             faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()

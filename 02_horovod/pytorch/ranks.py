@@ -62,10 +62,11 @@ def find_launcher() -> "tuple[str | None, int, int]":
         rank_name, size_name, _ = LAUNCHERS[launcher]
         rank = read_number(rank_name)
         world_size = read_number(size_name) if size_name else 0
-    # A RANK alone, or a WORLD_SIZE below the launcher's, is left over from another job.
+    # A RANK alone, or with a WORLD_SIZE below the launcher's, is left over from another job. So is
+    # any without torchrun under mpiexec; under srun a script may have set RANK=$SLURM_PROCID.
     complete = set(TORCHRUN) - {"LOCAL_RANK"} <= env.keys()
-    by_torchrun = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "srun")
-    if complete and by_torchrun and read_number("WORLD_SIZE") >= world_size:
+    is_current = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "srun")
+    if complete and is_current and read_number("WORLD_SIZE") >= world_size:
         return "torchrun", read_number("RANK"), read_number("WORLD_SIZE")
     return launcher, rank, world_size
 
@@ -77,7 +78,7 @@ def find_ranks() -> tuple[int, int, int]:
     ranks exit with a one-line message.
     """
     if "torch" in sys.modules:
-        # Else torch.optim imports this later, and this module's defaults keep the group alive.
+        # Else torch.optim imports it later: its default arguments would keep the group alive.
         import torch.distributed.nn  # noqa: F401
     env = os.environ
     launcher, rank, world_size = find_launcher()
@@ -103,8 +104,8 @@ def find_ranks() -> tuple[int, int, int]:
         host = re.sub(r"\[(\d+).*|,.*", r"\1", nodes)  # nid003, the first of nid[003-4,7]
         if not host and "MASTER_ADDR" not in env:
             raise CollectiveExit(f"{launcher} does not name the node of rank 0: set MASTER_ADDR")
-        step = " ".join(env.get(name, "") for name in JOB_IDS)
-        port = 20000 + zlib.crc32(step.encode()) % 10000  # one per job step
+        ids = " ".join(env.get(name, "") for name in JOB_IDS)
+        port = 20000 + zlib.crc32(ids.encode()) % 10000  # each srun of a job has its own
     else:
         local_rank, host, port = 0, "127.0.0.1", free_port()
     host, port = env.get("MASTER_ADDR", host), env.get("MASTER_PORT", port)
@@ -204,7 +205,7 @@ def own_gpu(local_rank: int, kind: str | None = "cuda") -> int | None:
     index = uuid = None
     if kind and torch.get_device_module(kind).is_available():
         gpus = torch.get_device_module(kind)
-        index = local_rank % gpus.device_count()  # a rank may see only its own GPU, as number 0
+        index = local_rank % gpus.device_count()  # %: 0 if each rank sees only its own GPU
         uuid = str(gpus.get_device_properties(index).uuid)
     uuids = gather(uuid)
     all_different = None not in uuids and len(set(uuids)) == len(uuids)
@@ -215,8 +216,8 @@ def init_ranks() -> tuple:
     """Connect all ranks under any launcher; return rank, world size and this rank's device.
 
     Collectives use gloo for CPU tensors, NCCL for GPU tensors, and XCCL for Intel GPUs (untested).
-    The device is the rank's own GPU, as PyTorch's current device, or on all ranks the CPU if two
-    ranks would share a GPU.
+    The device is the rank's own GPU, which becomes PyTorch's current device, or on all ranks the
+    CPU if two ranks would share a GPU.
     """
     import torch
     rank, world_size, local_rank = find_ranks()
@@ -275,7 +276,7 @@ def claim_failure(rank: int, world_size: int) -> bool:
     return is_first
 
 
-def abort_by_hydra(code):
+def abort_by_mpiexec(code):
     """Tell mpiexec, as MPI_Abort does, to end all ranks: it may not notice that this rank ends."""
     with suppress(KeyError, ValueError, OSError):
         os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)
@@ -314,7 +315,7 @@ def run(main: Callable[[], None]) -> None:
         sys.stdout.flush()
         time.sleep(0.5 if prints else 5)  # the rank that prints ends the job before the others do
         if "MPI_LOCALRANKID" in os.environ and world_size > 1:  # mpiexec of MPICH or Intel MPI
-            abort_by_hydra(code)
+            abort_by_mpiexec(code)
         os._exit(code)  # a pending collective would block a normal exit; the launcher ends the job
     dist = sys.modules.get("torch.distributed")
     if dist and dist.is_initialized():

@@ -34,7 +34,7 @@ class Network:
         self.bytes = self.steps = 0
 
     def exchange(self, sends, receives):
-        """Send and receive tensors, lists of (tensor, rank), at the same time. This is one step."""
+        """Send and receive at the same time, as one step. Both arguments list (tensor, rank)."""
         # Receives first, so that no send has to wait for its receive.
         requests = [dist.irecv(tensor, rank) for tensor, rank in receives]
         requests += [dist.isend(tensor, rank) for tensor, rank in sends]

@@ -58,7 +58,7 @@ def main():
     gpus = tf.config.list_physical_devices("GPU") if args.device != "cpu" else []
     if not hvd.cuda_built() and not hvd.rocm_built():  # Horovod would abort on GPU tensors
         gpus = []
-    gpus = [gpus[local_rank % len(gpus)]] if gpus else []  # %: a rank may see only its own GPU
+    gpus = [gpus[local_rank % len(gpus)]] if gpus else []  # %: index 0 if each rank sees one GPU
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # allocate as needed, not all at once
@@ -66,7 +66,7 @@ def main():
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations in parallel
     device = "cuda" if gpus else "cpu"
-    # Exit if ranks share a GPU: TensorFlow does not release it, so they cannot use the CPU instead.
+    # Exit if ranks share a GPU: gather() starts TensorFlow, which then cannot change to the CPU.
     visible = [os.environ.get(f"{prefix}_VISIBLE_DEVICES") for prefix in ("CUDA", "ROCR", "HIP")]
     gpu_names = gather(f"{socket.gethostname()} {visible} {gpus[0].name}" if gpus else None)
     if any(gpu_names) and len(set(gpu_names) - {None}) < world_size:
@@ -143,7 +143,7 @@ def main():
         losses, hits = [], []
         report.start_epoch()
         for images, labels in batches(train, order[:epoch_steps * batch], batch):
-            # Horovod would wait forever for a stopped rank. Each call restarts the timer.
+            # Horovod would wait forever for a rank that hangs. Each call restarts the timer.
             faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.learning_rate = lr * min(1, (step + 1) / warmup_steps)
             loss, correct = train_step(standardise(images), labels)

@@ -59,7 +59,8 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
           precision: str | None = None) -> None:
     """Exit with a one-line message if a flag's value is impossible, or if work could be lost.
 
-    parts: equal batches per global batch. precision: the one in use, if not that of --precision.
+    parts: into how many equal batches the global batch is split. precision: the one in use, if
+    not that of --precision.
     """
     minimums = {"batch_size": 1, "epochs": 1, "max_steps": 1, "timeout": 1, "seed": 0, "layers": 1,
                 "width": 1, "image_size": 6, "warmup_epochs": 0}
@@ -75,7 +76,7 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
     resnet = "resnet" in getattr(args, "model", "")
     if (precision or args.precision) == "bf16" and device == "cpu" and resnet and side <= 16:
         sys.exit("--precision bf16: on CPUs PyTorch gives a ResNet random gradients for images of "
-                 "16 pixels or fewer: use fp32, or larger images")
+                 "up to 16 x 16 pixels: use fp32, or larger images")
     refuse_unwritable(args.results)
     refuse_unwritable(args.checkpoint)
     if args.resume and not args.checkpoint:
@@ -220,9 +221,9 @@ def exit_on_load_error(args: argparse.Namespace) -> Iterator[None]:
         sys.exit(f"cannot continue from {args.checkpoint}: {reason}")
 
 
-def refuse_other_settings(saved: dict, training: dict) -> None:
+def refuse_other_settings(saved: dict, settings: dict) -> None:
     """Exit with a one-line message if a run with other flags saved the checkpoint."""
-    for name, value in training.items():
+    for name, value in settings.items():
         if saved.get(name) != value:
             sys.exit(f"--resume: this checkpoint was trained with --{name.replace('_', '-')} "
                      f"{saved.get(name)}")

@@ -21,7 +21,7 @@ hvd.init()
 check_world_size(hvd.size())
 rank, world_size = hvd.rank(), hvd.size()
 gpus = tf.config.list_physical_devices("GPU")
-gpus = [gpus[hvd.local_rank() % len(gpus)]] if gpus else []  # %: a rank may see only its own GPU
+gpus = [gpus[hvd.local_rank() % len(gpus)]] if gpus else []  # %: index 0 if each rank sees one GPU
 tf.config.set_visible_devices(gpus, "GPU")
 keras.utils.set_random_seed(0)  # the same split, shuffle and initial weights on all ranks
 
