@@ -562,6 +562,9 @@ def describe_without_steps(reports: list[dict]) -> str:
                   if name in report["first_state"])
     if not any(report["backwards"] for report in reports):
         return "no backward pass was seen"
+    counts = [len(report["steps"]) for report in reports]
+    if any(counts):
+        return f"{listed(counts)} steps on ranks 0 to {len(counts) - 1}"
     if not changed:
         return "no weight changed"
     last_states = [report["last_state"] for report in reports]
