@@ -35,7 +35,8 @@ def read_images(file, indices, buffer):
 
 
 # Each way is a context manager that yields read(step), which fills buffer[step] of this rank.
-# path: this rank's file; order: image indices (ranks, steps, BATCH); buffer: (steps, BATCH, SIZE).
+# path: the rank's own file, or that of all ranks; order: image indices (ranks, steps, BATCH);
+# buffer: (steps, BATCH, SIZE).
 
 @contextmanager
 def one_file_per_rank(world, path, order, buffer):
@@ -237,7 +238,7 @@ def main():
 
     sys.excepthook = abort_all_ranks
     args = run_on_all_ranks(world, parse_args, world)
-    if args:
+    if args:  # None after --help
         run(world, args)
 
 
