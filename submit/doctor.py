@@ -200,6 +200,8 @@ def show(ranks, launcher):
     if requested and not any(facts["uuids"] for facts in ranks):
         print(f"note: the job has {requested} GPUs per node, and PyTorch sees none of them: a CPU "
               "build of PyTorch, a container without --nv, or nodes without GPUs")
+    if torch.xpu.is_available():
+        print("note: doctor.py does not check Intel GPUs")
     for node, node_ranks in nodes.items():
         cores = min(len(facts["cores"]) for facts in node_ranks)
         if cores == 1 and node_ranks[0]["all_cores"] > 2 * len(node_ranks):

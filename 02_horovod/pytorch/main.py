@@ -135,7 +135,6 @@ def main():
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, f"{args.checkpoint}.tmp")
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
-    faulthandler.cancel_dump_traceback_later()
 
     # Evaluation: the ranks split the test images; each image counts once.
     hvd.broadcast_parameters(dict(model.named_buffers()), root_rank=0)  # rank 0's BatchNorm buffers
@@ -145,6 +144,7 @@ def main():
         for images, labels in test_batches:
             correct += (model(standardise(images.to(device))).argmax(1) == labels.to(device)).sum()
     correct = hvd.allreduce(correct, op=hvd.Sum)
+    faulthandler.cancel_dump_traceback_later()
     report.end_run(correct.item(), len(test))
 
 

@@ -164,7 +164,6 @@ def main():
             with open(f"{args.checkpoint}.tmp", "wb") as file:
                 np.savez(file, training=json.dumps(training), step=step, **arrays)
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
-    faulthandler.cancel_dump_traceback_later()
 
     # Evaluation: the ranks split the test images, and use rank 0's BatchNorm statistics.
     hvd.broadcast_variables([variable.value for variable in model.variables], root_rank=0)
@@ -172,6 +171,7 @@ def main():
     for images, labels in batches(test, np.arange(rank, len(test), world_size), batch):
         correct += count_correct(standardise(images), labels)
     correct = hvd.allreduce(correct, op=hvd.Sum)
+    faulthandler.cancel_dump_traceback_later()
     report.end_run(int(correct), len(test))
 
 
