@@ -134,7 +134,6 @@ def main():
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its part
             save(args.checkpoint, training, step, partial(
                 engine.save_checkpoint, args.checkpoint, save_latest=False))
-    faulthandler.cancel_dump_traceback_later()
 
     # Evaluation: every test image once. `model` is enough: only training needs `engine`.
     for buffer in model.buffers():
@@ -145,6 +144,7 @@ def main():
         for images, labels in test_batches:
             correct += (model(standardise(images.to(device))).argmax(1) == labels.to(device)).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
+    faulthandler.cancel_dump_traceback_later()
     report.end_run(correct.item(), len(test), gradient_bytes=parameters * compute_dtype.itemsize)
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 

@@ -141,7 +141,6 @@ def main():
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its part
             save(args.checkpoint, training, step, partial(
                 engine.save_checkpoint, args.checkpoint, save_latest=False))
-    faulthandler.cancel_dump_traceback_later()
 
     # Evaluation: every test image once, in one batch per rank: at stage 3 all ranks gather each
     # layer together, so a rank with more batches would wait for the others forever.
@@ -153,6 +152,7 @@ def main():
     dist.all_reduce(correct, dist.ReduceOp.SUM)
     expected = deepspeed_formula(args, world_size, sizes, compute_dtype)
     memory = report_bytes(accounting, expected)
+    faulthandler.cancel_dump_traceback_later()
     report.end_run(correct.item(), len(test), memory=memory, memory_formula=expected,
                    gradient_bytes=sum(sizes) * compute_dtype.itemsize)
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
