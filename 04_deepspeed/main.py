@@ -144,8 +144,8 @@ def main():
         for images, labels in test_batches:
             correct += (model(standardise(images.to(device))).argmax(1) == labels.to(device)).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
-    faulthandler.cancel_dump_traceback_later()
     report.end_run(correct.item(), len(test), gradient_bytes=parameters * compute_dtype.itemsize)
+    faulthandler.cancel_dump_traceback_later()
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 
 

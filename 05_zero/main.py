@@ -152,9 +152,9 @@ def main():
     dist.all_reduce(correct, dist.ReduceOp.SUM)
     expected = deepspeed_formula(args, world_size, sizes, compute_dtype)
     memory = report_bytes(accounting, expected)
-    faulthandler.cancel_dump_traceback_later()
     report.end_run(correct.item(), len(test), memory=memory, memory_formula=expected,
                    gradient_bytes=sum(sizes) * compute_dtype.itemsize)
+    faulthandler.cancel_dump_traceback_later()
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 
 

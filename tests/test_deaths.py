@@ -137,6 +137,17 @@ def test_failure_in_deepspeed_initialize_is_reported(folder):
         "RuntimeError: bad ordinal"], output
 
 
+def test_a_failing_rank_tells_mpiexec():
+    """MPICH's mpiexec can miss that a rank has exited, so ranks.run() asks it to end the job."""
+    program = "import sys; from ranks import run; run(lambda: sys.exit('a mistake'))"
+    reader, writer = os.pipe()
+    variables = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": str(writer), "MPI_LOCALRANKID": "0"}
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT / "03_ddp", pass_fds=[writer],
+                            env=os.environ | variables, timeout=60)
+    os.close(writer)
+    assert result.returncode == 2 and os.read(reader, 99) == b"cmd=abort exitcode=2\n"
+
+
 def test_ctrl_c_ends_the_job_without_a_traceback(folder):
     """A terminal sends Ctrl-C to the launcher and all ranks at once."""
     job = start("mpiexec", [ROOT / "03_ddp" / "main.py", "--epochs", 500], folder,

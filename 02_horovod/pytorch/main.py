@@ -144,8 +144,8 @@ def main():
         for images, labels in test_batches:
             correct += (model(standardise(images.to(device))).argmax(1) == labels.to(device)).sum()
     correct = hvd.allreduce(correct, op=hvd.Sum)
-    faulthandler.cancel_dump_traceback_later()
     report.end_run(correct.item(), len(test))
+    faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":

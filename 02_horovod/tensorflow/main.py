@@ -171,8 +171,8 @@ def main():
     for images, labels in batches(test, np.arange(rank, len(test), world_size), batch):
         correct += count_correct(standardise(images), labels)
     correct = hvd.allreduce(correct, op=hvd.Sum)
-    faulthandler.cancel_dump_traceback_later()
     report.end_run(int(correct), len(test))
+    faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":
