@@ -245,11 +245,11 @@ def leave(store, rank, world_size, exit_code, finalize=False):
         store.set(f"left {rank}", "")
         if rank == 0:
             store.wait([f"left {rank}" for rank in range(world_size)], timedelta(seconds=5))
-    if finalize and "horovod" not in sys.modules:  # Horovod's threads call MPI
+    mpi = sys.modules.get("mpi4py.MPI")  # an import would initialize MPI
+    if finalize and mpi and "horovod" not in sys.modules:  # Horovod's threads call MPI
         with suppress(Exception):
-            from mpi4py import MPI
-            if MPI.Is_initialized() and not MPI.Is_finalized():
-                MPI.Finalize()  # or the launcher reports a crash
+            if mpi.Is_initialized() and not mpi.Is_finalized():
+                mpi.Finalize()  # or the launcher reports a crash
     exit_now(exit_code)
 
 

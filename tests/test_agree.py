@@ -168,6 +168,15 @@ def test_patterns_of_public_scripts_get_their_verdict(name):
 
 
 @pytest.mark.check
+def test_the_end_does_not_initialize_mpi():
+    """On some clusters, initializing MPI outside of mpiexec aborts the process."""
+    program = ("import agree, sys; agree.exit_now = lambda code: sys.exit('mpi4py' in sys.modules);"
+               "agree.leave(None, 0, 1, 0, finalize=True)")
+    result = run_command([sys.executable, "-c", program], cwd=AGREE.parent)
+    assert result.code == 0, result.err
+
+
+@pytest.mark.check
 def test_two_ranks_on_one_gpu_are_reported():
     """Rank reports are made up, so no GPU is needed."""
     reports = [{"host": host, "gpu": "x", "device": "cuda:0"} for host in "ab"]
