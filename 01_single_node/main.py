@@ -75,12 +75,12 @@ def main():
 
     # Resume after the last saved epoch.
     step = 0
-    training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
+    settings = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.has_checkpoint(args):
         with workshop.exit_on_load_error(args):
             checkpoint = torch.load(args.checkpoint, map_location="cpu")
-            workshop.refuse_other_settings(checkpoint["training"], training)
+            workshop.refuse_other_settings(checkpoint["settings"], settings)
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             step = checkpoint["step"]
@@ -92,17 +92,9 @@ def main():
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     report = Report(args, chapter="01_single_node", ranks=1, nodes=1,
-                    device=device.type, **training, batch_size=batch,
+                    device=device.type, **settings, batch_size=batch,
                     parameters=parameters)
     report.start_run(len(train), step, last_step, epoch_steps, lr)
-    schedule = torch.profiler.schedule(skip_first=4, wait=0, warmup=1, active=3, repeat=1)
-    profile = torch.profiler.profile(
-        schedule=schedule, acc_events=True,
-        on_trace_ready=lambda profile: profile.export_chrome_trace(args.profile))
-    if args.profile:
-        workshop.refuse_unwritable(args.profile)
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hide the profiler's own messages
-        profile.start()
     while step < last_step:
         epoch = step // epoch_steps
         sampler.generator.manual_seed(args.seed + epoch)  # a different order every epoch
@@ -121,14 +113,12 @@ def main():
             losses.append(loss.detach())
             hits.append(logits.argmax(1) == labels)
             report.end_step(step)
-            if args.profile:
-                profile.step()
             if step == last_step:  # --max-steps
                 break
         means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
         report.end_epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0:
-            state = {"training": training, "step": step,
+            state = {"settings": settings, "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, f"{args.checkpoint}.tmp")
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file

@@ -100,11 +100,11 @@ def main():
 
     # Resume after the last saved epoch.
     step = 0
-    training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
+    settings = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.has_checkpoint(args):
         with workshop.exit_on_load_error(args), np.load(args.checkpoint) as arrays:
-            workshop.refuse_other_settings(json.loads(str(arrays["training"])), training)
+            workshop.refuse_other_settings(json.loads(str(arrays["settings"])), settings)
             for name, variable in state.items():
                 variable.assign(arrays[name])
             step = int(arrays["step"])
@@ -115,7 +115,7 @@ def main():
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
     report = Report(args, chapter="01_single_node/main_tf.py", ranks=1, nodes=1,
-                    device=device, **training, batch_size=batch,
+                    device=device, **settings, batch_size=batch,
                     parameters=parameters)
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
@@ -140,7 +140,7 @@ def main():
         if args.checkpoint and epoch_done:
             arrays = {name: variable.numpy() for name, variable in state.items()}
             with open(f"{args.checkpoint}.tmp", "wb") as file:
-                np.savez(file, training=json.dumps(training), step=step, **arrays)
+                np.savez(file, settings=json.dumps(settings), step=step, **arrays)
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
 
     # Evaluation: every test image once.

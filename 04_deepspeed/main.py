@@ -90,11 +90,11 @@ def main():
 
     # Resume after the last saved epoch. Every rank reads the checkpoint.
     step = 0
-    training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
+    settings = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
     if workshop.has_checkpoint(args):
         with workshop.exit_on_load_error(args):
-            engine.load_checkpoint(args.checkpoint, find_latest(args.checkpoint, training))
+            engine.load_checkpoint(args.checkpoint, find_latest(args.checkpoint, settings))
             step = engine.global_steps
 
     # Training: each rank has its own batch; averaged gradients keep all parameters identical.
@@ -104,7 +104,7 @@ def main():
     parameters = sum(parameter.numel() for parameter in model.parameters())
     nodes = gather(local_rank).count(0)  # each node has one local rank 0
     report = Report(args, rank, chapter="04_deepspeed", ranks=world_size, nodes=nodes,
-                    device=device.type, **training, batch_size=batch,
+                    device=device.type, **settings, batch_size=batch,
                     parameters=parameters, gradient_clipping=engine.gradient_clipping())
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
@@ -132,7 +132,7 @@ def main():
         means /= world_size
         report.end_epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its part
-            save(args.checkpoint, training, step, partial(
+            save(args.checkpoint, settings, step, partial(
                 engine.save_checkpoint, args.checkpoint, save_latest=False))
 
     # Evaluation: every test image once. `model` is enough: only training needs `engine`.

@@ -108,12 +108,12 @@ def main():
 
     # Resume after the last saved epoch. Every rank reads the checkpoint.
     step = 0
-    training = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
+    settings = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
                 "stage": args.stage, "width": args.width, "layers": args.layers,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.has_checkpoint(args):
         with workshop.exit_on_load_error(args):
-            step = load(model, optimizer, args.checkpoint, training)
+            step = load(model, optimizer, args.checkpoint, settings)
 
     # Training: each rank has its own batch; averaged gradients keep all parameters identical.
     epoch_steps = len(train) // global_batch
@@ -121,7 +121,7 @@ def main():
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     nodes = gather(local_rank).count(0)  # each node has one local rank 0
     report = Report(args, rank, chapter="05_zero/fsdp.py", ranks=world_size, nodes=nodes,
-                    device=device.type, **training, batch_size=batch, parameters=sum(sizes),
+                    device=device.type, **settings, batch_size=batch, parameters=sum(sizes),
                     offload=args.offload)
     accounting = Accounting(model, partial(pytorch_tensors, model, shards, optimizer),
                             batch_bytes=4 * train.images.nbytes, device=device)
@@ -157,7 +157,7 @@ def main():
         means /= world_size
         report.end_epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its shards
-            save(model, optimizer, args.checkpoint, training, step)
+            save(model, optimizer, args.checkpoint, settings, step)
 
     # Evaluation: every test image once, in one batch per rank: at stage 3 all ranks gather each
     # layer together, so a rank with more batches would wait for the others forever.

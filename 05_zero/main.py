@@ -90,12 +90,12 @@ def main():
 
     # Resume after the last saved epoch. Every rank reads the checkpoint.
     step = 0
-    training = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
+    settings = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
                 "stage": args.stage, "width": args.width, "layers": args.layers,
                 "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
     if workshop.has_checkpoint(args):
         with workshop.exit_on_load_error(args):
-            engine.load_checkpoint(args.checkpoint, find_latest(args.checkpoint, training))
+            engine.load_checkpoint(args.checkpoint, find_latest(args.checkpoint, settings))
             step = engine.global_steps
 
     # Training: each rank has its own batch; averaged gradients keep all parameters identical.
@@ -104,7 +104,7 @@ def main():
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     nodes = gather(local_rank).count(0)  # each node has one local rank 0
     report = Report(args, rank, chapter="05_zero", ranks=world_size, nodes=nodes,
-                    device=device.type, **training, batch_size=batch, parameters=sum(sizes),
+                    device=device.type, **settings, batch_size=batch, parameters=sum(sizes),
                     offload=args.offload, gradient_clipping=engine.gradient_clipping())
     accounting = Accounting(model, partial(deepspeed_tensors, model, optimizer, adam),
                             batch_bytes=4 * train.images.nbytes, device=device)
@@ -139,7 +139,7 @@ def main():
         means /= world_size
         report.end_epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its part
-            save(args.checkpoint, training, step, partial(
+            save(args.checkpoint, settings, step, partial(
                 engine.save_checkpoint, args.checkpoint, save_latest=False))
 
     # Evaluation: every test image once, in one batch per rank: at stage 3 all ranks gather each

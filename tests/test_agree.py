@@ -55,6 +55,9 @@ CASES = {  # {file: {case: (changes, expected verdict)}}
              (LOAD_DATA, f"{LOAD_DATA}    {SEED_BY_RANK}\n")], "weights"),
         "gradients are broadcast": (
             [NO_WRAPPER, (STEP, FOR_EACH_PARAMETER + BROADCAST + STEP)], "one rank's"),
+        "weights are broadcast": (
+            [NO_WRAPPER, (STEP, STEP + FOR_EACH_PARAMETER + BROADCAST.replace(".grad", ".data"))],
+            "one rank's"),
         "a layer's gradients are not averaged": (
             [NO_WRAPPER, (STEP, AVERAGE_ALL_BUT_TWO + STEP)], "part"),
         "noise on the weights": ([(LOSS, f"{LOSS}\n{NOISE_ON_WEIGHTS}")], "apart"),

@@ -4,15 +4,17 @@ import json
 import sys
 
 import pytest
-from conftest import ROOT, read_records, run, run_command
+from conftest import ROOT, assert_refused, read_records, run, run_command
 
 
 def test_a_profile_has_three_steps(tmp_path):
-    result = run("01_single_node", 1, "--epochs", 1, "--profile", tmp_path / "trace.json")
+    flags = ["--profile", tmp_path / "trace.json"]
+    result = run("03_ddp", 2, "--epochs", 1, *flags)
     assert result.code == 0 and not result.err, result.err
     trace = json.loads((tmp_path / "trace.json").read_text())
     names = {event["name"] for event in trace["traceEvents"]}
-    assert {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"} <= names
+    assert {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7", "gloo:all_reduce"} <= names
+    assert_refused(run("01_single_node", 1, "--max-steps", 7, *flags), "8 steps or more")
 
 
 @pytest.mark.slow

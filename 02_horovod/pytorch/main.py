@@ -45,6 +45,7 @@ def main():
     parser = workshop.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--profile", metavar="FILE", help="trace of steps 6 to 8, for perfetto.dev")
     args = parser.parse_args()
     device = workshop.choose_device(args, local_rank, gpus=hvd.cuda_built() or hvd.rocm_built())
     if device.type != "cpu":
@@ -82,12 +83,12 @@ def main():
 
     # Resume after the last saved epoch; then every rank gets rank 0's state.
     step = 0
-    training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
+    settings = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.has_checkpoint(args):
         with workshop.exit_on_load_error(args):
             checkpoint = torch.load(args.checkpoint, map_location="cpu")
-            workshop.refuse_other_settings(checkpoint["training"], training)
+            workshop.refuse_other_settings(checkpoint["settings"], settings)
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             step = checkpoint["step"]
@@ -102,7 +103,7 @@ def main():
     parameters = sum(parameter.numel() for parameter in model.parameters())
     nodes = hvd.cross_size()
     report = Report(args, rank, chapter="02_horovod/pytorch", ranks=world_size, nodes=nodes,
-                    device=device.type, **training, batch_size=batch,
+                    device=device.type, **settings, batch_size=batch,
                     parameters=parameters)
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
@@ -131,7 +132,7 @@ def main():
         means = hvd.allreduce(means)
         report.end_epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
         if args.checkpoint and step % epoch_steps == 0 and rank == 0:  # ranks have the same state
-            state = {"training": training, "step": step,
+            state = {"settings": settings, "step": step,
                      "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, f"{args.checkpoint}.tmp")
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file

@@ -116,11 +116,11 @@ def main():
 
     # Resume after the last saved epoch; then every rank gets rank 0's state.
     step = 0
-    training = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
+    settings = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if workshop.has_checkpoint(args):
         with workshop.exit_on_load_error(args), np.load(args.checkpoint) as arrays:
-            workshop.refuse_other_settings(json.loads(str(arrays["training"])), training)
+            workshop.refuse_other_settings(json.loads(str(arrays["settings"])), settings)
             for name, variable in state.items():
                 variable.assign(arrays[name])
             step = int(arrays["step"])
@@ -133,7 +133,7 @@ def main():
     parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
     nodes = hvd.cross_size()
     report = Report(args, rank, chapter="02_horovod/tensorflow", ranks=world_size, nodes=nodes,
-                    device=device, **training, batch_size=batch,
+                    device=device, **settings, batch_size=batch,
                     parameters=parameters)
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
@@ -162,7 +162,7 @@ def main():
         if args.checkpoint and epoch_done and rank == 0:  # the others have the same parameters
             arrays = {name: variable.numpy() for name, variable in state.items()}
             with open(f"{args.checkpoint}.tmp", "wb") as file:
-                np.savez(file, training=json.dumps(training), step=step, **arrays)
+                np.savez(file, settings=json.dumps(settings), step=step, **arrays)
             os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
 
     # Evaluation: the ranks split the test images, and use rank 0's BatchNorm statistics.

@@ -6,10 +6,13 @@ the training is the same.
 
 import json
 import math
+import os
 import resource
 import statistics
 import sys
 import time
+
+from ranks import CollectiveExit
 
 STARTED = time.perf_counter()
 
@@ -23,6 +26,7 @@ class Report:
     def __init__(self, args, rank=0, **record):
         self.args, self.rank, self.record = args, rank, record
         self.step_seconds, self.gpu = [], None  # gpu: the module torch.cuda or torch.xpu
+        self.profiler = None
         if record["device"] != "cpu" and "tensorflow" not in sys.modules:
             self.gpu = sys.modules["torch"].get_device_module(record["device"])
 
@@ -43,6 +47,21 @@ class Report:
                    f"learning rate: {lr:g}, steps: {step} of {last_step} done, {epoch_steps} per "
                    "epoch")
         self.last_step, self.steps_done = last_step, step
+        if getattr(self.args, "profile", None):
+            if last_step - step < 8:
+                raise CollectiveExit("--profile traces steps 6 to 8: train for 8 steps or more")
+            if self.rank == 0:
+                self.start_profiler()
+
+    def start_profiler(self):
+        """Write a trace of the sixth to eighth step to --profile's file."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hide the profiler's own messages
+        module = sys.modules["torch"].profiler
+        self.profiler = module.profile(
+            schedule=module.schedule(skip_first=4, wait=0, warmup=1, active=3, repeat=1),
+            acc_events=True,
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(self.args.profile))
+        self.profiler.start()
 
     def start_epoch(self):
         """Start the clock. Call this method before the first step of an epoch."""
@@ -54,6 +73,8 @@ class Report:
             return
         self.steps_done = steps_done
         self.step_ends.append(self.now())
+        if self.profiler:
+            self.profiler.step()
         if self.rank == 0 and time.perf_counter() - self.last_print > 10:
             self.print(f"  step {steps_done} of {self.last_step}")
 

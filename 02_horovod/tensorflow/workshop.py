@@ -77,8 +77,8 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
     if (precision or args.precision) == "bf16" and device == "cpu" and resnet and side <= 16:
         sys.exit("--precision bf16: on CPUs PyTorch gives a ResNet random gradients for images of "
                  "up to 16 x 16 pixels: use fp32, or larger images")
-    refuse_unwritable(args.results)
-    refuse_unwritable(args.checkpoint)
+    for name in ("results", "checkpoint", "profile"):
+        refuse_unwritable(getattr(args, name, None))
     if args.resume and not args.checkpoint:
         sys.exit("--resume: name the file to continue from, with --checkpoint")
     if args.resume is True and not has_checkpoint(args):

@@ -44,7 +44,7 @@ SYMPTOMS = {
     "nothing trains": "no weight has changed",
     "own gradients": "each rank uses its own gradients: there are as many trainings as ranks",
     "part": "some parameters' gradients are averaged, others are each rank's own",
-    "one rank's": "all ranks use the gradients of one of them, and the others' samples are lost",
+    "one rank's": "all ranks use one rank's gradients or weights: the others' samples are lost",
     "sum": "the gradients are summed, not averaged: as many times too large as there are ranks",
     "twice": "the gradients are averaged twice: as many times too small as there are ranks",
     "not finite": "gradients are infinite or not a number",

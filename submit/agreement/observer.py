@@ -23,6 +23,7 @@ WRAPPERS = {
     "DistributedDataParallel": "DDP",
     "FullyShardedDataParallel": "FSDP1",
     "DeepSpeedEngine": "DeepSpeed"}
+STEPS_WITH_STATE_AFTER = 2  # after which the weights are recorded, too, to see if they are replaced
 GRAPH_NODES = 4  # nodes of a loss's graph that are searched for divisions, from the root
 
 
@@ -290,6 +291,10 @@ class Observer:
             return  # Horovod takes a step without a backward pass to broadcast optimizer state
         own = {name: self.own_gradients.pop(name) for name in list(used or self.own_gradients)
                if name in self.own_gradients}
+        if self.step_counts[id(optimizer)] < STEPS_WITH_STATE_AFTER:
+            trained = {parameter: name for parameter, name in self.names.items()
+                       if name in step["state"]}
+            step["state_after"] = self.states_of(trained)
         self.record["steps"].append(step | {
             "own_gradients": own, "used_gradients": used, "divisors": self.divisors,
             "samples": self.data.step_samples, "micro_batches": self.micro_batches,

@@ -147,6 +147,26 @@ def differences_by_step(steps, last_states, shards):
     return history
 
 
+def checksums_of(state):
+    return {name: values[0] for name, values in state.items()}
+
+
+def find_source_of_weights(reports):
+    """Return the rank whose weights replace the others' between two steps, or None."""
+    steps = {}  # {optimizer: its last step, on each rank}
+    for _, rank_steps in pair_steps(reports):
+        optimizer = rank_steps[0]["optimizer"]
+        earlier = [step.get("state_after", {}) for step in steps.get(optimizer, [])]
+        steps[optimizer] = rank_steps
+        if not earlier or not all(earlier):
+            continue
+        later = [checksums_of(step["state"]) for step in rank_steps]
+        is_source = [checksums_of(state) == later[0] for state in earlier]
+        if later.count(later[0]) == len(later) and any(is_source) and not all(is_source):
+            return is_source.index(True)
+    return None
+
+
 def has_moved(report):
     """Return True if a rank's weight before any of its steps differs from that at the end."""
     last = report["last_state"]
@@ -500,7 +520,11 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
         lines += part_lines
         findings |= part_findings
     findings = {key: details for key, details in findings.items() if key in SYMPTOMS}
-    if "own gradients" in findings and not findings.keys() & {"weights", "apart"}:
+    source = find_source_of_weights(reports)
+    if "own gradients" in findings and source is not None:
+        findings["one rank's"] = f"after a step, rank {source}'s weights replace the others'"
+        del findings["own gradients"]
+    elif "own gradients" in findings and not findings.keys() & {"weights", "apart"}:
         notes.append("each optimizer uses its rank's own gradients, and the weights are equal "
                      "before each step: they are averaged instead, or the samples are the same")
         del findings["own gradients"]
