@@ -14,10 +14,8 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from ranks import CollectiveExit, find_launcher, own_gpu
+from ranks import BACKENDS, CollectiveExit, device_kind, find_launcher, own_gpu
 
-BACKENDS = {  # of torch.distributed, by device. cuda: also AMD GPUs; xpu: Intel GPUs (untested)
-    "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl", "cpu": "gloo"}
 SHARED_GPU = "not every rank has a GPU of its own"
 
 
@@ -94,20 +92,6 @@ def refuse_unwritable(path: str | None) -> None:
 
 # Device
 
-def gpu_kind(args: argparse.Namespace) -> str | None:
-    """Return "cuda" or "xpu" if this machine has such a GPU and --device allows it, else None."""
-    import torch
-    for kind in ("cuda", "xpu"):
-        if args.device in ("auto", kind) and torch.get_device_module(kind).is_available():
-            return kind
-    return None
-
-
-def backend(args: argparse.Namespace) -> str:
-    """Return the backend for init_process_group(): gloo between CPUs, NCCL between GPUs."""
-    return BACKENDS[gpu_kind(args) or "cpu"]
-
-
 def choose_device(args: argparse.Namespace, local_rank: int | None = None,
                   gpus: bool = True) -> object:
     """Return this rank's torch.device: a GPU of its own, or else, on all ranks, the CPU.
@@ -115,15 +99,15 @@ def choose_device(args: argparse.Namespace, local_rank: int | None = None,
     local_rank: None for a program of one process. gpus: False if Horovod does not support them.
     """
     import torch
-    kind = gpu_kind(args)
-    index = 0 if kind and gpus else None
+    kind = device_kind(args.device)
+    index = 0 if kind != "cpu" and gpus else None
     if local_rank is not None and args.device != "cpu":
-        index = own_gpu(local_rank, kind if gpus else None)
+        index = own_gpu(local_rank, kind if gpus else "cpu")
     if index is not None:
         return torch.device(kind, index)
     reason = SHARED_GPU if gpus else "Horovod is built without GPU support"
     check_cpu_allowed(args, reason)
-    if kind and find_launcher()[1] == 0:
+    if kind != "cpu" and find_launcher()[1] == 0:
         print(f"{reason}: all ranks train on the CPU", flush=True)
     if local_rank is not None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # else the ranks compete for the cores

@@ -22,7 +22,7 @@ from accounting import Accounting, deepspeed_formula, deepspeed_tensors, layer_s
 from checkpoints import find_latest, save
 from ds_config import import_deepspeed, initialize, read_config
 from perceptron import build_model
-from ranks import find_ranks, gather, rank_0_first, run
+from ranks import BACKENDS, device_kind, find_ranks, gather, rank_0_first, run
 from report import Report
 
 
@@ -51,7 +51,7 @@ def main():
     args = parser.parse_args()
     # All ranks connect, at the address that find_ranks() has set: gloo for CPUs, NCCL for GPUs.
     timeout = timedelta(seconds=args.timeout)  # how long to wait for an unresponsive rank
-    dist.init_process_group(workshop.backend(args), timeout=timeout)
+    dist.init_process_group(BACKENDS[device_kind(args.device)], timeout=timeout)
     device = workshop.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import distributions
 
-from ranks import find_launcher, find_ranks, gather, run
+from ranks import BACKENDS, find_launcher, find_ranks, gather, run
 
 if __name__ == "__main__":  # before torch is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # exceptions repeat these lines
@@ -296,11 +296,11 @@ def measure(size, device):
 def all_reduce(store, rank, world_size, seconds):
     """Time and check all-reduces over the chapters' backends; return their records."""
     records = []
-    libraries, backends = {"cpu": "gloo"}, "gloo"
+    libraries, backends = {"cpu": "gloo"}, BACKENDS["cpu"]
     if torch.cuda.is_available():
         torch.accelerator.set_device_index(
             int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        libraries["cuda"], backends = "NCCL", "cpu:gloo,cuda:nccl"
+        libraries["cuda"], backends = "NCCL", BACKENDS["cuda"]
     dist.init_process_group(backends, timeout=timedelta(seconds=seconds / 2), store=store,
                             rank=rank, world_size=world_size)
     for device, library in libraries.items():
