@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run the README's first command on a bare Debian, as a new user; as root, with debootstrap:
-#     bash tests/bare_debian.sh bookworm [COMMAND ...]      (or trixie, sid)
+#     bash tests/bare_debian.sh bookworm [COMMAND ...]   (or trixie, sid; Ubuntu's noble, resolute)
 # Install the packages that `make demo` says are missing. Then `make demo` has to draw its picture, and
 # each COMMAND runs, such as "make test". The system stays in /tmp/bare/SUITE. Each step prints its
 # seconds; failed steps are listed at the end, and then the exit code is 1.
@@ -31,9 +31,15 @@ run_as_student() {
         sh -c "cd ~/my\ workshop && $1"
 }
 
+source=()
+case $suite in
+    noble | resolute)  # --no-check-gpg: Debian has no package of Ubuntu's keys
+        source=(http://archive.ubuntu.com/ubuntu gutsy --no-check-gpg --components=main,universe) ;;
+esac
+
 rm -rf "$system"
-run_step debootstrap debootstrap --variant=minbase --include=ca-certificates "$suite" "$system" \
-    >/tmp/debootstrap.log
+run_step debootstrap debootstrap --variant=minbase --include=ca-certificates \
+    "${source[@]:2}" "$suite" "$system" "${source[@]:0:2}" >/tmp/debootstrap.log
 mount --rbind /dev "$system/dev"
 mount -t tmpfs tmpfs "$system/dev/shm"
 mount -t proc proc "$system/proc"
