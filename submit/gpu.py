@@ -25,9 +25,9 @@ from study import ROOT, Parser, append, machine, read, run
 
 # Of ResNet-50, per image of 224 pixels: multiply and add; the backward pass costs twice the forward
 FLOPS = 3 * 2 * 4.09e9
-PEAKS = {  # bf16 FLOP/s without sparsity, from the vendors' data sheets
-    "A100": 312e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "B200": 2250e12,
-    "V100": 125e12, "L40S": 362e12}
+PEAKS = {  # bf16 FLOP/s without sparsity, from the vendors' data sheets; the first match counts
+    "H100 PCIe": 756e12, "H100 NVL": 835e12, "H200 NVL": 835e12, "A100": 312e12, "H100": 989e12,
+    "H200": 989e12, "GH200": 989e12, "B200": 2250e12, "L40S": 362e12}
 STEPS = {"cuda": 30, "cpu": 2}
 START_TIME = time.monotonic()
 
@@ -170,8 +170,8 @@ def run_chapter(ranks, chapter, device, image_size, batch, precision):
 
 def peak_fraction(speed):
     """Return the fraction of the GPU's peak (MFU) at `speed` images/s, if the peak is known."""
-    parts = re.split(r"[ ,-]+", machine()["processor"])  # such as NVIDIA A100-SXM4-40GB
-    peaks = [peak for name, peak in PEAKS.items() if name in parts]
+    words = set(re.split(r"[ ,-]+", machine()["processor"]))  # such as NVIDIA A100-SXM4-40GB
+    peaks = [peak for name, peak in PEAKS.items() if words.issuperset(name.split())]
     return {"of its peak": speed * FLOPS / peaks[0]} if peaks else {}
 
 

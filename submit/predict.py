@@ -96,7 +96,7 @@ def model_errors():
                            columns=["predicted", "images_per_second"])
     return {"published runs over a network": published.error[published.group == "A"],
             "published runs within a node": published.error[published.group == "B"],
-            "runs on 2 and 4 nodes of lab.sh": lab.predicted / lab.images_per_second - 1}
+            "runs on lab.sh's simulated nodes": lab.predicted / lab.images_per_second - 1}
 
 
 def draw(table, path):

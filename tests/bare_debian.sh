@@ -34,7 +34,7 @@ run_as_student() {
 source=()
 case $suite in
     noble | resolute)  # --no-check-gpg: Debian has no package of Ubuntu's keys
-        source=(http://archive.ubuntu.com/ubuntu gutsy --no-check-gpg --components=main,universe) ;;
+        source=(http://archive.ubuntu.com/ubuntu gutsy --no-check-gpg "--components=main,universe") ;;
 esac
 
 rm -rf "$system"
