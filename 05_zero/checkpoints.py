@@ -25,7 +25,7 @@ def save(folder: str, settings: dict, step: int, write: Callable[[str], None]) -
     dist.barrier()
     if dist.get_rank() == 0:
         previous = latest.read_text() if latest.exists() else None
-        (subfolder / "training.json").write_text(json.dumps(settings))
+        (subfolder / "settings.json").write_text(json.dumps(settings))
         temporary = Path(folder, "latest.tmp")
         temporary.write_text(subfolder.name)
         os.replace(temporary, latest)  # never a half-written file
@@ -36,6 +36,6 @@ def save(folder: str, settings: dict, step: int, write: Callable[[str], None]) -
 def find_latest(folder: str, settings: dict) -> str:
     """Return the subfolder that `latest` names; exit if it was saved with other settings."""
     subfolder = Path(folder, "latest").read_text()
-    saved_settings = json.loads(Path(folder, subfolder, "training.json").read_text())
+    saved_settings = json.loads(Path(folder, subfolder, "settings.json").read_text())
     refuse_other_settings(saved_settings, settings)
     return subfolder
