@@ -1,6 +1,6 @@
 """Create or complete the workshop's environment; `make setup` runs this.
 
-    python3 tools/environment/setup.py --venv FOLDER [--packages] [--tests]
+    python3 tools/environment/setup.py [--venv FOLDER] [--packages] [--tests]
 
 The script needs only a python3: 3.6 or newer to check whether an environment is ready, 3.8 or newer
 to make one. The environment is a venv. pip installs uv in it, and uv installs the packages of
@@ -359,7 +359,7 @@ def create_environment(venv, packages_only=False):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--venv", required=True, help="the folder of the environment")
+    parser.add_argument("--venv", default=ROOT / ".venv", help="the folder of the environment (.venv)")
     parser.add_argument("--packages", action="store_true", help="leave Horovod out")
     parser.add_argument("--tests", action="store_true", help="also install what the tests need")
     parser.error = lambda message: parser.exit(2, f"set-up failed: {message}\n")  # in one line
