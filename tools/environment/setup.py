@@ -359,7 +359,7 @@ def create_environment(venv, packages_only=False):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--venv", default=ROOT / ".venv", help="the folder of the environment (.venv)")
+    parser.add_argument("--venv", default=ROOT / ".venv", help="its folder (default: .venv)")
     parser.add_argument("--packages", action="store_true", help="leave Horovod out")
     parser.add_argument("--tests", action="store_true", help="also install what the tests need")
     parser.error = lambda message: parser.exit(2, f"set-up failed: {message}\n")  # in one line
