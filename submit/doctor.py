@@ -200,6 +200,10 @@ def show(ranks, launcher):
     if requested and not any(facts["uuids"] for facts in ranks):
         print(f"note: the job has {requested} GPUs per node, and PyTorch sees none of them: a CPU "
               "build of PyTorch, a container without --nv, or nodes without GPUs")
+    job_nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
+    if job_nodes.isdecimal() and int(job_nodes) > len(nodes):
+        print(f"note: the job has {job_nodes} nodes, and these ranks are on {len(nodes)}; torchrun "
+              "--standalone would train on each node alone (submit/README.md has the command)")
     if torch.xpu.is_available():
         print("note: doctor.py does not check Intel GPUs")
     for node, node_ranks in nodes.items():

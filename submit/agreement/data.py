@@ -92,9 +92,9 @@ def describe(loader):
     while hasattr(whole, "dataset"):  # a Subset, or another wrapper
         whole = whole.dataset
     stream = isinstance(loader.dataset, data.IterableDataset)
-    facts = {"dataset_size": 0 if stream else len(loader.dataset), "stream": stream, "epochs": [],
-             "batches": [], "dataset_checksum": dataset_checksum(whole),
-             "without_replacement": False}
+    facts = {"dataset_size": 0 if stream else len(loader.dataset), "stream": stream,
+             "sampler": type(loader.sampler).__name__, "epochs": [], "batches": [],
+             "dataset_checksum": dataset_checksum(whole), "without_replacement": False}
     sampler = loader.sampler
     if isinstance(sampler, data.DistributedSampler):
         facts |= {"without_replacement": True, "shuffle": sampler.shuffle,

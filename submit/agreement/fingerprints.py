@@ -92,7 +92,10 @@ def parameter_state(tensor: torch.Tensor) -> list[float]:
 # Data.
 
 def tensors_in(batch: object, depth: int = 0) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch: in lists, dicts, arrays, and objects that contain tensors."""
+    """Yield the tensors of a batch: in lists, dicts, arrays, and objects that contain tensors.
+
+    A list of numbers or texts becomes a tensor of their checksums.
+    """
     if torch.is_tensor(batch):
         yield batch
     elif hasattr(batch, "__array_interface__"):
@@ -104,7 +107,9 @@ def tensors_in(batch: object, depth: int = 0) -> Iterator[torch.Tensor]:
             batch = vars(batch)
         if isinstance(batch, Mapping):
             batch = batch.values()
-        if isinstance(batch, (list, tuple, type({}.values()))):
+        if isinstance(batch, list) and len(batch) > 1 and isinstance(batch[0], (int, float, str)):
+            yield torch.tensor([zlib.crc32(repr(value).encode()) for value in batch])
+        elif isinstance(batch, (list, tuple, type({}.values()))):
             for part in batch:
                 yield from tensors_in(part, depth + 1)
 

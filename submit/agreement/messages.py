@@ -33,6 +33,10 @@ def has_stream(reports):
     return any(loader["stream"] for loader in reports[0]["loaders"])
 
 
+def has_weighted_sampler(reports):
+    return any(loader["sampler"] == "WeightedRandomSampler" for loader in reports[0]["loaders"])
+
+
 def has_no_wrapper(reports):
     return not reports[0]["wrappers"]
 
@@ -84,7 +88,8 @@ FIXES = {
         (uses_horovod, "call step() of hvd.DistributedOptimizer(optimizer)"),
         (always, "call a model that DistributedDataParallel wraps, or all-reduce the gradients")],
     "part": [
-        (has_ddp, "wrap every model that is trained, when it is complete"),
+        (has_ddp, "wrap every model that is trained, when it is complete, and call the wrappers: "
+                  "ddp(x), not ddp.module(x)"),
         (always, "all-reduce the gradients of all parameters")],
     "one rank's": [(always, "all-reduce the gradients, and divide by the number of ranks")],
     "sum": [(always, "divide by the number of ranks, or use op=AVG")],
@@ -97,17 +102,19 @@ FIXES = {
     "other gradients": [
         (has_no_wrapper, "average first; then clip, unscale or change them, on all ranks alike"),
         (has_ddp, "exit no_sync() before the last backward of a step; clip, unscale or change "
-                  "gradients after that, on all ranks alike"),
+                  "gradients after that, on all ranks alike; GradScaler: one scale for all"),
         (always, "change gradients after the wrapper has averaged them, on all ranks alike")],
     "same data": [
         (has_no_loader, "shard the rows, order[rank::world_size] of one permutation, or draw them "
                         "with a seed that differs by rank, set after the model is wrapped"),
         (has_stream, "shard the stream: split_dataset_by_node(data, rank, world_size) of Hugging "
                      "Face, or islice(stream, rank, None, world_size); then shard it over workers"),
+        (has_weighted_sampler, "give the sampler another seed on each rank: "
+                               "generator=torch.Generator().manual_seed(seed + rank)"),
         (always, "shard the data: DistributedSampler(data) instead of shuffle=True")],
     "overlap": [
-        (always, "DistributedSampler(data) instead of shuffle=True; one seed on all ranks for a "
-                 "split of the data")],
+        (always, "DistributedSampler(data) instead of shuffle=True, and set_epoch() on every rank; "
+                 "one seed on all ranks for a split of the data")],
     "sampler": [
         (uses_horovod, "DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())"),
         (always, "DistributedSampler(data), created after init_process_group()")],

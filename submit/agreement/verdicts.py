@@ -491,6 +491,9 @@ def judge_data(reports):
     elif same_inputs:
         add_note(findings, f"{same_inputs} are the same on all ranks, and no equal gradients were "
                  "seen: labels or dropout may differ")
+    if not text:
+        add_note(findings, "without a DataLoader, and without tensors or lists among a model's "
+                 "arguments, agree.py cannot tell whether the ranks share samples")
     return [("data", text or "no DataLoader, no batch: not seen")], findings
 
 

@@ -13,6 +13,7 @@ module load lumi-aif-singularity-bindings || return 1  # Slingshot and the file 
 : "${CONTAINER:?the file of a container with PyTorch, from /appl/local/laifs/containers}"
 
 export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen" MIOPEN_CUSTOM_CACHE_DIR="/tmp/$USER-miopen"  # not in the shared home
+export FI_MR_CACHE_MONITOR=userfaultfd  # without it RCCL may hang: LUMI-AI-Guide, issue 118
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-7}"  # in Slurm 22.05 to 23.02 srun does not inherit --cpus-per-task
 
 # Without MPI the ranks use Slurm's variables, as in the guide.
