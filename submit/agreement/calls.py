@@ -53,6 +53,8 @@ class Calls:
             groups = [value for value in arguments if isinstance(value, dist.ProcessGroup)]
             is_world_group = all(group is dist.group.WORLD for group in groups)
             is_async = any(value is True for value in arguments[1:])  # async_op
+            if "object" in name:  # True may be the object
+                is_async = False
             if (self.depth > 1 or not is_world_group or is_async
                     or dist.get_world_size() != self.world_size):
                 return
