@@ -48,9 +48,10 @@ RENDEZVOUS_ADVICE = ("unset MASTER_PORT; set MASTER_ADDR to rank 0's address in 
 GPU_ADVICE = "compare nvidia-smi with torch.version.cuda; try another node"
 BUSY_ADVICE = "another process uses it, or two ranks touch it where one process per GPU is allowed"
 BUILD_ADVICE = "install another build of PyTorch (docs/SETUP.md, Versions)"
-NETWORK_ADVICE = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the site's file, to an "
-                  "interface of the cluster's network; a firewall must leave all ports open "
-                  "between nodes; NCCL_DEBUG=INFO prints more")
+GLOO, NCCL = (os.environ.get(f"{name}_SOCKET_IFNAME", "not set") for name in ("GLOO", "NCCL"))
+NETWORK_ADVICE = (f"set GLOO_SOCKET_IFNAME (now: {GLOO}) and NCCL_SOCKET_IFNAME (now: {NCCL}), "
+                  "best in the site's file, to an interface of the cluster's network; a firewall "
+                  "must leave all ports open between nodes; NCCL_DEBUG=INFO prints more")
 
 
 # Time-outs
@@ -152,8 +153,10 @@ def examine():
     return {"node": socket.gethostname(), "local_rank": local_rank, "uuids": uuids,
             "gpu": uuids[local_rank % gpus] if gpus else None,
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES", "not set"),
-            "has_driver": os.path.exists("/dev/nvidia0"), "driver_version": driver_version(),
-            "cuda": torch.version.cuda, "gpu_error": try_gpu(local_rank % gpus) if gpus else "",
+            "has_driver": os.path.exists("/dev/nvidia0") or os.path.exists("/dev/kfd"),  # kfd: AMD
+            "driver_version": driver_version(),
+            "cuda": torch.version.cuda or torch.version.hip,
+            "gpu_error": try_gpu(local_rank % gpus) if gpus else "",
             "cores": sorted(cores),
             "all_cores": os.cpu_count(), "versions": describe_versions(), "gloo": gloo_interface(),
             "nccl": os.environ.get("NCCL_SOCKET_IFNAME", "not set"),
@@ -254,7 +257,7 @@ def why_no_gpu(facts):
     """Return why a rank sees no GPU where there should be one, and what to do."""
     cuda, driver = facts["cuda"], facts["driver_version"]
     if facts["has_driver"] and not cuda:
-        return f"NVIDIA GPUs found, but this PyTorch is built without CUDA: {BUILD_ADVICE}"
+        return f"GPUs found, but this PyTorch is built without CUDA or ROCm: {BUILD_ADVICE}"
     oldest = OLDEST_DRIVERS.get((cuda or "").split(".")[0], 0)
     if driver and int(driver.split(".")[0]) < oldest:
         return (f"a rank sees no GPU: PyTorch is built for CUDA {cuda}, which needs driver "

@@ -210,7 +210,8 @@ def install_command(venv):
 
 def install_packages(venv, mpicc):
     """Install the pinned packages; on a cluster only those that the site's Python lacks."""
-    step("2/4 the pinned packages: 3.3 GB to download, unless uv has them in its cache")
+    step("2/4 the pinned packages: 3.3 GB to download, unless uv has them in its cache (if your "
+         "course has an environment, press Ctrl-C, and first source the course's course.sh)")
     requirements = ["-r", REQUIREMENTS]
     if (venv / "bin/uv").exists():
         pins = REQUIREMENTS
