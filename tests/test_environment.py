@@ -38,9 +38,9 @@ def failing_setup_message(*flags, **options):
 
 
 @pytest.mark.check
-def test_setup_of_a_ready_environment_prints_nothing(tmp_path):
+def test_setup_of_a_ready_environment_prints_nothing(ready_venv, tmp_path):
     venv = tmp_path / "a blank"
-    venv.symlink_to(sys.prefix)
+    venv.symlink_to(ready_venv)  # not to this environment: other pins would change it
     result = run_command(["make", "-s", "--no-print-directory", "setup", f"VENV={venv}"], cwd=ROOT)
     assert (result.code, result.out, result.err) == (0, "", "")
 
