@@ -64,8 +64,10 @@ def test_files_and_commands_named_on_pages_exist(path):
     files = re.findall(r"(?<![\w/.-])(?:\.\./)?(?:0\w+|assets|docs|exercises|submit|tests|tools)"
                        r"/[\w./]*\.(?:py|sh|pbs|slurm|md|ipynb|jsonl|csv|txt|png|svg)\b", text)
     modules = [f"{name.replace('.', '/')}.py" for name in re.findall(r"-m (tools[.\w]+\w)", text)]
-    for name in {*files, *modules} - {"submit/sites/NAME.sh"}:
-        assert (ROOT / name).exists() or (path.parent / name).exists(), name
+    links = re.findall(r"\]\(([\w./-]+)", re.sub(r"```.*?```", "", text, flags=re.S))
+    names = {*files, *modules, *links} - {"submit/sites/NAME.sh", "https"}
+    assert not [name for name in names
+                if not (ROOT / name).exists() and not (path.parent / name).exists()]
     targets = run_command(["make", "help"], cwd=ROOT).out.split()
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= set(targets)
 
