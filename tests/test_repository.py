@@ -67,6 +67,13 @@ def test_each_lesson_is_shown_and_compared(lesson):
 
 
 @pytest.mark.check
+def test_each_site_has_a_row():
+    table = (ROOT / "submit" / "README.md").read_text()
+    sites = tracked_files(ROOT.glob("submit/sites/*.sh"))
+    assert len(sites) > 5 and not [path for path in sites if f"(sites/{path.name})" not in table]
+
+
+@pytest.mark.check
 @pytest.mark.parametrize("path", PAGES, ids=relative_name)
 def test_generated_parts_of_pages_are_up_to_date(path):
     text = path.read_text()
