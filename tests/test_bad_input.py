@@ -46,7 +46,7 @@ BAD_COMMANDS = [  # commands of other programs, and the expected message
     ("submit/predict.py exercises/10_predict/run.jsonl --site none", "--site none: "),
     ("submit/predict.py exercises/10_predict/run.jsonl --node-link 1 --nodes 0", "--nodes"),
     ("exercises/grade.py 11", "number"),
-    ("tools/environment/setup.py", "--venv"),
+    ("tools/environment/setup.py --venf /nowhere", "--venf"),
     ("submit/lab.sh up many", "many is not a whole number"),
     ("submit/lab.sh run -n 2 true", "no lab is up"),
     pytest.param("submit/doctor.py --timeout nan", "--timeout", marks=slow),  # slow to import
