@@ -97,6 +97,7 @@ def refuse_unknown_launcher():
     identity = {"ppid": this.ppid(), "cmdline": this.cmdline()}
     count = sum(process.info == identity for process in psutil.process_iter(["ppid", "cmdline"]))
     if count > 1:
+        time.sleep(3)  # until processes that were started later have counted this one, too
         sys.exit(f"{count} processes on {socket.gethostname()} each believe they are rank 0 of 1, "
                  "and would train alone: start them with mpiexec, srun or torchrun")
 
@@ -153,10 +154,8 @@ def examine():
     return {"node": socket.gethostname(), "local_rank": local_rank, "uuids": uuids,
             "gpu": uuids[local_rank % gpus] if gpus else None,
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES", "not set"),
-            "has_driver": os.path.exists("/dev/nvidia0") or os.path.exists("/dev/kfd"),  # kfd: AMD
-            "driver_version": driver_version(),
-            "cuda": torch.version.cuda or torch.version.hip,
-            "gpu_error": try_gpu(local_rank % gpus) if gpus else "",
+            "has_driver": os.path.exists("/dev/nvidia0"), "driver_version": driver_version(),
+            "cuda": torch.version.cuda, "gpu_error": try_gpu(local_rank % gpus) if gpus else "",
             "cores": sorted(cores),
             "all_cores": os.cpu_count(), "versions": describe_versions(), "gloo": gloo_interface(),
             "nccl": os.environ.get("NCCL_SOCKET_IFNAME", "not set"),
@@ -257,7 +256,7 @@ def why_no_gpu(facts):
     """Return why a rank sees no GPU where there should be one, and what to do."""
     cuda, driver = facts["cuda"], facts["driver_version"]
     if facts["has_driver"] and not cuda:
-        return f"GPUs found, but this PyTorch is built without CUDA or ROCm: {BUILD_ADVICE}"
+        return f"NVIDIA GPUs found, but this PyTorch is built without CUDA: {BUILD_ADVICE}"
     oldest = OLDEST_DRIVERS.get((cuda or "").split(".")[0], 0)
     if driver and int(driver.split(".")[0]) < oldest:
         return (f"a rank sees no GPU: PyTorch is built for CUDA {cuda}, which needs driver "

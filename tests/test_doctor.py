@@ -89,7 +89,7 @@ def test_guard_ends_a_hanging_process():
     ({"has_driver": True}, {"has_driver": True}, "sees no GPU: ask for one GPU per rank"),
     ({"has_driver": True, "driver_version": "575.57.08"}, {}, "driver 580 or newer"),
     ({"has_driver": True, "driver_version": "535.1", "cuda": "12.6"}, {}, "ask for one GPU"),
-    ({"has_driver": True, "cuda": None}, {}, "built without CUDA or ROCm: install"),
+    ({"has_driver": True, "cuda": None}, {}, "built without CUDA: install another build"),
     ({"uuids": ["a"], "gpu": "a", "gpu_error": "no kernel image"}, {"uuids": ["b"], "gpu": "b"},
      "cannot run a kernel on GPU a: no kernel image"),
     ({"uuids": ["a"], "gpu": "a", "gpu_error": "is/are busy or unavailable"},

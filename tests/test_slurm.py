@@ -164,7 +164,8 @@ def test_ready_script_checks_the_reservation(cluster, reservation):
     jobs = re.findall("ready; .* s from submission to end; ranks: ", output)
     if reservation_exists:
         cluster.run("scontrol", "delete", "ReservationName=course")
-        assert len(jobs) == 3 and "$two_gpus: ready; " in output, output
+        assert len(jobs) == 3, output
+        assert re.search(r"\$two_gpus: ready; .* ranks: 2, nodes: 1$", output, re.M), output
         assert re.search("\nnote: the job has 4 GPUs.*\nready, if the notes", output, re.S), output
     else:
         assert not jobs and "Requested reservation is invalid" in output, output

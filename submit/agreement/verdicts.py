@@ -366,9 +366,9 @@ def judge_gradients(reports):
             since = f"since step {number}"
             findings.setdefault(kind, f"{details}, {since}" if details else since)
     if "mean" in findings and loss_divided and reports[0]["wrappers"]:
-        add_note(findings, f"the loss was divided by {len(reports)}, or by all ranks' samples: if "
-                 "that is for the average over the ranks, DDP averages again, and the gradients "
-                 "are too small")
+        add_note(findings, "the loss seems to be divided by the number of ranks (times "
+                 "micro-batches), or of all ranks' samples: if that is for the average over the "
+                 "ranks, the wrapper averages again, and the gradients are too small")
     if comm_hook and "other gradients" in findings:  # such as PowerSGD
         add_note(findings, f"DDP's hook {comm_hook} changes the gradients: not compared")
         del findings["other gradients"]
