@@ -62,7 +62,7 @@ faults: setup-tests ## fault-injection tests: killed ranks, full disks, bad inpu
 bench: setup ## measure what loading, metrics and synchronisation cost
 	@"$(VENV)/bin/python" -m tools.measuring.bench
 
-docs: setup ## update copied files, generated parts of pages, and figures
+docs: setup ## update the generated parts of pages, and figures
 	@"$(VENV)/bin/python" -m tools.pages.docs
 
 notebooks: setup ## run the notebooks from top to bottom and store their outputs

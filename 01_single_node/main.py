@@ -2,7 +2,7 @@
 
     python main.py                      # five epochs of handwritten digits, a few seconds
 
-ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
 data sets and measurements.
 """
 
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-import workshop
-from ranks import check_world_size, run
-from report import Report
+from workshop import data, devices, flags
+from workshop.ranks import check_world_size, run
+from workshop.report import Report
 
 
 def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
@@ -38,12 +38,12 @@ def batches(dataset, sampler, size, device, drop_last=False):
 def main():
     # Device: one process on one GPU or CPU.
     check_world_size(1, one_process=True)  # several processes would each train the same network
-    parser = workshop.make_parser(__doc__, lr=0.2)
+    parser = flags.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--profile", metavar="FILE", help="trace of steps 6 to 8, for perfetto.dev")
     args = parser.parse_args()
-    device = workshop.choose_device(args)  # a GPU if there is one, else the CPU
+    device = devices.choose_device(args)  # a GPU if there is one, else the CPU
     if device.type != "cpu":
         torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
         torch.backends.cudnn.benchmark = True  # time each convolution algorithm, use the fastest
@@ -52,8 +52,8 @@ def main():
 
     # Batch and data: reshuffled every epoch; the last incomplete batch is dropped.
     global_batch = batch = args.global_batch_size or args.batch_size
-    workshop.check(args, device.type, global_batch)
-    train, test = workshop.load_data(args, global_batch)
+    flags.check(args, device.type, global_batch)
+    train, test = data.load_data(args, global_batch)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
     layout = torch.contiguous_format
     if device.type != "cpu" or args.precision == "bf16":
@@ -77,10 +77,10 @@ def main():
     step = 0
     settings = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
-    if workshop.has_checkpoint(args):
-        with workshop.exit_on_load_error(args):
+    if flags.has_checkpoint(args):
+        with flags.exit_on_load_error(args):
             checkpoint = torch.load(args.checkpoint, map_location="cpu")
-            workshop.refuse_other_settings(checkpoint["settings"], settings)
+            flags.refuse_other_settings(checkpoint["settings"], settings)
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             step = checkpoint["step"]

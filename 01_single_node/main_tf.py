@@ -2,7 +2,7 @@
 
     python main_tf.py                   # five epochs of handwritten digits, a few seconds
 
-ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
 data sets and measurements.
 """
 
@@ -13,9 +13,9 @@ import sys
 
 import numpy as np
 
-import workshop
-from ranks import check_world_size, run
-from report import Report
+from workshop import data, devices, flags
+from workshop.ranks import check_world_size, run
+from workshop.report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
@@ -29,7 +29,7 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> keras.Model:
     channels, height, width = image_shape
     inputs = keras.Input((height, width, channels))
     if name != "cnn":
-        from resnet import resnet
+        from workshop.resnet import resnet
         return resnet(name, inputs, 10)
     x = layers.Conv2D(32, 3, activation="relu")(inputs)  # no BatchNorm or dropout: the result
     x = layers.Conv2D(64, 3, activation="relu")(x)       # is the same on any number of ranks
@@ -47,12 +47,12 @@ def batches(dataset, order, size):
 def main():
     # Device: one process on one GPU or CPU.
     check_world_size(1, one_process=True)  # several processes would each train the same network
-    parser = workshop.make_parser(__doc__, lr=0.2)
+    parser = flags.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     args = parser.parse_args()
     gpus = tf.config.list_physical_devices("GPU")[:1] if args.device != "cpu" else []
     if not gpus:
-        workshop.check_cpu_allowed(args)
+        devices.check_cpu_allowed(args)
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # allocate as needed, not all at once
@@ -68,8 +68,8 @@ def main():
 
     # Batch and data: reshuffled every epoch; the last incomplete batch is dropped.
     global_batch = batch = args.global_batch_size or args.batch_size
-    workshop.check(args, device, global_batch)
-    train, test = workshop.load_data(args, global_batch)
+    flags.check(args, device, global_batch)
+    train, test = data.load_data(args, global_batch)
     mean, std = float(train.images[:256].mean()), float(train.images[:256].std())  # 256 are enough
 
     @tf.function(reduce_retracing=True)
@@ -102,9 +102,9 @@ def main():
     step = 0
     settings = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
-    if workshop.has_checkpoint(args):
-        with workshop.exit_on_load_error(args), np.load(args.checkpoint) as arrays:
-            workshop.refuse_other_settings(json.loads(str(arrays["settings"])), settings)
+    if flags.has_checkpoint(args):
+        with flags.exit_on_load_error(args), np.load(args.checkpoint) as arrays:
+            flags.refuse_other_settings(json.loads(str(arrays["settings"])), settings)
             for name, variable in state.items():
                 variable.assign(arrays[name])
             step = int(arrays["step"])

@@ -19,7 +19,7 @@ import torch
 from main import batches, build_model
 from torch.nn.functional import cross_entropy
 
-import workshop
+from workshop import data
 
 TARGET, SEEDS = 0.95, range(5)
 BATCHES = [8, 16, 32, 64, 128, 256, 512]
@@ -32,7 +32,7 @@ IMAGES = 1437  # training images
 def train_and_test(batch: int, rate: float, seed: int):
     """Train like main.py; yield (steps done, last loss, test accuracy) at each test."""
     torch.manual_seed(seed)
-    train, test = workshop.load_data(SimpleNamespace(dataset="digits"), batch)
+    train, test = data.load_data(SimpleNamespace(dataset="digits"), batch)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
     test_images, test_labels = map(torch.from_numpy, test[range(len(test))])
     test_images = (test_images.float() - mean) / std

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import resnet18
 
-from ranks import find_ranks, gather, run
+from workshop.ranks import find_ranks, gather, run
 
 STEPS, BATCH = 6, 64
 

@@ -38,8 +38,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ranks import find_ranks, gather, run
-from workshop import Parser, refuse_unwritable
+from workshop.flags import Parser, refuse_unwritable
+from workshop.ranks import find_ranks, gather, run
 
 LAYERS, IMAGES, PIXELS, CLASSES = 4, 1797, 64, 10
 LEARNING_RATE, TOLERANCE = 1.5, 1e-12  # the rate per 256 images of batch: the linear rule

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split  # DDP
 
-from ranks import gather, init_ranks, run  # DDP: ranks.py is next to this file
+from workshop.ranks import gather, init_ranks, run  # DDP: ranks.py is next to this file
 
 
 def load():

@@ -2,24 +2,27 @@
 
     mpiexec -n 2 python main.py         # or srun, torchrun, deepspeed; python alone is one rank
 
-ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
 data sets and measurements.
 """
 
 import faulthandler
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-import workshop
-from checkpoints import find_latest, save
-from ds_config import import_deepspeed, initialize, read_config
-from ranks import BACKENDS, device_kind, find_ranks, gather, rank_0_first, run
-from report import Report
+from workshop import data, devices, flags
+from workshop.checkpoints import find_latest, save
+from workshop.ds_config import import_deepspeed, initialize, read_config
+from workshop.ranks import BACKENDS, device_kind, find_ranks, gather, rank_0_first, run
+from workshop.report import Report
+
+CONFIG = Path(__file__).with_name("ds_config.json")
 
 
 def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
@@ -43,14 +46,14 @@ def batches(dataset, sampler, size, device, drop_last=False):
 def main():
     # Ranks and device: the launcher has started one process of this program per rank.
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
-    parser = workshop.make_parser(__doc__, lr=0.2)
+    parser = flags.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     args = parser.parse_args()
     # All ranks connect, at the address that find_ranks() has set: gloo for CPUs, NCCL for GPUs.
     timeout = timedelta(seconds=args.timeout)  # how long to wait for an unresponsive rank
     dist.init_process_group(BACKENDS[device_kind(args.device)], timeout=timeout)
-    device = workshop.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
+    device = devices.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
         torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
@@ -60,12 +63,12 @@ def main():
 
     # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
     with rank_0_first(rank):  # rank 0, which may download, then the others
-        config, precision = read_config(args.precision, device.type)  # the file may set fp16
+        config, precision = read_config(CONFIG, args.precision, device.type)
         micro_batches = world_size * config["gradient_accumulation_steps"]  # per step
         global_batch = args.global_batch_size or micro_batches * args.batch_size
         batch = config["train_micro_batch_size_per_gpu"] = global_batch // micro_batches
-        workshop.check(args, device.type, global_batch, micro_batches, precision)
-        train, test = workshop.load_data(args, global_batch)
+        flags.check(args, device.type, global_batch, micro_batches, precision)
+        train, test = data.load_data(args, global_batch)
     deepspeed = import_deepspeed(device, config)
     compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
@@ -92,8 +95,8 @@ def main():
     step = 0
     settings = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
-    if workshop.has_checkpoint(args):
-        with workshop.exit_on_load_error(args):
+    if flags.has_checkpoint(args):
+        with flags.exit_on_load_error(args):
             engine.load_checkpoint(args.checkpoint, find_latest(args.checkpoint, settings))
             step = engine.global_steps
 

@@ -3,7 +3,7 @@
     mpiexec -n 2 python fsdp.py                 # each rank's bytes next to the formula's
     mpiexec -n 4 python fsdp.py --width 4096 --layers 24 --precision bf16
 
-ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
 data sets and measurements.
 """
 
@@ -20,12 +20,12 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-import workshop
 from accounting import Accounting, pytorch_formula, pytorch_tensors, report_bytes
 from perceptron import build_model
-from ranks import BACKENDS, device_kind, find_ranks, gather, rank_0_first, run
-from report import Report
 from sharded import load, load_from_rank_0, save
+from workshop import data, devices, flags
+from workshop.ranks import BACKENDS, device_kind, find_ranks, gather, rank_0_first, run
+from workshop.report import Report
 
 
 def shard(model, args, device):
@@ -56,7 +56,7 @@ def batches(dataset, sampler, size, device, drop_last=False):
 def main():
     # Ranks and device: the launcher has started one process of this program per rank.
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
-    parser = workshop.make_parser(__doc__, lr=0.002)
+    parser = flags.make_parser(__doc__, lr=0.002)
     add = parser.add_argument
     add("--stage", type=int, choices=(1, 3), default=3, help="ZeRO stage (3)")
     add("--width", type=int, default=1024, help="outputs of each layer (1024)")
@@ -67,7 +67,7 @@ def main():
     # All ranks connect, at the address that find_ranks() has set: gloo for CPUs, NCCL for GPUs.
     timeout = timedelta(seconds=args.timeout)  # how long to wait for an unresponsive rank
     dist.init_process_group(BACKENDS[device_kind(args.device)], timeout=timeout)
-    device = workshop.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
+    device = devices.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
         torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
@@ -78,12 +78,12 @@ def main():
     global_batch = args.global_batch_size or world_size * args.batch_size
     batch = global_batch // world_size  # per rank; check() refuses a remainder
     with rank_0_first(rank):  # rank 0, which may download, then the others
-        workshop.check(args, device.type, global_batch, world_size)
+        flags.check(args, device.type, global_batch, world_size)
         if args.offload == "cpu" and (args.stage == 1 or device.type == "cpu"):
             sys.exit("--offload cpu needs --stage 3 and a GPU (it saves GPU memory)")
         if args.checkpoint and args.stage == 1:
             sys.exit("--checkpoint needs --stage 3")
-        train, test = workshop.load_data(args, global_batch)
+        train, test = data.load_data(args, global_batch)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
 
     def standardise(images):
@@ -111,8 +111,8 @@ def main():
     settings = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
                 "stage": args.stage, "width": args.width, "layers": args.layers,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
-    if workshop.has_checkpoint(args):
-        with workshop.exit_on_load_error(args):
+    if flags.has_checkpoint(args):
+        with flags.exit_on_load_error(args):
             step = load(model, optimizer, args.checkpoint, settings)
 
     # Training: each rank has its own batch; averaged gradients keep all parameters identical.

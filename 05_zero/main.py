@@ -3,7 +3,7 @@
     mpiexec -n 2 python main.py --stage 3       # each rank's bytes next to the formula's
     mpiexec -n 4 python main.py --stage 2 --width 4096 --layers 24 --precision bf16
 
-ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
 data sets and measurements.
 """
 
@@ -11,19 +11,22 @@ import faulthandler
 import sys
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-import workshop
 from accounting import Accounting, deepspeed_formula, deepspeed_tensors, layer_sizes, report_bytes
-from checkpoints import find_latest, save
-from ds_config import import_deepspeed, initialize, read_config
 from perceptron import build_model
-from ranks import BACKENDS, device_kind, find_ranks, gather, rank_0_first, run
-from report import Report
+from workshop import data, devices, flags
+from workshop.checkpoints import find_latest, save
+from workshop.ds_config import import_deepspeed, initialize, read_config
+from workshop.ranks import BACKENDS, device_kind, find_ranks, gather, rank_0_first, run
+from workshop.report import Report
+
+CONFIG = Path(__file__).with_name("ds_config.json")
 
 
 def zero_options(args):
@@ -41,7 +44,7 @@ def batches(dataset, sampler, size, device, drop_last=False):
 def main():
     # Ranks and device: the launcher has started one process of this program per rank.
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
-    parser = workshop.make_parser(__doc__, lr=0.002)
+    parser = flags.make_parser(__doc__, lr=0.002)
     add = parser.add_argument
     add("--stage", type=int, choices=(0, 1, 2, 3), default=2, help="ZeRO stage (2)")
     add("--width", type=int, default=1024, help="outputs of each layer (1024)")
@@ -52,7 +55,7 @@ def main():
     # All ranks connect, at the address that find_ranks() has set: gloo for CPUs, NCCL for GPUs.
     timeout = timedelta(seconds=args.timeout)  # how long to wait for an unresponsive rank
     dist.init_process_group(BACKENDS[device_kind(args.device)], timeout=timeout)
-    device = workshop.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
+    device = devices.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
         torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
@@ -61,14 +64,14 @@ def main():
 
     # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
     with rank_0_first(rank):  # rank 0, which may download, then the others
-        config, precision = read_config(args.precision, device.type, zero_options(args))
+        config, precision = read_config(CONFIG, args.precision, device.type, zero_options(args))
         micro_batches = world_size * config["gradient_accumulation_steps"]  # per step
         global_batch = args.global_batch_size or micro_batches * args.batch_size
         batch = config["train_micro_batch_size_per_gpu"] = global_batch // micro_batches
-        workshop.check(args, device.type, global_batch, micro_batches, precision)
+        flags.check(args, device.type, global_batch, micro_batches, precision)
         if args.offload == "cpu" and (args.stage == 0 or device.type == "cpu"):
             sys.exit("--offload cpu needs --stage 1, 2 or 3 and a GPU (it saves GPU memory)")
-        train, test = workshop.load_data(args, global_batch)
+        train, test = data.load_data(args, global_batch)
     deepspeed = import_deepspeed(device, config)
     compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
@@ -93,8 +96,8 @@ def main():
     settings = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
                 "stage": args.stage, "width": args.width, "layers": args.layers,
                 "global_batch_size": global_batch, "precision": precision, "seed": args.seed}
-    if workshop.has_checkpoint(args):
-        with workshop.exit_on_load_error(args):
+    if flags.has_checkpoint(args):
+        with flags.exit_on_load_error(args):
             engine.load_checkpoint(args.checkpoint, find_latest(args.checkpoint, settings))
             step = engine.global_steps
 

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-import checkpoints
+from workshop import checkpoints
 
 
 def save(model: nn.Module, optimizer: Optimizer, folder: str, settings: dict, step: int) -> None:

@@ -27,7 +27,7 @@ from functools import partial
 
 from agreement import verdicts
 
-from ranks import MPIEXECS, find_launcher, find_ranks, own_rank
+from workshop.ranks import MPIEXECS, find_launcher, find_ranks, own_rank
 
 EXIT_NOTHING_WRONG, EXIT_WRONG, EXIT_NOT_CHECKED = 0, 1, 2
 exit_now = os._exit  # the script gets end_by_os_exit() instead
@@ -255,7 +255,8 @@ def leave(store, rank, world_size, exit_code, finalize=False):
 
 def run_script(session, script, module, arguments):
     """Run the script as `python script arguments` or `python -m module arguments` does."""
-    del sys.modules["ranks"]  # the script may have a module of the same name
+    for name in [name for name in sys.modules if name.partition(".")[0] == "workshop"]:
+        del sys.modules[name]  # the script may have a module of the same name
     sys.argv = [script, *arguments]
     sys.path[0] = os.getcwd() if module else os.path.dirname(script)
     end = "ended"

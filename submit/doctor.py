@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import distributions
 
-from ranks import BACKENDS, find_launcher, find_ranks, gather, run
+from workshop.ranks import BACKENDS, find_launcher, find_ranks, gather, run
 
 if __name__ == "__main__":  # before torch is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # exceptions repeat these lines

@@ -182,9 +182,6 @@ def load_module(path):
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path.parent)
-        for name, other_module in list(sys.modules.items()):
-            if str(getattr(other_module, "__file__", "")).startswith(f"{ROOT}/0"):
-                patch.delitem(sys.modules, name)  # another chapter's file of the same name
         spec.loader.exec_module(module)
     return module
 
@@ -198,6 +195,8 @@ def copy_and_edit(source, target, *changes, name="main.py"):
     for path in (ROOT / source).iterdir():
         if path.suffix in (".py", ".json"):
             shutil.copy(path, target)
+    shutil.copytree(ROOT / "workshop", target / "workshop",
+                    ignore=shutil.ignore_patterns("__pycache__"))
     text = (target / name).read_text()
     for old, new in changes:
         assert text.count(old) == 1, old
@@ -208,7 +207,7 @@ def copy_and_edit(source, target, *changes, name="main.py"):
 
 # Tracked files only: an attendee's own files are not checked.
 GIT_FILES = {ROOT / name for name in run_command(["git", "-C", ROOT, "ls-files"]).out.splitlines()
-             if (ROOT / name).exists()}
+             if (ROOT / name).is_file()}
 
 
 def tracked_files(paths):

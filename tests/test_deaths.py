@@ -129,8 +129,8 @@ def test_failure_in_deepspeed_initialize_is_reported(folder):
     call = "        engine, optimizer, _, _ = deepspeed.initialize("
     fault = '        if os.environ["RANK"] == "1":\n            raise RuntimeError("bad ordinal")\n'
     ds_config = copy_and_edit("04_deepspeed", folder / "copy", (call, fault + call),
-                              name="ds_config.py")
-    job = start("mpiexec", [ds_config.with_name("main.py")], folder)
+                              name="workshop/ds_config.py")
+    job = start("mpiexec", [ds_config.parent.with_name("main.py")], folder)
     code, output = wait_for_end(job, folder)
     assert code == 2 and re.findall("^.*main.py: .*", output, re.M) == [
         "main.py: rank 1: deepspeed.initialize(), with ds_config.json, failed: "
@@ -139,7 +139,7 @@ def test_failure_in_deepspeed_initialize_is_reported(folder):
 
 def test_a_failing_rank_tells_mpiexec():
     """MPICH's mpiexec can miss that a rank has exited, so ranks.run() asks it to end the job."""
-    program = "import sys; from ranks import run; run(lambda: sys.exit('a mistake'))"
+    program = "import sys; from workshop.ranks import run; run(lambda: sys.exit('a mistake'))"
     reader, writer = os.pipe()
     variables = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": str(writer), "MPI_LOCALRANKID": "0"}
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT / "03_ddp", pass_fds=[writer],

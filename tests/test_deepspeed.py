@@ -4,7 +4,9 @@ import json
 
 import pytest
 import torch
-from conftest import BIN, ROOT, load_module, run_for_record
+from conftest import BIN, ROOT, run_for_record
+
+from workshop import ds_config
 
 DEEPSPEED = "04_deepspeed"
 
@@ -35,32 +37,31 @@ def test_gradients_are_not_clipped(chapter):
     ('{"gradient_accumulation_steps": "2"}', "steps cannot be .2."),
     ('{"gradient_clipping": NaN}', "gradient_clipping has to be 0 or more"),
     ('{"zero_optimization": {"stage": 3}}', "chapter 5")])
-def test_keys_and_values_without_their_effect_are_refused(text, message, tmp_path, monkeypatch):
+def test_keys_and_values_without_their_effect_are_refused(text, message, tmp_path):
     with pytest.raises(SystemExit, match=f"^ds_config.json: .*{message}"):
-        read_ds_config(text, tmp_path, monkeypatch)
+        read_ds_config(text, tmp_path)
 
 
 @pytest.mark.check
-def test_precision_comes_from_the_file_or_the_flag(tmp_path, monkeypatch):
+def test_precision_comes_from_the_file_or_the_flag(tmp_path):
     on = json.dumps({"bf16": {"enabled": True, "check_grad_overflow": False}})
     off = on.replace("true", "false")
-    assert read_ds_config(on, tmp_path, monkeypatch)[1] == "bf16"
-    assert read_ds_config("{}", tmp_path, monkeypatch, "bf16")[1] == "bf16"
-    assert read_ds_config(off, tmp_path, monkeypatch)[1] == "fp32"
-    config, precision = read_ds_config(on, tmp_path, monkeypatch, "bf16")
+    assert read_ds_config(on, tmp_path)[1] == "bf16"
+    assert read_ds_config("{}", tmp_path, "bf16")[1] == "bf16"
+    assert read_ds_config(off, tmp_path)[1] == "fp32"
+    config, precision = read_ds_config(on, tmp_path, "bf16")
     assert precision == "bf16" and config["bf16"] == json.loads(on)["bf16"]
     with pytest.raises(SystemExit, match="--precision sets bf16"):
-        read_ds_config(off, tmp_path, monkeypatch, "bf16")
+        read_ds_config(off, tmp_path, "bf16")
     with pytest.raises(SystemExit, match=r"fp64.*fp32"):
-        read_ds_config("{}", tmp_path, monkeypatch, "fp64")
+        read_ds_config("{}", tmp_path, "fp64")
 
 
-def read_ds_config(text, folder, monkeypatch, precision="fp32"):
+def read_ds_config(text, folder, precision="fp32"):
     """Return read_config() of this file and --precision, on a CPU."""
-    ds_config = load_module(ROOT / DEEPSPEED / "ds_config.py")
-    monkeypatch.setattr(ds_config, "CONFIG", folder / "ds_config.json")
-    ds_config.CONFIG.write_text(text)
-    return ds_config.read_config(precision, "cpu")
+    path = folder / "ds_config.json"
+    path.write_text(text)
+    return ds_config.read_config(path, precision, "cpu")
 
 
 @pytest.mark.slow
@@ -74,7 +75,6 @@ def test_no_compiler_is_needed(tmp_path):
 @pytest.mark.check
 def test_batchnorm_statistics_update_in_bf16():
     """Each update is smaller than bf16 resolution, yet after 200 steps they match fp32's."""
-    ds_config = load_module(ROOT / DEEPSPEED / "ds_config.py")
     fp32_norm, bf16_norm = (torch.nn.BatchNorm2d(2, momentum=0.001) for _ in range(2))
     bf16_norm.weight.data = bf16_norm.weight.bfloat16()
     bf16_norm.bias.data = bf16_norm.bias.bfloat16()

@@ -26,7 +26,8 @@ MISTAKES = {  # {mistake: (chapter, file, old text, new text, words of the repor
         "03_ddp", "main.py", "index(device.index)", "index(local_rank)",
         "invalid device ordinal: 3 of 1"),
     "the GPU that DeepSpeed chooses": (
-        "04_deepspeed", "ds_config.py", 'os.environ["LOCAL_RANK"] = str(device.index)', "pass",
+        "04_deepspeed", "workshop/ds_config.py",
+        'os.environ["LOCAL_RANK"] = str(device.index)', "pass",
         "invalid device ordinal: 3 of 1"),
 }
 
@@ -37,8 +38,8 @@ def test_chapters_run_on_a_gpu_and_mistakes_are_reported(tmp_path):
     originals = [ROOT / chapter / "main.py" for chapter in chapters]
     copies = []
     for number, (chapter, name, old, new, _) in enumerate(MISTAKES.values()):
-        path = copy_and_edit(chapter, tmp_path / str(number), (old, new), name=name)
-        copies.append(path.with_name("main.py"))
+        copy_and_edit(chapter, tmp_path / str(number), (old, new), name=name)
+        copies.append(tmp_path / str(number) / "main.py")
     command = [sys.executable, PROGRAMS / "fake_cuda.py", "--max-steps", 3, *originals, *copies]
     result = run_command(command, timeout=120)
     reports = [json.loads(line) for line in result.out.splitlines() if line.startswith("[")]

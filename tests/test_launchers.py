@@ -11,7 +11,6 @@ from conftest import (
     ROOT,
     assert_refused,
     case,
-    load_module,
     read_records,
     run,
     run_command,
@@ -20,6 +19,8 @@ from conftest import (
 )
 from forked import free_port
 from tolerances import FP64, assert_close
+
+from workshop.ranks import find_ranks
 
 DDP = ROOT / "03_ddp" / "main.py"
 FLAGS = ["--global-batch-size", "64", "--max-steps", "8", "--precision", "fp64"]
@@ -136,7 +137,7 @@ def test_variables_of_other_launchers_give_a_world_or_an_error(name):
 
 @pytest.mark.check
 def test_slurm_variables_give_an_address_and_port_per_job_step(monkeypatch):
-    find_ranks, ports = load_module(DDP.with_name("ranks.py")).find_ranks, set()
+    ports = set()
     for nodes, first_node, job, step in (
             ("nid[003-004,007]", "nid003", "100", "0"), ("a,b[1-2]", "a", "100", "1"),
             ("nid000012", "nid000012", "101", "0")):

@@ -31,6 +31,7 @@ def test_a_closed_pipe_ends_the_job():
 
 @all_lessons
 def test_a_copied_folder_runs(chapter, tmp_path):
+    """As `cp -rL` copies it: with the package that its link leads to."""
     main, folder = LESSONS[chapter], tmp_path / "Übung der Gäste"
     shutil.copytree(main.parent, folder, ignore=shutil.ignore_patterns("__pycache__", "data"))
     command = [*launcher(chapter), sys.executable, main.name, "--max-steps", 2, "--results", "r"]

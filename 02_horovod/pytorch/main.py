@@ -2,7 +2,7 @@
 
     mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
 
-ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
 data sets and measurements.
 """
 
@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-import workshop
-from ranks import check_world_size, rank_0_first, run
-from report import Report
+from workshop import data, devices, flags
+from workshop.ranks import check_world_size, rank_0_first, run
+from workshop.report import Report
 
 
 def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
@@ -42,12 +42,12 @@ def main():
     hvd.init()  # all ranks connect here, over MPI or gloo
     rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
     check_world_size(world_size)
-    parser = workshop.make_parser(__doc__, lr=0.2)
+    parser = flags.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--profile", metavar="FILE", help="trace of steps 6 to 8, for perfetto.dev")
     args = parser.parse_args()
-    device = workshop.choose_device(args, local_rank, gpus=hvd.cuda_built() or hvd.rocm_built())
+    device = devices.choose_device(args, local_rank, gpus=hvd.cuda_built() or hvd.rocm_built())
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
         torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
@@ -59,8 +59,8 @@ def main():
     global_batch = args.global_batch_size or world_size * args.batch_size
     batch = global_batch // world_size  # per rank; check() refuses a remainder
     with rank_0_first(rank):  # rank 0, which may download, then the others
-        workshop.check(args, device.type, global_batch, world_size)
-        train, test = workshop.load_data(args, global_batch)
+        flags.check(args, device.type, global_batch, world_size)
+        train, test = data.load_data(args, global_batch)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
     layout = torch.contiguous_format
     if device.type != "cpu" or args.precision == "bf16":
@@ -85,10 +85,10 @@ def main():
     step = 0
     settings = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
-    if workshop.has_checkpoint(args):
-        with workshop.exit_on_load_error(args):
+    if flags.has_checkpoint(args):
+        with flags.exit_on_load_error(args):
             checkpoint = torch.load(args.checkpoint, map_location="cpu")
-            workshop.refuse_other_settings(checkpoint["settings"], settings)
+            flags.refuse_other_settings(checkpoint["settings"], settings)
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             step = checkpoint["step"]

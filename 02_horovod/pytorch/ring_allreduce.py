@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 import torch
 import torch.distributed as dist
 
-from ranks import find_launcher, find_ranks, gather, run
-from workshop import Parser, refuse_unwritable
+from workshop.flags import Parser, refuse_unwritable
+from workshop.ranks import find_launcher, find_ranks, gather, run
 
 SIZES = [4096 * 4**k for k in range(8)]  # bytes: 4 kB to 64 MB
 REPEATS, WARM_UP = 15, 2

@@ -2,7 +2,7 @@
 
     mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
 
-ranks.py works in your own programs, too; workshop.py and report.py contain this course's flags,
+workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
 data sets and measurements.
 """
 
@@ -15,9 +15,9 @@ import sys
 
 import numpy as np
 
-import workshop
-from ranks import CollectiveExit, check_world_size, gather, rank_0_first, run
-from report import Report
+from workshop import data, devices, flags
+from workshop.ranks import CollectiveExit, check_world_size, gather, rank_0_first, run
+from workshop.report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only
@@ -32,7 +32,7 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> keras.Model:
     channels, height, width = image_shape
     inputs = keras.Input((height, width, channels))
     if name != "cnn":
-        from resnet import resnet
+        from workshop.resnet import resnet
         return resnet(name, inputs, 10)
     x = layers.Conv2D(32, 3, activation="relu")(inputs)  # no BatchNorm or dropout: the result
     x = layers.Conv2D(64, 3, activation="relu")(x)       # is the same on any number of ranks
@@ -52,7 +52,7 @@ def main():
     hvd.init()  # all ranks connect here, over MPI or gloo
     rank, world_size, local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
     check_world_size(world_size)
-    parser = workshop.make_parser(__doc__, lr=0.2)
+    parser = flags.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     args = parser.parse_args()
     gpus = tf.config.list_physical_devices("GPU") if args.device != "cpu" else []
@@ -70,9 +70,9 @@ def main():
     visible = [os.environ.get(f"{prefix}_VISIBLE_DEVICES") for prefix in ("CUDA", "ROCR", "HIP")]
     gpu_names = gather(f"{socket.gethostname()} {visible} {gpus[0].name}" if gpus else None)
     if any(gpu_names) and len(set(gpu_names) - {None}) < world_size:
-        raise CollectiveExit(f"{workshop.SHARED_GPU}: start one rank per GPU, or use --device cpu")
+        raise CollectiveExit(f"{devices.SHARED_GPU}: start one rank per GPU, or use --device cpu")
     if not gpus:
-        workshop.check_cpu_allowed(args)
+        devices.check_cpu_allowed(args)
     keras.utils.set_random_seed(args.seed)
     keras.config.set_floatx("float64" if args.precision == "fp64" else "float32")
     policy = "mixed_bfloat16" if args.precision == "bf16" else keras.config.floatx()
@@ -83,8 +83,8 @@ def main():
     global_batch = args.global_batch_size or world_size * args.batch_size
     batch = global_batch // world_size  # per rank; check() refuses a remainder
     with rank_0_first(rank):  # rank 0, which may download, then the others
-        workshop.check(args, device, global_batch, world_size)
-        train, test = workshop.load_data(args, global_batch)
+        flags.check(args, device, global_batch, world_size)
+        train, test = data.load_data(args, global_batch)
     mean, std = float(train.images[:256].mean()), float(train.images[:256].std())  # 256 are enough
 
     @tf.function(reduce_retracing=True)
@@ -118,9 +118,9 @@ def main():
     step = 0
     settings = {"dataset": args.dataset, "image_size": args.image_size, "model": args.model,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
-    if workshop.has_checkpoint(args):
-        with workshop.exit_on_load_error(args), np.load(args.checkpoint) as arrays:
-            workshop.refuse_other_settings(json.loads(str(arrays["settings"])), settings)
+    if flags.has_checkpoint(args):
+        with flags.exit_on_load_error(args), np.load(args.checkpoint) as arrays:
+            flags.refuse_other_settings(json.loads(str(arrays["settings"])), settings)
             for name, variable in state.items():
                 variable.assign(arrays[name])
             step = int(arrays["step"])

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from ranks import check_world_size
+from workshop.ranks import check_world_size
 
 hvd.init()
 check_world_size(hvd.size())

@@ -176,11 +176,10 @@ for program in programs:
     if "find_ranks" not in program.read_text():  # chapter 1
         for name in "RANK", "WORLD_SIZE", "LOCAL_RANK":
             del os.environ[name]
-    for path in folder.glob("*.py"):  # the last program's modules have the same names
-        sys.modules.pop(path.stem, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "workshop"]:
+        del sys.modules[name]  # of the last program
     sys.argv, sys.path[0] = [program.name, *flags], str(folder)
-    import ranks
-    import report
+    from workshop import ranks, report
     ranks.run = lambda main: main()  # the real one catches exceptions
     watch_steps(report)
     with mode, WaitRecorder():

@@ -1,4 +1,4 @@
-"""Refresh the copied files, the generated fences in the pages, and the figures.
+"""Refresh the generated fences in the pages, and the figures.
 
 A comment names the content of the fence after it. WORDS must occur in exactly one line or hunk:
 
@@ -28,25 +28,12 @@ DIFF = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(
     r"<!-- (lesson|hunk|output|sample|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
 FOLDERS = ("docs", "[0-9]*", "exercises", "reading_data", "submit")  # with pages, at any depth
-MASTERS = ("01_single_node/ranks.py", "01_single_node/workshop.py", "01_single_node/report.py",
-           "01_single_node/resnet.py", "04_deepspeed/ds_config.py", "04_deepspeed/checkpoints.py")
 
 
 def pages():
     """Return the paths of all pages."""
     paths = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.md")]
     return [*sorted(ROOT.glob("*.md")), *sorted(paths)]
-
-
-def copies():
-    """Yield (master, copy) for each folder whose programs import another folder's master."""
-    folders = [main.parent for main in sorted(ROOT.glob("[0-9]*/**/main.py"))]
-    for master in map(ROOT.joinpath, MASTERS):
-        for folder in (*folders, ROOT / "submit"):
-            programs = "\n".join(path.read_text() for path in folder.rglob("*.py"))
-            imported = re.search(rf"^ *(import|from) {master.stem}\b", programs, re.M)
-            if imported and folder != master.parent:
-                yield master, folder / master.name
 
 
 def find_hunks(old_path, new_path):
@@ -135,8 +122,6 @@ def render(text):
 
 
 def main():
-    for master, copy in copies():
-        copy.write_bytes(master.read_bytes())
     for path in pages():
         text = path.read_text()
         try:

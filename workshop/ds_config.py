@@ -10,7 +10,6 @@ from types import ModuleType
 import torch
 from torch import nn
 
-CONFIG = Path(__file__).with_name("ds_config.json")
 KEYS = {"gradient_accumulation_steps": (int,), "gradient_clipping": (int, float),
         "bf16": (dict,), "fp16": (dict,), "checkpoint": (dict,), "zero_optimization": (dict,),
         "zero_allow_untested_optimizer": (bool,), "zero_force_ds_cpu_optimizer": (bool,)}
@@ -26,12 +25,13 @@ REASONS = {  # why these keys are refused, at the top level and in sections
     "fp16_master_weights_and_grads": "they are fp32"}
 
 
-def read_config(precision: str, device: str, zero: dict | None = None) -> tuple[dict, str]:
+def read_config(path: Path, precision: str, device: str,
+                zero: dict | None = None) -> tuple[dict, str]:
     """Return the configuration with ZeRO's options, and the precision that training uses.
 
     Exits with one line if ds_config.json and the flags contradict each other.
     """
-    config = read_file()
+    config = read_file(path)
     section = config.get("zero_optimization", {})
     if zero:
         if section.keys() & zero.keys():
@@ -51,10 +51,10 @@ def read_config(precision: str, device: str, zero: dict | None = None) -> tuple[
     return config, enabled[0] if enabled else precision
 
 
-def read_file():
+def read_file(path):
     """Return the file's contents; exit with one line if a key or value is not supported."""
     try:
-        config = json.loads(CONFIG.read_text(), object_pairs_hook=refuse_duplicate_keys)
+        config = json.loads(path.read_text(), object_pairs_hook=refuse_duplicate_keys)
     except (OSError, ValueError) as problem:
         sys.exit(f"ds_config.json: {problem}")
     if not isinstance(config, dict):

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 
-from ranks import CollectiveExit
+from workshop.ranks import CollectiveExit
 
 STARTED = time.perf_counter()
 

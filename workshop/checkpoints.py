@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from workshop import refuse_other_settings
+from workshop.flags import refuse_other_settings
 
 
 def save(folder: str, settings: dict, step: int, write: Callable[[str], None]) -> None:
