@@ -1,16 +1,13 @@
 """Train an image classifier on one device. Later chapters are this file with a few lines changed.
 
     python main.py                      # five epochs of handwritten digits, a few seconds
-
-workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
-data sets and measurements.
 """
 
 import os
 
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, default_convert
 
 from workshop import data, devices, flags
 from workshop.ranks import check_world_size, run
@@ -29,12 +26,6 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
         nn.Linear(128, 10))
 
 
-def batches(dataset, sampler, size, device, drop_last=False):
-    """Return a DataLoader that indexes the dataset once per batch: faster than once per image."""
-    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU copies batches while the CPU runs
-
-
 def main():
     # Device: one process on one GPU or CPU.
     check_world_size(1, one_process=True)  # several processes would each train the same network
@@ -43,10 +34,12 @@ def main():
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--profile", metavar="FILE", help="trace of steps 6 to 8, for perfetto.dev")
     args = parser.parse_args()
-    device = devices.choose_device(args)  # a GPU if there is one, else the CPU
-    if device.type != "cpu":
+    device = torch.device("cpu")
+    if args.device != "cpu" and torch.cuda.is_available():
+        device = torch.device("cuda")
         torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
         torch.backends.cudnn.benchmark = True  # time each convolution algorithm, use the fastest
+    devices.check_device(args, device)  # exits if --device asks for a GPU that is not there
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
@@ -56,15 +49,13 @@ def main():
     train, test = data.load_data(args, global_batch)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
     layout = torch.contiguous_format
-    if device.type != "cpu" or args.precision == "bf16":
+    if device.type == "cuda":
         layout = torch.channels_last  # a pixel's channels are adjacent: faster convolutions
-
-    def standardise(images):
-        return ((images.to(dtype) - mean) / std).to(memory_format=layout)
-
     sampler = RandomSampler(train, generator=torch.Generator())
-    train_batches = batches(train, sampler, batch, device, drop_last=True)
-    test_batches = batches(test, range(len(test)), batch, device)
+    # Not image by image: `train` returns a whole batch, which default_convert makes tensors.
+    options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
+    train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)
+    test_batches = DataLoader(test, batch, sampler=range(len(test)), **options)
 
     # Model and optimizer.
     model = build_model(args.model, train.images.shape[1:]).to(device, dtype, memory_format=layout)
@@ -84,16 +75,14 @@ def main():
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             step = checkpoint["step"]
-            del checkpoint  # frees its memory
 
     # Training.
     epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    report = Report(args, chapter="01_single_node", ranks=1, nodes=1,
-                    device=device.type, **settings, batch_size=batch,
-                    parameters=parameters)
+    report = Report(args, chapter="01_single_node", ranks=1, device=device.type,
+                    nodes=1, batch_size=batch, **settings,
+                    parameters=sum(parameter.numel() for parameter in model.parameters()))
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
@@ -101,11 +90,13 @@ def main():
         losses, hits = [], []
         report.start_epoch()
         for images, labels in train_batches:
-            images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            images = ((images.to(dtype) - mean) / std).to(memory_format=layout)
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-                logits = model(standardise(images))
+                logits = model(images)
                 loss = nn.functional.cross_entropy(logits, labels)
             loss.backward()
             optimizer.step()
@@ -128,7 +119,8 @@ def main():
     correct = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         for images, labels in test_batches:
-            correct += (model(standardise(images.to(device))).argmax(1) == labels.to(device)).sum()
+            images = (images.to(device).to(dtype) - mean) / std
+            correct += (model(images).argmax(1) == labels.to(device)).sum()
     report.end_run(correct.item(), len(test))
 
 

@@ -1,9 +1,6 @@
 """Train an image classifier on one device with TensorFlow, like main.py with PyTorch.
 
     python main_tf.py                   # five epochs of handwritten digits, a few seconds
-
-workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
-data sets and measurements.
 """
 
 import json
@@ -52,7 +49,7 @@ def main():
     args = parser.parse_args()
     gpus = tf.config.list_physical_devices("GPU")[:1] if args.device != "cpu" else []
     if not gpus:
-        devices.check_cpu_allowed(args)
+        devices.refuse_cpu(args)
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # allocate as needed, not all at once

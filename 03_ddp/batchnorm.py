@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import resnet18
 
-from workshop.ranks import find_ranks, gather, run
+from workshop.devices import gather
+from workshop.ranks import find_ranks, run
 
 STEPS, BATCH = 6, 64
 

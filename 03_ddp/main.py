@@ -1,9 +1,6 @@
 """Train an image classifier on many devices with PyTorch's DistributedDataParallel (DDP).
 
     mpiexec -n 2 python main.py    # or torchrun --nproc-per-node 2 main.py, or srun, or python
-
-workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
-data sets and measurements.
 """
 
 import os
@@ -13,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, default_convert
 
 from workshop import data, devices, flags
-from workshop.ranks import BACKENDS, device_kind, find_ranks, gather, rank_0_first, run
+from workshop.ranks import find_ranks, run
 from workshop.report import Report
 
 
@@ -32,53 +29,43 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
         nn.Linear(128, 10))
 
 
-def batches(dataset, sampler, size, device, drop_last=False):
-    """Return a DataLoader that indexes the dataset once per batch: faster than once per image."""
-    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU copies batches while the CPU runs
-
-
 def main():
     # Ranks and device: the launcher has started one process of this program per rank.
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
     parser = flags.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--profile", metavar="FILE", help="trace of steps 6 to 8, for perfetto.dev")
     args = parser.parse_args()
-    # All ranks connect, at the address that find_ranks() has set: gloo for CPUs, NCCL for GPUs.
-    timeout = timedelta(seconds=args.timeout)  # how long to wait for an unresponsive rank
-    dist.init_process_group(BACKENDS[device_kind(args.device)], timeout=timeout)
-    device = devices.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
-    if device.type != "cpu":
-        torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
-        torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
-        torch.backends.cudnn.benchmark = True  # time each convolution algorithm, use the fastest
+    device, backend = torch.device("cpu"), "gloo"  # the library that connects CPUs
+    if args.device != "cpu" and torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)  # from here on, "cuda" is this rank's own GPU
+        backend = "cpu:gloo,cuda:nccl"  # NCCL connects GPUs
+        torch.set_float32_matmul_precision("high")  # TF32: chapter 1
+        torch.backends.cudnn.benchmark = True
+    dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))  # all ranks connect
+    device = devices.check_device(args, device)  # the CPU on all ranks, if two would share a GPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
     # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
     global_batch = args.global_batch_size or world_size * args.batch_size
     batch = global_batch // world_size  # per rank; check() refuses a remainder
-    with rank_0_first(rank):  # rank 0, which may download, then the others
-        flags.check(args, device.type, global_batch, world_size)
-        train, test = data.load_data(args, global_batch)
+    flags.check(args, device.type, global_batch, world_size)
+    if rank > 0:
+        dist.barrier()  # rank 0, which may download, loads first
+    train, test = data.load_data(args, global_batch)
+    if rank == 0:
+        dist.barrier()
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
-    layout = torch.contiguous_format
-    if device.type != "cpu" or args.precision == "bf16":
-        layout = torch.channels_last  # a pixel's channels are adjacent: faster convolutions
-
-    def standardise(images):
-        return ((images.to(dtype) - mean) / std).to(memory_format=layout)
-
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    train_batches = batches(train, sampler, batch, device, drop_last=True)
-    test_batches = batches(test, range(rank, len(test), world_size), batch, device)
+    options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
+    train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)
+    test_batches = DataLoader(test, batch, sampler=range(rank, len(test), world_size), **options)
 
     # Model and optimizer.
     model = build_model(args.model, train.images.shape[1:]).to(device, dtype, memory_format=layout)
-    if args.compile:
-        model.compile()
     ddp = DistributedDataParallel(model)  # broadcasts rank 0's parameters; train through it
     lr = args.lr * global_batch / 256  # linear scaling rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
@@ -94,17 +81,14 @@ def main():
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             step = checkpoint["step"]
-            del checkpoint  # frees its memory
 
     # Training: each rank has its own batch; averaged gradients keep all parameters identical.
     epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    nodes = gather(local_rank).count(0)  # each node has one local rank 0
-    report = Report(args, rank, chapter="03_ddp", ranks=world_size, nodes=nodes,
-                    device=device.type, **settings, batch_size=batch,
-                    parameters=parameters)
+    report = Report(args, rank, chapter="03_ddp", ranks=world_size, device=device.type,
+                    nodes=devices.gather(local_rank).count(0), batch_size=batch, **settings,
+                    parameters=sum(parameter.numel() for parameter in model.parameters()))
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
@@ -112,11 +96,13 @@ def main():
         losses, hits = [], []
         report.start_epoch()
         for images, labels in train_batches:
-            images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            images = ((images.to(dtype) - mean) / std).to(memory_format=layout)
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16"):
-                logits = ddp(standardise(images))
+                logits = ddp(images)
                 loss = nn.functional.cross_entropy(logits, labels)
             loss.backward()  # meanwhile DDP averages the gradients over the ranks
             optimizer.step()
@@ -143,7 +129,8 @@ def main():
     correct = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         for images, labels in test_batches:
-            correct += (model(standardise(images.to(device))).argmax(1) == labels.to(device)).sum()
+            images = (images.to(device).to(dtype) - mean) / std
+            correct += (model(images).argmax(1) == labels.to(device)).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
     report.end_run(correct.item(), len(test))
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last

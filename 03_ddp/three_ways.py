@@ -15,8 +15,6 @@ and parameters must agree to rounding. The table shows bytes of the last step:
     sends           tensors passed to torch.distributed. A send puts them on the network once, a
                     ring all-reduce 2 (ranks - 1) / ranks times (Patarasuk and Yuan,
                     doi:10.1016/j.jpdc.2008.09.002)
-
-ranks.py and workshop.py are the same as for main.py.
 """
 
 import json
@@ -38,8 +36,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from workshop.devices import gather
 from workshop.flags import Parser, refuse_unwritable
-from workshop.ranks import find_ranks, gather, run
+from workshop.ranks import find_ranks, run
 
 LAYERS, IMAGES, PIXELS, CLASSES = 4, 1797, 64, 10
 LEARNING_RATE, TOLERANCE = 1.5, 1e-12  # the rate per 256 images of batch: the linear rule
@@ -278,7 +277,7 @@ def table_row(record):
 
 
 def parse_args():
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("ways", nargs="*", default=[*WAYS][:3], metavar="WAY",
         help=f"{', '.join(WAYS)} (default: the first three)")

@@ -5,16 +5,17 @@
     torchrun --nproc-per-node 2 your_script_ddp.py       # or
     srun -n 2 --kill-on-bad-exit=1 python your_script_ddp.py
 
-ranks.py has to be in the same folder.
+In another folder, put a copy of ranks.py next to this file, and import from `ranks`.
 """
 
 import torch
+import torch.distributed as dist  # DDP
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split  # DDP
 
-from workshop.ranks import gather, init_ranks, run  # DDP: ranks.py is next to this file
+from workshop.ranks import find_ranks, run  # DDP: `from ranks import`, in another folder
 
 
 def load():
@@ -24,7 +25,13 @@ def load():
 
 
 def main():
-    rank, world_size, device = init_ranks()  # DDP: under any launcher; one GPU per rank
+    rank, world_size, local_rank = find_ranks()  # DDP: under any launcher
+    device, backend = torch.device("cpu"), "gloo"  # DDP: the library that connects CPUs
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())  # DDP: its own GPU
+        torch.cuda.set_device(device)  # DDP: from here on, "cuda" is this GPU
+        backend = "cpu:gloo,cuda:nccl"  # DDP: NCCL connects GPUs
+    dist.init_process_group(backend)  # DDP: all ranks connect
     torch.manual_seed(0)
     if rank == 0:  # DDP: one rank prints; flush, as output to a launcher is buffered
         print(f"{world_size} ranks on {device}", flush=True)  # DDP
@@ -56,9 +63,10 @@ def main():
             loss.backward()
             optimizer.step()
             loss_sum += loss.item()
-        loss_sum = sum(gather(loss_sum)) / world_size  # DDP: the mean over the ranks
+        mean = torch.tensor(loss_sum / len(train_loader) / world_size)  # DDP: a part of the mean
+        dist.all_reduce(mean)  # DDP: the sum over the ranks
         if rank == 0:  # DDP
-            print(f"epoch {epoch + 1}: loss {loss_sum / len(train_loader):.4f}", flush=True)
+            print(f"epoch {epoch + 1}: loss {mean:.4f}", flush=True)
 
     model.eval()
     correct = 0
@@ -66,7 +74,8 @@ def main():
         for images, labels in test_loader:
             images, labels = images.to(device), labels.to(device)
             correct += (model(images).argmax(1) == labels).sum().item()
-    correct = sum(gather(correct))  # DDP: summed over ranks: each image counts once
+    correct = torch.tensor(correct)  # DDP
+    dist.all_reduce(correct)  # DDP: the sum over the ranks: each image counts once
     if rank == 0:  # DDP: one rank saves model, not ddp: no "module." in the names
         print(f"test accuracy {correct / len(test):.4f}")
         torch.save(model.state_dict(), "digits.pt")

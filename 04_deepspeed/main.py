@@ -1,9 +1,6 @@
 """Train an image classifier on many devices with DeepSpeed, which ds_config.json configures.
 
     mpiexec -n 2 python main.py         # or srun, torchrun, deepspeed; python alone is one rank
-
-workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
-data sets and measurements.
 """
 
 import faulthandler
@@ -14,12 +11,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, default_convert
 
 from workshop import data, devices, flags
 from workshop.checkpoints import find_latest, save
 from workshop.ds_config import import_deepspeed, initialize, read_config
-from workshop.ranks import BACKENDS, device_kind, find_ranks, gather, rank_0_first, run
+from workshop.ranks import find_ranks, run
 from workshop.report import Report
 
 CONFIG = Path(__file__).with_name("ds_config.json")
@@ -37,56 +34,46 @@ def build_model(name: str, image_shape: tuple[int, ...]) -> nn.Module:
         nn.Linear(128, 10))
 
 
-def batches(dataset, sampler, size, device, drop_last=False):
-    """Return a DataLoader that indexes the dataset once per batch: faster than once per image."""
-    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU copies batches while the CPU runs
-
-
 def main():
     # Ranks and device: the launcher has started one process of this program per rank.
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
     parser = flags.make_parser(__doc__, lr=0.2)
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     args = parser.parse_args()
-    # All ranks connect, at the address that find_ranks() has set: gloo for CPUs, NCCL for GPUs.
-    timeout = timedelta(seconds=args.timeout)  # how long to wait for an unresponsive rank
-    dist.init_process_group(BACKENDS[device_kind(args.device)], timeout=timeout)
-    device = devices.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
-    if device.type != "cpu":
-        torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
-        torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
-        torch.backends.cudnn.benchmark = True  # time each convolution algorithm, use the fastest
+    device, backend = torch.device("cpu"), "gloo"  # the library that connects CPUs
+    if args.device != "cpu" and torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)  # from here on, "cuda" is this rank's own GPU
+        backend = "cpu:gloo,cuda:nccl"  # NCCL connects GPUs
+        torch.set_float32_matmul_precision("high")  # TF32: chapter 1
+        torch.backends.cudnn.benchmark = True
+    dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))  # all ranks connect
+    device = devices.check_device(args, device)  # the CPU on all ranks, if two would share a GPU
     dtype = torch.float32  # of the parameters; DeepSpeed does not support fp64
     torch.manual_seed(args.seed)
 
     # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
-    with rank_0_first(rank):  # rank 0, which may download, then the others
-        config, precision = read_config(CONFIG, args.precision, device.type)
-        micro_batches = world_size * config["gradient_accumulation_steps"]  # per step
-        global_batch = args.global_batch_size or micro_batches * args.batch_size
-        batch = config["train_micro_batch_size_per_gpu"] = global_batch // micro_batches
-        flags.check(args, device.type, global_batch, micro_batches, precision)
-        train, test = data.load_data(args, global_batch)
+    config, precision = read_config(CONFIG, args.precision, device.type)
+    micro_batches = world_size * config["gradient_accumulation_steps"]  # per step
+    global_batch = args.global_batch_size or micro_batches * args.batch_size
+    batch = config["train_micro_batch_size_per_gpu"] = global_batch // micro_batches
+    flags.check(args, device.type, global_batch, micro_batches, precision)
+    if rank > 0:
+        dist.barrier()  # rank 0, which may download, loads first
+    train, test = data.load_data(args, global_batch)
+    if rank == 0:
+        dist.barrier()
     deepspeed = import_deepspeed(device, config)
     compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
-    layout = torch.contiguous_format
-    if device.type != "cpu" or precision == "bf16":
-        layout = torch.channels_last  # a pixel's channels are adjacent: faster convolutions
-
-    def standardise(images):
-        return ((images.to(dtype) - mean) / std).to(compute_dtype, memory_format=layout)
-
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    train_batches = batches(train, sampler, batch, device, drop_last=True)
-    test_batches = batches(test, range(rank, len(test), world_size), batch, device)
+    options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
+    train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)
+    test_batches = DataLoader(test, batch, sampler=range(rank, len(test), world_size), **options)
 
     # Model and optimizer. DeepSpeed needs contiguous parameters, so not channels_last.
     model = build_model(args.model, train.images.shape[1:]).to(device, dtype)
-    if args.compile:
-        model.compile()
     lr = args.lr * global_batch / 256  # linear scaling rule: twice the batch, twice the rate
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     engine, optimizer = initialize(deepspeed, model=model, optimizer=optimizer, config=config)
@@ -105,9 +92,8 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    nodes = gather(local_rank).count(0)  # each node has one local rank 0
-    report = Report(args, rank, chapter="04_deepspeed", ranks=world_size, nodes=nodes,
-                    device=device.type, **settings, batch_size=batch,
+    report = Report(args, rank, chapter="04_deepspeed", ranks=world_size, device=device.type,
+                    nodes=devices.gather(local_rank).count(0), batch_size=batch, **settings,
                     parameters=parameters, gradient_clipping=engine.gradient_clipping())
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
@@ -116,11 +102,13 @@ def main():
         losses, hits = [], []
         report.start_epoch()
         for images, labels in train_batches:
-            images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            images = ((images.to(dtype) - mean) / std).to(memory_format=layout)
             # DeepSpeed's own process groups would wait half an hour. Each call restarts the timer.
             faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
-            logits = engine(standardise(images))
+            logits = engine(images.to(compute_dtype))
             loss = nn.functional.cross_entropy(logits.to(dtype), labels)
             engine.backward(loss)  # averages over the ranks, on a step's last micro-batch
             engine.step()  # updates parameters after the last micro-batch; zeroes gradients
@@ -145,7 +133,8 @@ def main():
     correct = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad():
         for images, labels in test_batches:
-            correct += (model(standardise(images.to(device))).argmax(1) == labels.to(device)).sum()
+            images = (images.to(device).to(dtype) - mean) / std
+            correct += (model(images.to(compute_dtype)).argmax(1) == labels.to(device)).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
     report.end_run(correct.item(), len(test), gradient_bytes=parameters * compute_dtype.itemsize)
     faulthandler.cancel_dump_traceback_later()

@@ -2,9 +2,6 @@
 
     mpiexec -n 2 python fsdp.py                 # each rank's bytes next to the formula's
     mpiexec -n 4 python fsdp.py --width 4096 --layers 24 --precision bf16
-
-workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
-data sets and measurements.
 """
 
 import sys
@@ -18,13 +15,13 @@ from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, default_convert
 
 from accounting import Accounting, pytorch_formula, pytorch_tensors, report_bytes
 from perceptron import build_model
 from sharded import load, load_from_rank_0, save
 from workshop import data, devices, flags
-from workshop.ranks import BACKENDS, device_kind, find_ranks, gather, rank_0_first, run
+from workshop.ranks import find_ranks, run
 from workshop.report import Report
 
 
@@ -47,12 +44,6 @@ def shard(model, args, device):
     return model
 
 
-def batches(dataset, sampler, size, device, drop_last=False):
-    """Return a DataLoader that indexes the dataset once per batch: faster than once per image."""
-    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU copies batches while the CPU runs
-
-
 def main():
     # Ranks and device: the launcher has started one process of this program per rank.
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
@@ -64,33 +55,34 @@ def main():
     add("--offload", choices=("none", "cpu"), default="none",
         help="cpu: keep each rank's shards in CPU memory (none)")
     args = parser.parse_args()
-    # All ranks connect, at the address that find_ranks() has set: gloo for CPUs, NCCL for GPUs.
-    timeout = timedelta(seconds=args.timeout)  # how long to wait for an unresponsive rank
-    dist.init_process_group(BACKENDS[device_kind(args.device)], timeout=timeout)
-    device = devices.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
-    if device.type != "cpu":
-        torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
-        torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
+    device, backend = torch.device("cpu"), "gloo"  # the library that connects CPUs
+    if args.device != "cpu" and torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)  # from here on, "cuda" is this rank's own GPU
+        backend = "cpu:gloo,cuda:nccl"  # NCCL connects GPUs
+        torch.set_float32_matmul_precision("high")  # TF32: chapter 1
+    dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))  # all ranks connect
+    device = devices.check_device(args, device)  # the CPU on all ranks, if two would share a GPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
     # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
     global_batch = args.global_batch_size or world_size * args.batch_size
     batch = global_batch // world_size  # per rank; check() refuses a remainder
-    with rank_0_first(rank):  # rank 0, which may download, then the others
-        flags.check(args, device.type, global_batch, world_size)
-        if args.offload == "cpu" and (args.stage == 1 or device.type == "cpu"):
-            sys.exit("--offload cpu needs --stage 3 and a GPU (it saves GPU memory)")
-        if args.checkpoint and args.stage == 1:
-            sys.exit("--checkpoint needs --stage 3")
-        train, test = data.load_data(args, global_batch)
+    if args.offload == "cpu" and (args.stage == 1 or device.type == "cpu"):
+        sys.exit("--offload cpu needs --stage 3 and a GPU (it saves GPU memory)")
+    if args.checkpoint and args.stage == 1:
+        sys.exit("--checkpoint needs --stage 3")
+    flags.check(args, device.type, global_batch, world_size)
+    if rank > 0:
+        dist.barrier()  # rank 0, which may download, loads first
+    train, test = data.load_data(args, global_batch)
+    if rank == 0:
+        dist.barrier()
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
-
-    def standardise(images):
-        return (images.to(dtype) - mean) / std
-
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    train_batches = batches(train, sampler, batch, device, drop_last=True)
+    train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True,
+                               collate_fn=default_convert, pin_memory=device.type == "cuda")
 
     # Model and optimizer.
     pixels = train.images[0].size  # per image; NumPy's `size` is a number
@@ -119,9 +111,9 @@ def main():
     epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
-    nodes = gather(local_rank).count(0)  # each node has one local rank 0
-    report = Report(args, rank, chapter="05_zero/fsdp.py", ranks=world_size, nodes=nodes,
-                    device=device.type, **settings, batch_size=batch, parameters=sum(sizes),
+    report = Report(args, rank, chapter="05_zero/fsdp.py", ranks=world_size, device=device.type,
+                    nodes=devices.gather(local_rank).count(0), batch_size=batch, **settings,
+                    parameters=sum(sizes),
                     offload=args.offload)
     accounting = Accounting(model, partial(pytorch_tensors, model, shards, optimizer),
                             batch_bytes=4 * train.images.nbytes, device=device)
@@ -133,14 +125,16 @@ def main():
         losses, hits = [], []
         report.start_epoch()
         for images, labels in train_batches:
-            images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            images = (images.to(dtype) - mean) / std
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             if step == counted_step:
                 accounting.start()
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16,
                                 enabled=args.precision == "bf16" and args.stage == 1):
-                logits = parallel_model(standardise(images))
+                logits = parallel_model(images)
                 loss = nn.functional.cross_entropy(logits.to(dtype), labels)
             loss.backward()  # each rank gets the averaged gradients of its shards
             if step == counted_step:
@@ -163,9 +157,9 @@ def main():
     # layer together, so a rank with more batches would wait for the others forever.
     model.eval()
     images, labels = test[range(rank, len(test), world_size)]
-    images, labels = [torch.from_numpy(part).to(device) for part in (images, labels)]
+    images = (torch.from_numpy(images).to(device, dtype) - mean) / std
     with torch.no_grad():
-        correct = (model(standardise(images)).argmax(1) == labels).sum()
+        correct = (model(images).argmax(1) == torch.from_numpy(labels).to(device)).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
     expected = pytorch_formula(args, world_size, sizes, dtype)
     memory = report_bytes(accounting, expected)

@@ -2,9 +2,6 @@
 
     mpiexec -n 2 python main.py --stage 3       # each rank's bytes next to the formula's
     mpiexec -n 4 python main.py --stage 2 --width 4096 --layers 24 --precision bf16
-
-workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
-data sets and measurements.
 """
 
 import faulthandler
@@ -16,14 +13,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, default_convert
 
 from accounting import Accounting, deepspeed_formula, deepspeed_tensors, layer_sizes, report_bytes
 from perceptron import build_model
 from workshop import data, devices, flags
 from workshop.checkpoints import find_latest, save
 from workshop.ds_config import import_deepspeed, initialize, read_config
-from workshop.ranks import BACKENDS, device_kind, find_ranks, gather, rank_0_first, run
+from workshop.ranks import find_ranks, run
 from workshop.report import Report
 
 CONFIG = Path(__file__).with_name("ds_config.json")
@@ -33,12 +30,6 @@ def zero_options(args):
     """Return the zero_optimization section of DeepSpeed's configuration."""
     return {"stage": args.stage, "reduce_bucket_size": args.width * (args.width + 1),  # one layer
             "offload_optimizer": {"device": "cpu"} if args.offload == "cpu" else None}
-
-
-def batches(dataset, sampler, size, device, drop_last=False):
-    """Return a DataLoader that indexes the dataset once per batch: faster than once per image."""
-    return DataLoader(dataset, batch_size=None, sampler=BatchSampler(sampler, size, drop_last),
-                      pin_memory=device.type != "cpu")  # a GPU copies batches while the CPU runs
 
 
 def main():
@@ -52,35 +43,36 @@ def main():
     add("--offload", choices=("none", "cpu"), default="none",
         help="cpu: keep the optimizer's state in CPU memory (none)")
     args = parser.parse_args()
-    # All ranks connect, at the address that find_ranks() has set: gloo for CPUs, NCCL for GPUs.
-    timeout = timedelta(seconds=args.timeout)  # how long to wait for an unresponsive rank
-    dist.init_process_group(BACKENDS[device_kind(args.device)], timeout=timeout)
-    device = devices.choose_device(args, local_rank)  # its own GPU, or the CPU on all ranks
-    if device.type != "cpu":
-        torch.accelerator.set_device_index(device.index)  # from here on, "cuda" is this GPU
-        torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
+    device, backend = torch.device("cpu"), "gloo"  # the library that connects CPUs
+    if args.device != "cpu" and torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)  # from here on, "cuda" is this rank's own GPU
+        backend = "cpu:gloo,cuda:nccl"  # NCCL connects GPUs
+        torch.set_float32_matmul_precision("high")  # TF32: chapter 1
+    dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))  # all ranks connect
+    device = devices.check_device(args, device)  # the CPU on all ranks, if two would share a GPU
     dtype = torch.float32  # of the parameters; DeepSpeed does not support fp64
     torch.manual_seed(args.seed)
 
     # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
-    with rank_0_first(rank):  # rank 0, which may download, then the others
-        config, precision = read_config(CONFIG, args.precision, device.type, zero_options(args))
-        micro_batches = world_size * config["gradient_accumulation_steps"]  # per step
-        global_batch = args.global_batch_size or micro_batches * args.batch_size
-        batch = config["train_micro_batch_size_per_gpu"] = global_batch // micro_batches
-        flags.check(args, device.type, global_batch, micro_batches, precision)
-        if args.offload == "cpu" and (args.stage == 0 or device.type == "cpu"):
-            sys.exit("--offload cpu needs --stage 1, 2 or 3 and a GPU (it saves GPU memory)")
-        train, test = data.load_data(args, global_batch)
+    config, precision = read_config(CONFIG, args.precision, device.type, zero_options(args))
+    micro_batches = world_size * config["gradient_accumulation_steps"]  # per step
+    global_batch = args.global_batch_size or micro_batches * args.batch_size
+    batch = config["train_micro_batch_size_per_gpu"] = global_batch // micro_batches
+    if args.offload == "cpu" and (args.stage == 0 or device.type == "cpu"):
+        sys.exit("--offload cpu needs --stage 1, 2 or 3 and a GPU (it saves GPU memory)")
+    flags.check(args, device.type, global_batch, micro_batches, precision)
+    if rank > 0:
+        dist.barrier()  # rank 0, which may download, loads first
+    train, test = data.load_data(args, global_batch)
+    if rank == 0:
+        dist.barrier()
     deepspeed = import_deepspeed(device, config)
     compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
-
-    def standardise(images):
-        return ((images.to(dtype) - mean) / std).to(compute_dtype)
-
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    train_batches = batches(train, sampler, batch, device, drop_last=True)
+    train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True,
+                               collate_fn=default_convert, pin_memory=device.type == "cuda")
 
     # Model and optimizer.
     pixels = train.images[0].size  # per image; NumPy's `size` is a number
@@ -105,9 +97,9 @@ def main():
     epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
-    nodes = gather(local_rank).count(0)  # each node has one local rank 0
-    report = Report(args, rank, chapter="05_zero", ranks=world_size, nodes=nodes,
-                    device=device.type, **settings, batch_size=batch, parameters=sum(sizes),
+    report = Report(args, rank, chapter="05_zero", ranks=world_size, device=device.type,
+                    nodes=devices.gather(local_rank).count(0), batch_size=batch, **settings,
+                    parameters=sum(sizes),
                     offload=args.offload, gradient_clipping=engine.gradient_clipping())
     accounting = Accounting(model, partial(deepspeed_tensors, model, optimizer, adam),
                             batch_bytes=4 * train.images.nbytes, device=device)
@@ -119,13 +111,15 @@ def main():
         losses, hits = [], []
         report.start_epoch()
         for images, labels in train_batches:
-            images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            images = ((images.to(dtype) - mean) / std).to(compute_dtype)
             # DeepSpeed's own process groups would wait half an hour. Each call restarts the timer.
             faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             if step == counted_step:
                 accounting.start()
-            logits = engine(standardise(images))
+            logits = engine(images)
             loss = nn.functional.cross_entropy(logits.to(dtype), labels)
             engine.backward(loss)  # averages on every micro-batch (stages 2 and 3) or on the last
             if step == counted_step and engine.is_gradient_accumulation_boundary():
@@ -149,9 +143,9 @@ def main():
     # layer together, so a rank with more batches would wait for the others forever.
     model.eval()
     images, labels = test[range(rank, len(test), world_size)]
-    images, labels = [torch.from_numpy(part).to(device) for part in (images, labels)]
+    images = ((torch.from_numpy(images).to(device, dtype) - mean) / std).to(compute_dtype)
     with torch.no_grad():
-        correct = (model(standardise(images)).argmax(1) == labels).sum()
+        correct = (model(images).argmax(1) == torch.from_numpy(labels).to(device)).sum()
     dist.all_reduce(correct, dist.ReduceOp.SUM)
     expected = deepspeed_formula(args, world_size, sizes, compute_dtype)
     memory = report_bytes(accounting, expected)

@@ -24,7 +24,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import distributions
 
-from workshop.ranks import BACKENDS, find_launcher, find_ranks, gather, run
+from workshop.devices import gather
+from workshop.ranks import find_launcher, find_ranks, run
 
 if __name__ == "__main__":  # before torch is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # exceptions repeat these lines
@@ -302,11 +303,11 @@ def measure(size, device):
 def all_reduce(store, rank, world_size, seconds):
     """Time and check all-reduces over the chapters' backends; return their records."""
     records = []
-    libraries, backends = {"cpu": "gloo"}, BACKENDS["cpu"]
+    libraries, backends = {"cpu": "gloo"}, "gloo"
     if torch.cuda.is_available():
         torch.accelerator.set_device_index(
             int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        libraries["cuda"], backends = "NCCL", BACKENDS["cuda"]
+        libraries["cuda"], backends = "NCCL", "cpu:gloo,cuda:nccl"
     dist.init_process_group(backends, timeout=timedelta(seconds=seconds / 2), store=store,
                             rank=rank, world_size=world_size)
     for device, library in libraries.items():

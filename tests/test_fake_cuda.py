@@ -5,10 +5,10 @@ import sys
 
 from conftest import PROGRAMS, ROOT, copy_and_edit, run_command
 
-STEP = "images, labels = [part.to(device, non_blocking=True) for part in (images, labels)]"
+LABELS = "            labels = labels.to(device, non_blocking=True)\n"
 MISTAKES = {  # {mistake: (chapter, file, old text, new text, words of the report)}
     "labels on the CPU": (
-        "01_single_node", "main.py", STEP, "images = images.to(device, non_blocking=True)", "cpu"),
+        "01_single_node", "main.py", LABELS, "", "cpu"),
     "item() in a step": (
         "03_ddp", "main.py", "loss.detach())", "loss.detach() * loss.item())",
         "_local_scalar_dense"),
@@ -16,14 +16,15 @@ MISTAKES = {  # {mistake: (chapter, file, old text, new text, words of the repor
         "03_ddp", "main.py", "    sampler = ",
         "    tensors = [torch.as_tensor(part).to(device) "
         "for part in (train.images, train.labels)]\n"
-        "    type(train).__getitem__ = lambda _, indices: [part[indices] for part in tensors]\n"
+        "    type(train).__getitems__ = lambda _, indices: [part[indices] for part in tensors]\n"
         "    sampler = ", "aten::"),
-    "a blocking copy": ("03_ddp", "main.py", ", non_blocking=True", "", "aten::_to_copy"),
+    "a blocking copy": (
+        "03_ddp", "main.py", LABELS, LABELS.replace(", non_blocking=True", ""), "aten::_to_copy"),
     "memory that is not pinned": (
-        "03_ddp", "main.py", 'pin_memory=device.type != "cpu"', "pin_memory=False",
+        "03_ddp", "main.py", '"pin_memory": device.type == "cuda"', '"pin_memory": False',
         "aten::_to_copy"),
     "the GPU of the local rank": (
-        "03_ddp", "main.py", "index(device.index)", "index(local_rank)",
+        "03_ddp", "main.py", "local_rank % torch.cuda.device_count()", "local_rank",
         "invalid device ordinal: 3 of 1"),
     "the GPU that DeepSpeed chooses": (
         "04_deepspeed", "workshop/ds_config.py",

@@ -24,6 +24,8 @@ class Images:
         indices = np.asarray(indices)
         return self.images[indices % len(self.images)], self.labels[indices]
 
+    __getitems__ = __getitem__  # what a DataLoader calls for a whole batch
+
 
 def load_data(args: argparse.Namespace, global_batch: int) -> tuple[Images, Images]:
     """Return the training and the test images, as NumPy arrays."""

@@ -1,37 +1,48 @@
-"""The device of a rank: a GPU of its own, or the CPU."""
+"""One GPU per rank, or else all ranks on the CPU."""
 
 import argparse
 import os
+import sys
 
-from workshop.ranks import CollectiveExit, device_kind, find_launcher, own_gpu
-
-SHARED_GPU = "not every rank has a GPU of its own"
+from workshop.ranks import find_launcher, refuse
 
 
-def choose_device(args: argparse.Namespace, local_rank: int | None = None,
-                  gpus: bool = True) -> object:
-    """Return this rank's torch.device: a GPU of its own, or else, on all ranks, the CPU.
+def gather(value: object) -> list:
+    """Return the values of all ranks, in rank order, on every rank. All ranks have to call it."""
+    hvd = sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow")
+    if hvd:
+        return hvd.allgather_object(value, name="values")  # the default name is the value's type
+    import torch.distributed as dist
+    values = [value]
+    if dist.is_initialized():
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value)
+    return values
 
-    local_rank: None for a program of one process. gpus: False if Horovod does not support them.
+
+def check_device(args: argparse.Namespace, device: object) -> object:
+    """Return this torch.device, or, on all ranks, the CPU if two ranks would share a GPU.
+
+    NCCL refuses two ranks on one GPU. All ranks have to call this function, after they have
+    connected. With --device cuda they exit instead of changing to the CPU.
     """
     import torch
-    kind = device_kind(args.device)
-    index = 0 if kind != "cpu" and gpus else None
-    if local_rank is not None and args.device != "cpu":
-        index = own_gpu(local_rank, kind if gpus else "cpu")
-    if index is not None:
-        return torch.device(kind, index)
-    reason = SHARED_GPU if gpus else "Horovod is built without GPU support"
-    check_cpu_allowed(args, reason)
-    if kind != "cpu" and find_launcher()[1] == 0:
-        print(f"{reason}: all ranks train on the CPU", flush=True)
-    if local_rank is not None and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # else the ranks compete for the cores
-    return torch.device("cpu")
+    gpu = None
+    if device.type != "cpu":
+        gpu = str(torch.cuda.get_device_properties(device).uuid)
+    gpus = gather(gpu)
+    if None in gpus or len(set(gpus)) < len(gpus):
+        refuse_cpu(args)
+        device = torch.device("cpu")
+        if any(gpus) and find_launcher()[1] == 0:
+            print("not every rank has a GPU of its own: all ranks train on the CPU", flush=True)
+        if len(gpus) > 1 and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)  # else the ranks compete for the cores
+    return device
 
 
-def check_cpu_allowed(args: argparse.Namespace, reason: str = SHARED_GPU) -> None:
-    """Exit on all ranks if --device asks for a GPU, but the program would use the CPU."""
-    if args.device not in ("auto", "cpu"):
-        raise CollectiveExit(f"--device {args.device}: {reason}: start one rank per GPU, or use "
-                             "--device cpu")
+def refuse_cpu(args: argparse.Namespace) -> None:
+    """Exit if --device asks for a GPU. Call this on all ranks, if they would use the CPU."""
+    if args.device == "cuda":
+        refuse("--device cuda: not every rank has a GPU of its own: start one rank per GPU, or use "
+               "--device cpu")

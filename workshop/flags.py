@@ -7,19 +7,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from workshop.ranks import BACKENDS, find_launcher
+from workshop.ranks import refuse
 
 
 class Parser(argparse.ArgumentParser):
+    """A parser without abbreviations, whose errors are one line, from rank 0, with exit code 2."""
+
+    def __init__(self, doc: str, **options: object):
+        super().__init__(description=doc.splitlines()[0], allow_abbrev=False, **options)
+
     def error(self, message):
-        if find_launcher()[1] == 0:  # all ranks have the same flags, so only rank 0 prints
-            print(f"{self.prog}: {message}", file=sys.stderr)
-        sys.exit(2)
+        refuse(message)
 
 
 def make_parser(doc: str, lr: float) -> Parser:
     """Return a parser for the flags that all chapters share. lr: the default of --lr."""
-    parser = Parser(description=doc.splitlines()[0], allow_abbrev=False)
+    parser = Parser(doc)
     add = parser.add_argument
     add("--dataset", choices=("digits", "mnist", "svhn", "synthetic"), default="digits")
     add("--data-dir", default="data", help="folder of MNIST and SVHN, downloaded if missing (data)")
@@ -32,7 +35,7 @@ def make_parser(doc: str, lr: float) -> Parser:
     add("--lr", type=float, default=lr, help=f"learning rate per 256 images of global batch ({lr})")
     add("--warmup-epochs", type=float, default=0, help="epochs of rising learning rate (0)")
     add("--seed", type=int, default=0)
-    add("--device", choices=("auto", *BACKENDS), default="auto")
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto")
     add("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
     add("--checkpoint", metavar="PATH", help="file or folder to save to after each whole epoch")
     add("--resume", nargs="?", const=True, choices=("auto",), metavar="auto",
@@ -40,7 +43,7 @@ def make_parser(doc: str, lr: float) -> Parser:
     add("--timeout", type=int, default=1800, metavar="SECONDS",
         help="abort the job if a rank waits longer for another (1800)")
     add("--results", metavar="FILE", help="append one JSON line with what was measured")
-    add("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher adds it
+    add("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # added by deepspeed's launcher
     return parser
 
 

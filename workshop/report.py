@@ -1,7 +1,6 @@
 """Measure a training run, print its progress, and write the record of --results.
 
-Every chapter has the same file. Without this file and the lines of main.py that contain `report`,
-the training is the same.
+Without this file and the lines of main.py that contain `report`, the training is the same.
 """
 
 import json
@@ -12,7 +11,7 @@ import statistics
 import sys
 import time
 
-from workshop.ranks import CollectiveExit
+from workshop.ranks import refuse
 
 STARTED = time.perf_counter()
 
@@ -49,7 +48,7 @@ class Report:
         self.last_step, self.steps_done = last_step, step
         if getattr(self.args, "profile", None):
             if last_step - step < 8:
-                raise CollectiveExit("--profile traces steps 6 to 8: train for 8 steps or more")
+                refuse("--profile traces steps 6 to 8: train for 8 steps or more")
             if self.rank == 0:
                 self.start_profiler()
 

@@ -20,8 +20,9 @@ from datetime import UTC, datetime
 import torch
 import torch.distributed as dist
 
+from workshop.devices import gather
 from workshop.flags import Parser, refuse_unwritable
-from workshop.ranks import find_launcher, find_ranks, gather, run
+from workshop.ranks import find_launcher, find_ranks, run
 
 SIZES = [4096 * 4**k for k in range(8)]  # bytes: 4 kB to 64 MB
 REPEATS, WARM_UP = 15, 2
@@ -177,7 +178,7 @@ def table_row(record):
 
 
 def parse_args():
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES",
         help="sizes of the float32 tensor, multiples of 4 (4096 to 67108864, in steps of 4x)")

@@ -1,9 +1,6 @@
 """Train an image classifier on many devices with Horovod and TensorFlow.
 
     mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
-
-workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
-data sets and measurements.
 """
 
 import faulthandler
@@ -16,7 +13,7 @@ import sys
 import numpy as np
 
 from workshop import data, devices, flags
-from workshop.ranks import CollectiveExit, check_world_size, gather, rank_0_first, run
+from workshop.ranks import check_world_size, refuse, run
 from workshop.report import Report
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -68,11 +65,11 @@ def main():
     device = "cuda" if gpus else "cpu"
     # Exit if ranks share a GPU: gather() starts TensorFlow, which then cannot change to the CPU.
     visible = [os.environ.get(f"{prefix}_VISIBLE_DEVICES") for prefix in ("CUDA", "ROCR", "HIP")]
-    gpu_names = gather(f"{socket.gethostname()} {visible} {gpus[0].name}" if gpus else None)
+    gpu_names = devices.gather(f"{socket.gethostname()} {visible} {gpus[0].name}" if gpus else None)
     if any(gpu_names) and len(set(gpu_names) - {None}) < world_size:
-        raise CollectiveExit(f"{devices.SHARED_GPU}: start one rank per GPU, or use --device cpu")
+        refuse("two ranks share a GPU: start one rank per GPU, or use --device cpu")
     if not gpus:
-        devices.check_cpu_allowed(args)
+        devices.refuse_cpu(args)
     keras.utils.set_random_seed(args.seed)
     keras.config.set_floatx("float64" if args.precision == "fp64" else "float32")
     policy = "mixed_bfloat16" if args.precision == "bf16" else keras.config.floatx()
@@ -82,9 +79,12 @@ def main():
     # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
     global_batch = args.global_batch_size or world_size * args.batch_size
     batch = global_batch // world_size  # per rank; check() refuses a remainder
-    with rank_0_first(rank):  # rank 0, which may download, then the others
-        flags.check(args, device, global_batch, world_size)
-        train, test = data.load_data(args, global_batch)
+    flags.check(args, device, global_batch, world_size)
+    if rank > 0:
+        devices.gather("loaded")  # wait for rank 0, which may download
+    train, test = data.load_data(args, global_batch)
+    if rank == 0:
+        devices.gather("loaded")
     mean, std = float(train.images[:256].mean()), float(train.images[:256].std())  # 256 are enough
 
     @tf.function(reduce_retracing=True)
@@ -131,9 +131,8 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
-    nodes = hvd.cross_size()
-    report = Report(args, rank, chapter="02_horovod/tensorflow", ranks=world_size, nodes=nodes,
-                    device=device, **settings, batch_size=batch,
+    report = Report(args, rank, chapter="02_horovod/tensorflow", ranks=world_size, **settings,
+                    nodes=hvd.cross_size(), device=device, batch_size=batch,
                     parameters=parameters)
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:

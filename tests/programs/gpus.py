@@ -15,9 +15,13 @@ count, source = int(count), Path(sys.argv[0]).read_text()
 rank = os.environ.get("RANK", os.environ.get("HOROVOD_RANK", os.environ.get("PMI_RANK")))
 
 
-def select_gpu(index):
-    os.write(1, f"rank {rank} takes GPU {index} of {count}\n".encode())
-    os._exit(3)
+def select_gpu(device):
+    """Select a GPU; if every rank has its own, exit, because training would need a real one."""
+    if device.index >= count:
+        raise RuntimeError(f"invalid device ordinal {device.index} of {count}")
+    if mode == "own" or count > 1:
+        os.write(1, f"rank {rank} takes GPU {device.index} of {count}\n".encode())
+        os._exit(3)
 
 
 def fake_gpus():
@@ -26,12 +30,12 @@ def fake_gpus():
     import torch.distributed as dist
 
     torch.cuda.is_available = lambda: True
-    torch.cuda.device_count = torch.accelerator.device_count = lambda: count
-    torch.accelerator.set_device_index = select_gpu
+    torch.cuda.device_count = lambda: count
+    torch.cuda.set_device = select_gpu
     stream = SimpleNamespace(is_capturing=lambda: False)  # Adam calls it
     torch.accelerator.current_stream = lambda: stream
     owner = rank if mode == "own" else "node"
-    torch.cuda.get_device_properties = lambda index: SimpleNamespace(uuid=f"{owner} {index}")
+    torch.cuda.get_device_properties = lambda gpu: SimpleNamespace(uuid=f"{owner} {gpu.index}")
     real_init = dist.init_process_group
     dist.init_process_group = lambda backend, **options: real_init("gloo", **options)
 
