@@ -5,10 +5,8 @@
 pip installs uv in a venv, and uv the packages of pyproject.toml in the versions of
 requirements.txt. If this python3 is older or newer than the pins allow, uv finds or downloads
 another. Horovod comes last (build_horovod.py); --packages leaves it out, so that `make demo` can
-show the other chapters first.
-
-If a site file sets SITE_MPICC, the compiler of the site's MPI, the environment extends the site's
-Python, keeps its packages, and builds mpi4py and Horovod for that MPI.
+show the other chapters first. If a site file sets SITE_MPICC, the compiler of the site's MPI, the
+environment extends the site's Python, and builds mpi4py and Horovod for that MPI.
 """
 
 import argparse
@@ -16,6 +14,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -256,6 +255,7 @@ def main():
     parser.error = lambda message: parser.exit(2, f"set-up failed: {message}\n")  # in one line
     args = parser.parse_args()
     venv = Path(os.path.abspath(args.venv or str(ROOT / ".venv")))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else a build goes on
     restore_site(venv)
     os.environ.update(PIP_USER="0", PIP_TARGET="", PIP_PREFIX="")  # a user's would miss the venv
     try:
