@@ -7,7 +7,7 @@ PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 # Only tracked files, not an attendee's own scripts
 RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests exercise demo gpu check test test-root test-core test-all test-cpus faults bench docs notebooks site pins
+.PHONY: help setup setup-tests exercise demo gpu check test test-root test-core test-all faults bench docs notebooks site pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,9 +52,6 @@ test-core: setup-tests ## a few tests of each kind, to try another system
 test-all: setup-tests ## every test
 	@$(RUFF)
 	@$(PYTEST) --durations 20
-
-test-cpus: setup-tests ## numeric tests with other instruction sets and numbers of threads
-	@"$(VENV)/bin/python" -m tools.measuring.cpus
 
 faults: setup-tests ## fault-injection tests: killed ranks, full disks, bad input; lists each
 	@$(PYTEST) -m fault -rA --no-header

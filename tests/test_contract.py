@@ -22,10 +22,7 @@ EXPECTED = {"device": "cpu", "dataset": "synthetic", "image_size": 17, "model": 
     for name, path in LESSONS.items() if not name.startswith("05")])
 def test_flags_reach_the_record(chapter, tmp_path):
     ranks = 1 if chapter.startswith("01") else 2
-    # Without oneDNN, because `make test-cpus` hides bf16 from oneDNN by DNNL_MAX_CPU_ISA, while
-    # TensorFlow asks the CPU and still requests bf16 from oneDNN.
-    record = run_for_record(chapter, ranks, *FLAGS, folder=tmp_path,
-                            env={"TF_ENABLE_ONEDNN_OPTS": "0"})
+    record = run_for_record(chapter, ranks, *FLAGS, folder=tmp_path)
     deepspeed = {"gradient_clipping": float} if chapter == "04_deepspeed" else {}
     assert {name: type(value) for name, value in record.items()} == FIELD_TYPES | deepspeed
     assert record | EXPECTED == record

@@ -5,10 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import GIT_FILES, LESSONS, ROOT, run_command, tracked_files
+from conftest import GIT_FILES, ROOT, run_command, tracked_files
 
-from tools import style
-from tools.measuring import demo
 from tools.pages import docs
 
 BASE_LESSONS = {  # {lesson: the lesson that it is compared with}
@@ -42,20 +40,6 @@ def test_functions_shared_by_lessons_are_equal():
             if own_functions[function] != base_functions[function]:
                 different_functions.append((name, function))
     assert len(shared_functions) > 8 and different_functions == []
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("lesson", LESSONS)
-def test_each_lesson_is_shown_and_compared(lesson):
-    """A new chapter needs rows on two pages, runs, a color, a base, and a test of equality."""
-    chapter = lesson.split("/")[0]
-    for page in "README.md", "docs/TEACHING.md":
-        assert f"{chapter}/README.md" in (ROOT / page).read_text(), page
-    assert lesson in {name for name, *_ in demo.RUNS}, "RUNS"
-    assert lesson in style.CHAPTERS, "CHAPTERS"
-    assert lesson.startswith("01") or relative_name(LESSONS[lesson]) in BASE_LESSONS
-    tests = "".join((ROOT / f"tests/test_{name}.py").read_text() for name in ("equality", "zero"))
-    assert f'"{lesson}"' in tests, "no test compares its ranks with one rank"
 
 
 @pytest.mark.check

@@ -212,7 +212,7 @@ def test_each_site_file_launches_the_ranks(site, tmp_path):
     """As many as the batch system says, then as many as the sweep says by RANKS and NODES."""
     (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")  # a node counts once
     env = {"PBS_NODEFILE": "nodes", "SLURM_NTASKS": "8", "SLURM_NNODES": "2", "USER": "me",
-           "SLURM_CPUS_PER_TASK": "8", "MVAPICH": "/m", "PYTORCH": "/p", "CONTAINER": "/c.sif"}
+           "SLURM_CPUS_PER_TASK": "8", "PYTORCH": "/p", "CONTAINER": "/c.sif"}
     command = ('module() { :; }; conda() { :; }; mpiexec() { echo mpiexec "$@"; }; '
                f'srun() {{ echo srun "$@"; }}; . "{site}"; launch python main.py --epochs 3; '
                'RANKS=5 NODES=1; launch python')

@@ -41,14 +41,16 @@ def test_a_killed_study_resumes(tmp_path):
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("name", ["git", "host"])
-def test_partial_results_from_elsewhere_are_discarded(name, tmp_path, capsys):
+@pytest.mark.parametrize(("name", "problem", "message"), [
+    ("git", OSError("no space left"), "2: no space left"),
+    ("host", KeyboardInterrupt(), "^interrupted")])
+def test_partial_results_from_elsewhere_are_discarded(name, problem, message, tmp_path, capsys):
     def measure(n):
-        raise OSError("no space left")
+        raise problem
 
     this_machine, part = study.machine(), tmp_path / "r.jsonl.part"
     study.append(part, {"n": 1} | this_machine)
-    with pytest.raises(SystemExit, match="2: no space left\ncompleted runs are in"):
+    with pytest.raises(SystemExit, match=f"(?s){message}.*completed runs are in .* to resume"):
         study.study(tmp_path / "r.jsonl", [{"n": 1}, {"n": 2}], measure)
     assert read_records(part) == [{"n": 1} | this_machine]
     part.write_text(json.dumps(this_machine | {"n": 1, name: "another"}))

@@ -4,9 +4,6 @@ CPUs sum in different orders (AVX2, AVX-512, AMX, the number of threads). So eac
 the arithmetic, or is measured in the same run; none is a difference that one CPU happened to show.
 """
 
-import json
-import os
-
 import numpy as np
 
 # In fp64: parameters and losses that are equal in exact arithmetic. fp64 rounds at 1.1e-16; a step
@@ -58,21 +55,11 @@ def distance(first, second):
     return float(np.linalg.norm(np.subtract(first, second)))
 
 
-def log_difference(kind, difference, bound):
-    """Append a difference to the table of `make test-cpus`; bound None: a broken training."""
-    if os.environ.get("NUMBERS"):
-        bound = None if bound is None else float(bound)
-        with open(os.environ["NUMBERS"], "a") as file:
-            file.write(json.dumps([kind, float(difference), bound]) + "\n")
-
-
 def assert_close(kind, difference, bound):
     """Assert that a difference of this kind is within its bound."""
-    log_difference(kind, difference, bound)
     assert difference <= bound, f"{kind}: {difference:.2e}, allowed {bound:.2e}"
 
 
 def assert_far_apart(kind, difference, bound):
     """Assert that a broken training differs by more than twice the bound."""
-    log_difference(f"broken: {kind}", difference, None)
     assert difference > 2 * bound, f"{kind}: {difference:.2e} would pass within {bound:.2e}"

@@ -137,12 +137,14 @@ def build(venv, folder):
         unfinished.rename(folder)  # so an incomplete wheel never has this name
 
 
-def install(venv: Path, cache: Path, try_ranks: bool = True) -> None:
-    """Install Horovod from the cache, building it first if needed; test it on two ranks.
+def install(venv: Path, try_ranks: bool = True) -> None:
+    """Install Horovod from the user's cache, building it first if needed; test it on two ranks.
 
-    cache: the folder of wheels. try_ranks: False on a cluster, whose login nodes start no ranks.
-    Raises SetUpFailed.
+    try_ranks: False on a cluster, whose login nodes start no ranks. Raises SetUpFailed or OSError.
     """
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = Path(caches, "scaling-workshop")
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = cache / f"horovod-{cache_key(venv)}"
     with lock_folder(cache):
         if not [*folder.glob("*.whl")]:

@@ -21,7 +21,6 @@ CASES = {  # {name: flags}; the first 5 steps warm up
     "synthetic, cnn": "--dataset synthetic --model cnn --batch-size 64 --max-steps 105",
     "digits, resnet18": "--dataset digits --model resnet18 --batch-size 64 --max-steps 35"}
 PRECISIONS = {"synthetic, resnet18": RESNET, "the same in bf16": f"{RESNET} --precision bf16"}
-STAGE_3 = {"digits, perceptron": "--stage 3 --dataset digits --batch-size 64 --max-steps 20"}
 BARE_LOOP = "-m tools.measuring.bare_loop"  # arguments of python
 SECTIONS = {  # {number: (title, A, B, cases)}; A and B: (program, ranks, copies run at once)
     1: ("Chapter 1 compared with a bare loop on one batch in memory",
@@ -30,12 +29,8 @@ SECTIONS = {  # {number: (title, A, B, cases)}; A and B: (program, ranks, copies
         ("03_ddp/main.py", 2, 1), ("01_single_node/main.py", 1, 2), CASES),
     5: ("Horovod compared with DDP, 2 ranks of one thread",
         ("02_horovod/pytorch/main.py", 2, 1), ("03_ddp/main.py", 2, 1), CASES),
-    6: ("What synchronisation costs with Horovod and TensorFlow; B as in section 2",
-        ("02_horovod/tensorflow/main.py", 2, 1), ("01_single_node/main_tf.py", 1, 2), CASES),
     8: ("DeepSpeed's engine compared with DDP, 2 ranks of one thread",
-        ("04_deepspeed/main.py", 2, 1), ("03_ddp/main.py", 2, 1), CASES),
-    9: ("Stage 3 of DeepSpeed compared with FSDP2, 2 ranks of one thread",
-        ("05_zero/main.py", 2, 1), ("05_zero/fsdp.py", 2, 1), STAGE_3)}
+        ("04_deepspeed/main.py", 2, 1), ("03_ddp/main.py", 2, 1), CASES)}
 
 
 def measure(section, case, repeat, side):

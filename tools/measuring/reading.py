@@ -60,9 +60,6 @@ def main():
     records = pandas.DataFrame(study(RECORDS / "read_data.jsonl", plan, partial(measure, folder)))
     speeds = [f"{cache}_images_per_second" for cache in CACHES]
     print(records.groupby(["ranks", "way"])[speeds].median().round())
-    if (records.groupby("ranks")["checksum"].nunique() > 1).any():
-        raise SystemExit("the ways did not deliver the same bytes: see checksum in the records")
-    print("\nFor each number of ranks, all ways delivered the same bytes to the same ranks.")
 
 
 if __name__ == "__main__":

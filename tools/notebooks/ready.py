@@ -9,7 +9,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
@@ -27,14 +26,12 @@ def find_problem():
 
 
 def find_mpiexec():
-    """Put mpiexec on PATH; if there is none, put a program there that shows recorded output."""
+    """Put mpiexec on PATH; say so if there is none, as on a Cray's login node."""
     bin_folder = Path(sys.executable).parent
     os.environ["PATH"] = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
     if not shutil.which("mpiexec"):
-        folder = tempfile.mkdtemp()
-        os.symlink(TOP / "tools" / "notebooks" / "recorded_ranks.py", f"{folder}/mpiexec")
-        os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
-        print("mpiexec not found: cells that start ranks show recorded output instead")
+        print("mpiexec not found: no ranks can start here. Figures show records instead; what "
+              "`!mpiexec` prints is in the notebook as it was downloaded")
 
 
 def prepare():
