@@ -11,7 +11,7 @@ from tools.measuring import demo
 BASELINE = "1  PyTorch"
 RUNS = [("01_single_node", BASELINE, 1, demo.EXACT, None),
         ("03_ddp", "3  DDP", 2, demo.EXACT, BASELINE),
-        ("02_horovod/pytorch", "2  Horovod", 2, demo.EXACT, BASELINE)]
+        ("02_horovod", "2  Horovod", 2, demo.EXACT, BASELINE)]
 
 
 def fake_record(folder, chapter, name, ranks, flags, against):

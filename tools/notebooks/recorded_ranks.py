@@ -17,7 +17,7 @@ RECORD = ROOT / "assets" / "records" / "recorded_ranks.jsonl"
 COMMANDS = [  # folder, arguments of mpiexec; a notebook writes average.py
     ("02_horovod", "-l -n 2 python average.py 32"),
     ("02_horovod", "-l -n 2 python average.py 40"),
-    ("02_horovod", "-n 8 python pytorch/ring_allreduce.py --sizes 32000 --repeats 3"),
+    ("02_horovod", "-n 8 python ring_allreduce.py --sizes 32000 --repeats 3"),
     ("03_ddp", "-n 2 python three_ways.py"),
     ("03_ddp", "-n 2 python three_ways.py --batch-size 128"),
     ("03_ddp", "-n 4 python three_ways.py pipeline gpipe --micro-batches 8"),

@@ -1,6 +1,6 @@
 """Train an image classifier on many devices with Horovod and TensorFlow.
 
-    mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
+    mpiexec -n 2 python main_tf.py      # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
 
 workshop/ranks.py works in your own programs, too; the rest of workshop/ is this course's flags,
 data sets and measurements.
@@ -132,7 +132,7 @@ def main():
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
     nodes = hvd.cross_size()
-    report = Report(args, rank, chapter="02_horovod/tensorflow", ranks=world_size, nodes=nodes,
+    report = Report(args, rank, chapter="02_horovod/main_tf.py", ranks=world_size, nodes=nodes,
                     device=device, **settings, batch_size=batch,
                     parameters=parameters)
     report.start_run(len(train), step, last_step, epoch_steps, lr)
@@ -176,4 +176,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); if one rank fails, all end: ../README.md, "If a rank fails"
+    run(main)  # calls main(); if one rank fails, all end: README.md, "If a rank fails"

@@ -102,7 +102,7 @@ def main():
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     nodes = hvd.cross_size()
-    report = Report(args, rank, chapter="02_horovod/pytorch", ranks=world_size, nodes=nodes,
+    report = Report(args, rank, chapter="02_horovod", ranks=world_size, nodes=nodes,
                     device=device.type, **settings, batch_size=batch,
                     parameters=parameters)
     report.start_run(len(train), step, last_step, epoch_steps, lr)
@@ -150,4 +150,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); if one rank fails, all end: ../README.md, "If a rank fails"
+    run(main)  # calls main(); if one rank fails, all end: README.md, "If a rank fails"
