@@ -16,7 +16,7 @@ SECTIONS = {
                    "reading_data/README", "docs/SOURCES", "docs/TEACHING", "CONTRIBUTING"]}
 SUBPAGES = {
     "01_single_node/README": ["batch_size"],
-    "02_horovod/README": ["allreduce", "pytorch/README", "tensorflow/README"],
+    "02_horovod/README": ["allreduce"],
     "03_ddp/README": ["model_vs_data_parallelism", "scaling", "cost_model"],
     "05_zero/README": ["memory", "MEASUREMENTS"],
     "exercises/README": ["[1-9]_*/README", "10_*/README"],

@@ -70,7 +70,7 @@ def fill_in(text, folder):
 
 
 @pytest.mark.parametrize("chapter", [
-    case("01_single_node"), case("02_horovod/tensorflow", marks=slow)])
+    case("01_single_node"), case("02_horovod/main_tf.py", marks=slow)])
 def test_bad_flags_of_chapters_are_refused(chapter, files):
     rows = [" ".join(fill_in(flags, files)) for flags, _ in BAD_FLAGS]
     _, messages = run_in_one_process(chapter, rows, cwd=files)
@@ -89,7 +89,7 @@ def test_an_error_on_two_ranks_is_printed_once(flags, message, files):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod/pytorch", marks=slow)])
+@pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod", marks=slow)])
 def test_a_bad_flag_ends_mpiexec(chapter, files):
     result = run(chapter, 2, "--global-batch-size", 7, launcher=True, cwd=files, timeout=90)
     assert_refused(result, "--global-batch-size: 7 is not a multiple of 2")

@@ -25,8 +25,7 @@ def commands():
                     folder = os.path.relpath(page.parent / relative_folder, ROOT)
                     folders_and_flags.add((folder, " ".join(words)))
     assert len(folders_and_flags) > 5, folders_and_flags
-    return [case(folder, flags, marks=[pytest.mark.slow] if "tensorflow" in folder else [])
-            for folder, flags in sorted(folders_and_flags)]
+    return [case(folder, flags) for folder, flags in sorted(folders_and_flags)]
 
 
 @pytest.mark.parametrize(("chapter", "flags"), commands())

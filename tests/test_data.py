@@ -40,8 +40,8 @@ def write_svhn(folder, train, test):
 
 
 @pytest.mark.parametrize(("chapter", "ranks", "flags"), [
-    case("03_ddp", 7, []), case("02_horovod/pytorch", 3, []),
-    case("02_horovod/tensorflow", 3, [], marks=slow), case("04_deepspeed", 7, [], marks=slow),
+    case("03_ddp", 7, []), case("02_horovod", 3, []),
+    case("02_horovod/main_tf.py", 3, [], marks=slow), case("04_deepspeed", 7, [], marks=slow),
     case("05_zero", 7, ["--stage", 3], marks=slow), case("05_zero/fsdp.py", 7, [], marks=slow)])
 def test_each_test_image_is_counted_once(chapter, ranks, flags, tmp_path):
     """All images are labelled 3, also in training, so the accuracy must be 53 of 53.
@@ -64,7 +64,7 @@ class TruncatingHandler(SimpleHTTPRequestHandler):
 @pytest.mark.core
 @pytest.mark.fault
 @pytest.mark.parametrize(("chapter", "dataset", "files"), [
-    case("03_ddp", "svhn", 2), case("02_horovod/tensorflow", "mnist", 4, marks=slow)])
+    case("03_ddp", "svhn", 2), case("02_horovod/main_tf.py", "mnist", 4, marks=slow)])
 def test_a_truncated_download_is_reported_and_repeated(chapter, dataset, files, tmp_path):
     raw = write_mnist(tmp_path / "mnist", 120, 40)
     for path in list(raw.iterdir()):

@@ -81,7 +81,7 @@ def copy_with_fault(chapter, folder, condition, statement):
 @pytest.mark.parametrize(("chapter", "launcher", "signal_name"), [
     case("03_ddp", "mpiexec", "SIGKILL", marks=[slow, pytest.mark.core]),
     case("03_ddp", "mpiexec", "SIGSTOP"),
-    case("02_horovod/pytorch", "mpiexec", "SIGSTOP", marks=[slow]),
+    case("02_horovod", "mpiexec", "SIGSTOP", marks=[slow]),
     case("03_ddp", "torchrun", "SIGKILL", marks=[pytest.mark.core])])
 def test_a_killed_or_stopped_rank_ends_the_job(chapter, launcher, signal_name, folder):
     """Rank 1 gets the signal in its fourth step; rank 0 waits for it in the all-reduce."""
@@ -96,7 +96,7 @@ def test_a_killed_or_stopped_rank_ends_the_job(chapter, launcher, signal_name, f
     assert re.search(expected, output), output
 
 
-@pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod/pytorch", marks=[slow])])
+@pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod", marks=[slow])])
 def test_resume_after_a_kill_equals_an_uninterrupted_run(chapter, folder, one_rank_parameters):
     """A rank is killed at any point; the training resumes on another number of ranks."""
     fp64 = "--precision", "fp64", "--lr", 0.001  # so low that rounding errors do not grow

@@ -18,7 +18,7 @@ from tools.measuring.parameters import parameters
 
 EPOCHS = 5
 SINGLE, SINGLE_TF = "01_single_node", "01_single_node/main_tf.py"
-HVD, HVD_TF = "02_horovod/pytorch", "02_horovod/tensorflow"
+HVD, HVD_TF = "02_horovod", "02_horovod/main_tf.py"
 DDP, DEEPSPEED = "03_ddp", "04_deepspeed"
 BASELINES = {HVD: SINGLE, HVD_TF: SINGLE_TF, DDP: SINGLE}
 IN_FP64 = "--precision", "fp64"

@@ -63,7 +63,7 @@ def one_rank(tmp_path_factory):
 
 @pytest.mark.parametrize(("chapter", "name"), [
     case("03_ddp", "mpiexec of MPICH inside a Slurm allocation"),
-    case("03_ddp", "mpiexec of Open MPI"), case("02_horovod/pytorch", "srun --mpi=pmi2"),
+    case("03_ddp", "mpiexec of Open MPI"), case("02_horovod", "srun --mpi=pmi2"),
     case("03_ddp", "srun without MPI"), case("03_ddp", "torchrun")])
 def test_each_launcher_starts_one_world(chapter, name, one_rank, tmp_path):
     """Only rank 0 prints; without a terminal it shows no progress bar."""
@@ -86,7 +86,7 @@ def test_each_launcher_starts_one_world(chapter, name, one_rank, tmp_path):
          id="stale variables"),
     case("03_ddp", [*OPENMPI_MPIEXEC, "-n", 2], {}, "mpiexec comes from Open MPI, but mpi4py",
          id="two MPIs"),
-    case("02_horovod/pytorch", TORCHRUN, {}, "WORLD_SIZE=2, but this program sees 1",
+    case("02_horovod", TORCHRUN, {}, "WORLD_SIZE=2, but this program sees 1",
          id="Horovod under torchrun"),
     case("01_single_node", MPIEXEC, {}, "PMI_SIZE=2, but this program sees 1",
          id="chapter 1 under mpiexec")])
@@ -179,8 +179,8 @@ def test_local_rank_selects_the_gpu(gpus, owner, indices):
 
 @pytest.mark.parametrize(("chapter", "gpus"), [
     case("03_ddp", (1, "same")), case("04_deepspeed", (1, "same")), case("05_zero", (1, "same")),
-    case("05_zero/fsdp.py", (1, "same")), case("02_horovod/pytorch", (1, "same")),
-    case("02_horovod/pytorch", (4, "without"))])
+    case("05_zero/fsdp.py", (1, "same")), case("02_horovod", (1, "same")),
+    case("02_horovod", (4, "without"))])
 def test_two_ranks_never_share_a_gpu(chapter, gpus, tmp_path):
     """By default all ranks train on the CPU, and one line says so; --device cuda is refused."""
     hook, flags = ["gpus.py", *gpus], ("--max-steps", 1, "--results", tmp_path / "results")

@@ -10,8 +10,8 @@ from conftest import GIT_FILES, ROOT, run_command, tracked_files
 from tools.pages import docs
 
 BASE_LESSONS = {  # {lesson: the lesson that it is compared with}
-    "02_horovod/pytorch/main.py": "01_single_node/main.py",
-    "02_horovod/tensorflow/main.py": "01_single_node/main_tf.py",
+    "02_horovod/main.py": "01_single_node/main.py",
+    "02_horovod/main_tf.py": "01_single_node/main_tf.py",
     "03_ddp/main.py": "01_single_node/main.py",
     "04_deepspeed/main.py": "03_ddp/main.py",
     "05_zero/main.py": "04_deepspeed/main.py",

@@ -228,7 +228,8 @@ def test_submit_scripts_of_all_chapters_are_equal():
     for name in "submit.pbs", "submit.slurm":
         for folder in {path.parent for path in LESSONS.values()} - {ROOT / "01_single_node"}:
             text = re.sub(r"(-N |--job-name=)\w+", r"\1ddp", (folder / name).read_text())
-            assert text.replace(":-../..}", ":-..}") == (ROOT / "03_ddp" / name).read_text()
+            text = text.replace('"${PROGRAM:-main.py}"', "main.py")  # chapter 2 has two programs
+            assert text == (ROOT / "03_ddp" / name).read_text()
 
 
 @pytest.mark.check

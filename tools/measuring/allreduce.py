@@ -8,7 +8,7 @@ REPEATS = 15  # per run, of each size and algorithm
 
 def measure(run, ranks):
     """Return one run's records of all sizes and algorithms; `run` is its number."""
-    arguments = command("02_horovod/pytorch/ring_allreduce.py", ranks, "--repeats", REPEATS)
+    arguments = command("02_horovod/ring_allreduce.py", ranks, "--repeats", REPEATS)
     return records_of(arguments, timeout=1800)
 
 

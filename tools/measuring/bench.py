@@ -28,7 +28,7 @@ SECTIONS = {  # {number: (title, A, B, cases)}; A and B: (program, ranks, copies
     2: ("What synchronisation costs; B: two copies at once, their images/s added up",
         ("03_ddp/main.py", 2, 1), ("01_single_node/main.py", 1, 2), CASES),
     5: ("Horovod compared with DDP, 2 ranks of one thread",
-        ("02_horovod/pytorch/main.py", 2, 1), ("03_ddp/main.py", 2, 1), CASES),
+        ("02_horovod/main.py", 2, 1), ("03_ddp/main.py", 2, 1), CASES),
     8: ("DeepSpeed's engine compared with DDP, 2 ranks of one thread",
         ("04_deepspeed/main.py", 2, 1), ("03_ddp/main.py", 2, 1), CASES)}
 

@@ -42,8 +42,8 @@ RUNS = [  # chapter, name, ranks, flags, name of its baseline on one rank
     ("05_zero/fsdp.py", "5  PyTorch's FSDP", 1, f"{EXACT} {SMALL}", None),
     ("05_zero/fsdp.py", "5  PyTorch's FSDP", 2, f"{EXACT} {SMALL}", "5  PyTorch's FSDP"),
     ("01_single_node/main_tf.py", "1  TensorFlow", 1, EXACT, None),
-    ("02_horovod/pytorch", "2  Horovod, PyTorch", 2, EXACT, "1  PyTorch"),
-    ("02_horovod/tensorflow", "2  Horovod, TensorFlow", 2, EXACT, "1  TensorFlow"),
+    ("02_horovod", "2  Horovod, PyTorch", 2, EXACT, "1  PyTorch"),
+    ("02_horovod/main_tf.py", "2  Horovod, TensorFlow", 2, EXACT, "1  TensorFlow"),
 ]
 BUSY = 0.1  # share of the cores: the demo warns if other programs use more
 EQUAL = 1e-8  # largest difference of "same" parameters, which are fp64 and near 1

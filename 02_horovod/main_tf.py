@@ -1,6 +1,6 @@
 """Train an image classifier on many devices with Horovod and TensorFlow.
 
-    mpiexec -n 2 python main.py         # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
+    mpiexec -n 2 python main_tf.py      # or srun --mpi=pmi2, or horovodrun --gloo; python: one rank
 """
 
 import faulthandler
@@ -131,7 +131,7 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
-    report = Report(args, rank, chapter="02_horovod/tensorflow", ranks=world_size, **settings,
+    report = Report(args, rank, chapter="02_horovod/main_tf.py", ranks=world_size, **settings,
                     nodes=hvd.cross_size(), device=device, batch_size=batch,
                     parameters=parameters)
     report.start_run(len(train), step, last_step, epoch_steps, lr)
@@ -175,4 +175,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); if one rank fails, all end: ../README.md, "If a rank fails"
+    run(main)  # calls main(); if one rank fails, all end: README.md, "If a rank fails"

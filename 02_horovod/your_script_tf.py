@@ -1,9 +1,9 @@
 """Train a Keras model on many ranks, with a loop in place of model.fit. Copy it.
 
-    python your_script.py                    # one rank
-    mpiexec -n 2 python your_script.py       # the same on two ranks
+    python your_script_tf.py                 # one rank
+    mpiexec -n 2 python your_script_tf.py    # the same on two ranks
 
-ranks.py has to be in the same folder.
+The folder workshop has to be next to it; only its ranks.py is used.
 """
 
 import os

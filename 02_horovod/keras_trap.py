@@ -34,7 +34,7 @@ def with_fit(model):
 
 
 def with_tape(model):
-    """Train as main.py does."""
+    """Train as main_tf.py does."""
     optimizer = keras.optimizers.SGD(0.01)
     weights = model.trainable_variables
     for start in [*range(0, 256, 32)] * 2:

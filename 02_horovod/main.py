@@ -87,7 +87,7 @@ def main():
     epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
-    report = Report(args, rank, chapter="02_horovod/pytorch", ranks=world_size, device=device.type,
+    report = Report(args, rank, chapter="02_horovod", ranks=world_size, device=device.type,
                     nodes=hvd.cross_size(), batch_size=batch, **settings,
                     parameters=sum(parameter.numel() for parameter in model.parameters()))
     report.start_run(len(train), step, last_step, epoch_steps, lr)
@@ -138,4 +138,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)  # calls main(); if one rank fails, all end: ../README.md, "If a rank fails"
+    run(main)  # calls main(); if one rank fails, all end: README.md, "If a rank fails"
