@@ -5,7 +5,7 @@ import sys
 import pytest
 from conftest import ROOT, read_records, run_command
 
-from submit import study
+from cluster import study
 from tools.measuring import demo
 
 BASELINE = "1  PyTorch"

@@ -1,4 +1,4 @@
-"""submit/predict.py: a scaling table from a run on one GPU, which agree.py can measure."""
+"""cluster/predict.py: a scaling table from a run on one GPU, which agree.py can measure."""
 
 import json
 import os
@@ -7,12 +7,12 @@ import sys
 import forked
 import pandas
 import pytest
-from conftest import ROOT, copy_and_edit, environment, run_command
+from conftest import copy_and_edit, environment, run_command
 from test_agree import AGREE, QUICK
 from test_cost_model import cost_model
 from tolerances import ARITHMETIC, assert_close
 
-PREDICT = [sys.executable, ROOT / "submit" / "predict.py"]
+PREDICT = [sys.executable, "-m", "cluster.predict"]
 RUN = {"chapter": "mine.py", "ranks": 1, "nodes": 1, "device": "cuda",
        "global_batch_size": 64, "images": 6400, "step_seconds": 0.2, "gradient_bytes": 100e6}
 

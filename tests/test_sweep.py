@@ -9,10 +9,11 @@ from argparse import Namespace
 import pandas
 import psutil
 import pytest
-from conftest import ROOT, environment, load_module, read_records, run_command, wait_until
+from conftest import ROOT, environment, read_records, run_command, wait_until
 
-sweep = load_module(ROOT / "submit" / "sweep.py")
-SWEEP = [sys.executable, ROOT / "submit" / "sweep.py"]
+from cluster import sweep
+
+SWEEP = [sys.executable, "-m", "cluster.sweep"]
 QUICK = ["--max-steps", "2", "--device", "cpu"]
 TWO_RUNS = ["batch", "--chapters", "01_single_node", "--batch-sizes", "32", "64", "--repeats", "1"]
 
@@ -37,7 +38,7 @@ def test_a_killed_sweep_resumes(tmp_path):
     """Killed during the second of two runs, and with an incomplete last line."""
     results = tmp_path / "results.jsonl"
     command = [*SWEEP, *TWO_RUNS, "--results", results, "--", *QUICK]
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL,
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)
     wait_until(lambda: results.exists() and results.read_text(), 200, "a record")
     time.sleep(0.3)
@@ -53,7 +54,7 @@ def test_a_killed_sweep_resumes(tmp_path):
     result = run_command(command)
     assert result.code == 0 and "1 of 2 runs are in" in result.err, result.err
     assert results.read_text().startswith(text_before)
-    assert [record["batch"] for record in sweep.read(results)] == [32, 64]
+    assert [record["batch"] for record in sweep.read_records(results)] == [32, 64]
 
 
 @pytest.mark.check
@@ -63,11 +64,11 @@ def test_a_killed_sweep_resumes(tmp_path):
     ("sleep 50", "timed out after 1 s"),
     ("echo one; echo two; exit 3", "two")])
 def test_a_run_without_a_record_says_why(script, reason, tmp_path, monkeypatch):
-    def fake_command(planned_run, results, name):
+    def fake_command(planned_run, results):
         return ["bash", "-c", script], results.parent, {}
 
-    monkeypatch.setattr(sweep, "command", fake_command)
-    args = Namespace(results=tmp_path / "r.jsonl", script="submit.slurm", timeout=1)
+    monkeypatch.setattr(sweep, "script_command", fake_command)
+    args = Namespace(results=tmp_path / "r.jsonl", timeout=1)
     start = time.monotonic()
     record = sweep.measure(args, ranks=2, site="here")
     assert re.fullmatch(f"{reason}.*", record["failed"]) and time.monotonic() - start < 20

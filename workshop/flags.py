@@ -13,7 +13,7 @@ from workshop.ranks import BACKENDS, find_launcher
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         if find_launcher()[1] == 0:  # all ranks have the same flags, so only rank 0 prints
-            print(f"{self.prog}: {message}", file=sys.stderr)
+            print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
         sys.exit(2)
 
 

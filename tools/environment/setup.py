@@ -35,7 +35,7 @@ ROOT = build_horovod.ROOT
 REQUIREMENTS = ROOT / "requirements.txt"
 OLDEST, NEWEST = (3, 11), (3, 14)  # Python versions that the pins support
 STAMP = ".workshop-ready"  # file: a hash, Horovod's GPU operations, the site's MPI compiler
-WITHOUT_HOROVOD = "without-horovod"  # file: why Horovod is missing; submit/study.py reads it
+WITHOUT_HOROVOD = "without-horovod"  # file: why Horovod is missing; cluster/launch.py reads it
 INCLUDE_FOLDER_CODE = "__import__('sysconfig').get_path('include')"
 NOT_BUILT_YET = "Horovod is not built yet: make setup"
 COMPILER_ADVICE = ("chapter 2 needs a C++ compiler, make and Python's headers: on Debian and "
@@ -354,7 +354,7 @@ def create_environment(venv, packages_only=False):
     step(f"ready; to type commands yourself: . '{shown_path}/bin/activate'")
     warn_if_private(venv)
     if mpicc:
-        step("next, on compute nodes: submit/doctor.pbs or doctor.slurm, to test ranks and their "
+        step("next, on compute nodes: cluster/doctor.pbs or doctor.slurm, to test ranks and their "
              "all-reduce")
 
 

@@ -1,11 +1,11 @@
 """Predict how a training scales over a cluster's nodes, from a run on one GPU.
 
-    python submit/predict.py run.jsonl --site polaris --nodes 1 2 4 8 16 32
-    python submit/predict.py run.jsonl --measured doctor.jsonl --epochs 90 --samples 1281167
+    python -m cluster.predict run.jsonl --site polaris --nodes 1 2 4 8 16 32
+    python -m cluster.predict run.jsonl --measured doctor.jsonl --epochs 90 --samples 1281167
 
 run.jsonl is written by a chapter's --results, or by `agree.py --results run.jsonl my_train.py`;
 if it has records of smaller batches, too, they tell how fast these are. doctor.jsonl is written by
-`doctor.py --results` on two or more nodes. 03_ddp/cost_model.py models a step.
+`cluster.doctor --results` on two or more nodes. 03_ddp/cost_model.py models a step.
 """
 
 import math
@@ -14,15 +14,17 @@ import shlex
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pandas
-from study import RECORDS, ROOT, Parser, read
 
-sys.path.append(str(ROOT / "03_ddp"))
-import cost_model as model
+from cluster.launch import ROOT
+from cluster.records import RECORDS, read_records
+from workshop.flags import Parser
 
+model = import_module("03_ddp.cost_model")  # of the notebook; `import` allows no leading digit
 CONFIGURATION = ("chapter", "model", "dataset", "image_size", "precision", "device", "ranks")
 
 
@@ -92,7 +94,7 @@ def model_errors():
     published = pandas.read_csv(RECORDS / "published.csv")
     published["error"] = [model.predict(row) / row["images_per_second"] - 1
                           for row in published.to_dict("records")]
-    lab = pandas.DataFrame(read("lab_predictions.jsonl"),
+    lab = pandas.DataFrame(read_records("lab_predictions.jsonl"),
                            columns=["predicted", "images_per_second"])
     return {"published runs over a network": published.error[published.group == "A"],
             "published runs within a node": published.error[published.group == "B"],
@@ -113,7 +115,7 @@ def draw(table, path):
 
 
 def parse_args():
-    parser = Parser(__doc__)
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("run", type=Path, help="records of a training on one GPU or one node")
     add("--site", metavar="NAME", help="describe the nodes by a file of submit/sites, or by a path")
@@ -145,7 +147,7 @@ def parse_args():
         site_flags = shlex.split(flags[1], comments=True)
         args = parser.parse_args([*site_flags, *sys.argv[1:]])
     args.nodes = sorted(set(args.nodes))
-    records = [record for record in read(args.run) if "step_seconds" in record]
+    records = [record for record in read_records(args.run) if "step_seconds" in record]
     if not records or records[-1]["nodes"] > 1:
         parser.error(f"{args.run}: no record of a run on one node: a chapter's --results, or "
                      "agree.py --results")
@@ -159,7 +161,7 @@ def parse_args():
     args.level_seconds = None  # latency per level of a tree
     if args.measured:
         try:
-            args.node_link, args.level_seconds = model.measured_link(read(args.measured))
+            args.node_link, args.level_seconds = model.measured_link(read_records(args.measured))
         except ValueError as problem:
             parser.error(f"--measured {args.measured}: {problem}")
     for name in "node_link", "gpu_link", "gpus", "epochs", "largest_batch":

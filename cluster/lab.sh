@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # A cluster on this machine: nodes with their own host names and addresses, a switch, links whose speed you choose.
 #
-#     submit/lab.sh up 2 --rate 1gbit                  # nid1 and nid2; [--slurm]
-#     submit/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec; n / nodes ranks per node, rounded up, or [--ppn 1]
-#     submit/lab.sh rate 100mbit                       # another rate, also during a run; none: no limit
-#     submit/lab.sh on nid2 ip address                 # a command on a node, or on login
-#     submit/lab.sh kill nid2                          # the node dies, with all that runs on it
-#     submit/lab.sh status
-#     submit/lab.sh down
+#     cluster/lab.sh up 2 --rate 1gbit                  # nid1 and nid2; [--slurm]
+#     cluster/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec; n / nodes ranks per node, rounded up, or [--ppn 1]
+#     cluster/lab.sh rate 100mbit                       # another rate, also during a run; none: no limit
+#     cluster/lab.sh on nid2 ip address                 # a command on a node, or on login
+#     cluster/lab.sh kill nid2                          # the node dies, with all that runs on it
+#     cluster/lab.sh status
+#     cluster/lab.sh down
 #
-# LAB=name submit/lab.sh ... uses a second lab. A node is a set of Linux namespaces, which last as long as its first process; all
+# LAB=name cluster/lab.sh ... uses a second lab. A node is a set of Linux namespaces, which last as long as its first process; all
 # nodes end with the lab's first process. The nodes share this machine's processors, memory and disks; only the network is separate.
 # More in LAB.md.
 set -euo pipefail
@@ -38,8 +38,8 @@ check_node() {
     is_alive "$1" || fail "node $1 is dead"
 }
 check_lab() {
-    [ -e "$lab/ready" ] || fail "no lab is up: submit/lab.sh up 2"
-    is_up || fail "the lab has died: submit/lab.sh down, and up again"
+    [ -e "$lab/ready" ] || fail "no lab is up: cluster/lab.sh up 2"
+    is_up || fail "the lab has died: cluster/lab.sh down, and up again"
 }
 
 # State: the file holder contains the process id of the lab's first process. The files in nodes/ contain those of the nodes,
@@ -89,10 +89,10 @@ up() {
         unshare "${user[@]}" "${namespaces[@]}" --fork --mount-proc ip link set lo up 2>/dev/null ||
             fail "this kernel does not let you create namespaces: see LAB.md, or run it as root"
     fi
-    ! is_up || fail "the lab ${LAB:-lab} is up already: submit/lab.sh down, or LAB=another submit/lab.sh up $count"
+    ! is_up || fail "the lab ${LAB:-lab} is up already: cluster/lab.sh down, or LAB=another cluster/lab.sh up $count"
     [ ! -e "$lab/holder" ] || rm -rf "$lab"  # left by a lab that died
     (umask 077 && mkdir "$lab") 2>/dev/null ||
-        fail "cannot create the folder $lab: another lab.sh up is running; if it was killed, submit/lab.sh down"
+        fail "cannot create the folder $lab: another lab.sh up is running; if it was killed, cluster/lab.sh down"
     trap 'kill -KILL $parent 2>/dev/null; rm -rf "$lab"; exit 130' INT TERM
     mkdir "$lab/nodes"
     ln -s "$program" "$lab/lab.sh"  # the launcher's path must not contain a space
@@ -284,7 +284,7 @@ enter_lab() {  # COMMAND: run it on the login node, with LAB_FOLDER set
 kill_node() {
     check_lab
     check_node "$1"
-    [ "$1" != login ] || fail "the login node is the lab itself: submit/lab.sh down"
+    [ "$1" != login ] || fail "the login node is the lab itself: cluster/lab.sh down"
     local number
     number=$(<"$lab/nodes/$1")
     # Take the link down first, so that no connection is closed cleanly
@@ -304,7 +304,7 @@ status() {
 }
 
 down() {
-    [ -d "$lab" ] || fail "no lab is up: submit/lab.sh up 2"
+    [ -d "$lab" ] || fail "no lab is up: cluster/lab.sh up 2"
     if is_up; then
         kill -KILL "$(<"$lab/holder")"
         while is_up; do sleep 0.01; done
