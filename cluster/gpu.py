@@ -16,11 +16,8 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
-
-import psutil
 
 from cluster.launch import ROOT, describe_failure, rank_command, run_job
 from cluster.records import append_records, describe_machine, processor_name, read_records
@@ -176,23 +173,7 @@ def scaling(device, gpus):
         yield from run_chapter(ranks, "03_ddp", device, image_size, batch, "bf16")
 
 
-def kill_rank_1():
-    for process in psutil.Process().children(recursive=True):
-        if process.environ().get("RANK") == "1":
-            process.kill()
-
-
-def failures(device, gpus):
-    """Does the job end if a rank dies?"""
-    threading.Timer(30, kill_rank_1).start()
-    run_device = device if gpus > 1 else "cpu"
-    exit_code, output, _ = run_program(
-        max(2, gpus), "03_ddp", "--device", run_device, "--epochs", 100_000)
-    yield outcome("a rank that dies ends the job", exit_code not in (0, 124), output)
-
-
-PARTS = {"doctor": doctor, "same": compare_devices, "speed": single_gpu_speed,
-         "scaling": scaling, "failures": failures}
+PARTS = {"doctor": doctor, "same": compare_devices, "speed": single_gpu_speed, "scaling": scaling}
 
 
 def format_record(record):

@@ -9,6 +9,7 @@ if it has records of smaller batches, too, they tell how fast these are. doctor.
 """
 
 import math
+import os
 import re
 import shlex
 import sys
@@ -101,19 +102,6 @@ def model_errors():
             "runs on lab.sh's simulated nodes": lab.predicted / lab.images_per_second - 1}
 
 
-def draw(table, path):
-    """Save a plot of samples/s by nodes."""
-    ideal = table["samples/s"] / table.efficiency
-    axis = table.assign(predicted=table["samples/s"], ideal=ideal).plot(
-        "nodes", ["predicted", "ideal"], style=["o-", "--"], color=["#D55E00", "gray"],
-        loglog=True, ylabel="samples/s")
-    axis.fill_between(table.nodes, ideal * table.pessimist, ideal * table.optimist,
-                      color="#F5C5A3", zorder=0)
-    axis.set_xticks(table.nodes, table.nodes)
-    axis.minorticks_off()
-    axis.figure.savefig(path, dpi=120, bbox_inches="tight")
-
-
 def parse_args():
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
@@ -135,7 +123,6 @@ def parse_args():
     add("--strong", action="store_true",
         help="strong scaling: the global batch of the smallest of --nodes on all of them")
     add("--csv", type=Path, metavar="FILE", help="save the table to FILE")
-    add("--figure", type=Path, metavar="FILE", help="save a plot, such as scaling.png")
     args = parser.parse_args()
     if args.site:
         path = Path(args.site)
@@ -146,6 +133,8 @@ def parse_args():
             parser.error(f"--site {args.site}: {path} has no line '# predict.py: --gpus ...'")
         site_flags = shlex.split(flags[1], comments=True)
         args = parser.parse_args([*site_flags, *sys.argv[1:]])
+    if args.csv and not os.access(args.csv.absolute().parent, os.W_OK):
+        parser.error(f"--csv {args.csv}: name a file in a folder that you may write to")
     args.nodes = sorted(set(args.nodes))
     records = [record for record in read_records(args.run) if "step_seconds" in record]
     if not records or records[-1]["nodes"] > 1:
@@ -195,14 +184,8 @@ def main():
     for name, error in model_errors().items():
         print(f"{len(error)} predictions for {name}: median error {error.abs().median():.1%}, "
               f"worst {error.abs().max():.1%}")
-    try:
-        if args.csv:
-            table.to_csv(args.csv, index=False)
-        if args.figure:
-            draw(table, args.figure)
-    except (OSError, ValueError) as problem:  # a folder that is missing, an unknown format
-        print(f"predict.py: {problem}", file=sys.stderr)
-        sys.exit(2)
+    if args.csv:
+        table.to_csv(args.csv, index=False)
 
 
 if __name__ == "__main__":

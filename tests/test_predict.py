@@ -31,16 +31,14 @@ def table(tmp_path):
 
 
 @pytest.mark.check
-def test_predictions_for_one_gpu_and_a_slow_link(table, tmp_path):
+def test_predictions_for_one_gpu_and_a_slow_link(table):
     """One GPU is as fast as measured; two nodes are no faster than the link allows."""
-    rows = table([RUN], "--gpus", 1, "--node-link", 10e6, "--nodes", 1, 2, 512, "--epochs", 9,
-                 "--figure", tmp_path / "scaling.png")
+    rows = table([RUN], "--gpus", 1, "--node-link", 10e6, "--nodes", 1, 2, 512, "--epochs", 9)
     assert_close("one GPU's samples/s", abs(rows["samples/s"][1] / 320 - 1), ARITHMETIC)
     assert_close("one GPU's hours", abs(rows.hours[1] * 3600 / (9 * 6400 / 320) - 1), ARITHMETIC)
     assert rows["samples/s"][2] < 128 / (100e6 / 10e6)
     assert rows.pessimist[2] < rows.efficiency[2] < rows.optimist[2]
     assert list(rows["global batch"]) == [64, 128, 12 * 512]  # never more than the data set
-    assert (tmp_path / "scaling.png").stat().st_size > 10_000
 
 
 @pytest.mark.check
