@@ -93,8 +93,8 @@ def measure(args, **planned):
         return {"failed": find_reason(output) or "no record"}
     if records[0]["ranks"] != planned["ranks"]:
         return {"failed": f"{records[0]['ranks']} ranks were started: "
-                f"`launch` of sites/{planned['site']}.sh must start RANKS ranks"}
-    return records[0] | describe_machine() | {"launcher": f"sites/{planned['site']}.sh"}
+                f"`launch` of the site {planned['site']} must start RANKS ranks"}
+    return records[0] | describe_machine() | {"launcher": f"{SCRIPT}, SITE={planned['site']}"}
 
 
 def find_reason(output):
