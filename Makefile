@@ -31,7 +31,7 @@ demo: setup ## train every chapter's network on 1 and 2 ranks; print and draw th
 	@"$(VENV)/bin/python" -m tools.measuring.demo
 
 gpu: setup ## test a node's GPUs: correctness, speed, scaling (PARTS="speed scaling")
-	@"$(VENV)/bin/python" submit/gpu.py $(PARTS)
+	@"$(VENV)/bin/python" -m cluster.gpu $(PARTS)
 
 check: WORKERS = 0
 check: setup-tests ## fast checks that start no ranks, after editing a page or a tool

@@ -105,7 +105,7 @@ def all_reduce_seconds(size: float, cluster: Cluster, constants: Constants = CEN
 
 
 def measured_link(records: list[dict]) -> tuple[float, float]:
-    """Return bytes/s of a node and seconds of a level, from records of submit/doctor.py --results.
+    """Return bytes/s of a node and seconds of a level, from records of cluster/doctor.py --results.
 
     Solves all_reduce_seconds, with its tree, for both. Raises ValueError if no records are from
     two or more nodes, or if more bytes took no longer.

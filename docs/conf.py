@@ -10,8 +10,8 @@ from docutils.utils.math.latex2mathml import tex2mathml
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = {
-    "The day": ["0*/README", "exercises/README", "submit/README", "03_ddp/YOUR_SCRIPT",
-                "submit/AGREE", "submit/NEW_SITE", "docs/WHAT_GOES_WRONG"],
+    "The day": ["0*/README", "exercises/README", "submit/README", "cluster/README",
+                "03_ddp/YOUR_SCRIPT", "submit/AGREE", "submit/NEW_SITE", "docs/WHAT_GOES_WRONG"],
     "To look up": ["docs/GLOSSARY", "docs/DEMO", "docs/SETUP", "docs/PARALLELISM",
                    "reading_data/README", "docs/SOURCES", "docs/TEACHING", "CONTRIBUTING"]}
 SUBPAGES = {
@@ -20,7 +20,7 @@ SUBPAGES = {
     "03_ddp/README": ["model_vs_data_parallelism", "scaling", "cost_model"],
     "05_zero/README": ["memory", "MEASUREMENTS"],
     "exercises/README": ["[1-9]_*/README", "10_*/README"],
-    "submit/README": ["LAB"]}
+    "cluster/README": ["LAB"]}
 
 project = html_title = "Scaling Deep Learning"
 extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design"]

@@ -4,11 +4,12 @@ Prints which checks pass, stops at the first that fails, and gives one hint. Exi
 1: one fails; 2: the file could not be run.
 """
 
-import argparse
 import importlib
 import os
 import sys
 from pathlib import Path
+
+from workshop.flags import Parser
 
 EXERCISES = Path(__file__).resolve().parent
 FOLDERS = {int(path.name.split("_")[0]): path for path in EXERCISES.glob("[0-9]*_*")}
@@ -34,8 +35,7 @@ def grade(folder, file):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.error = lambda message: parser.exit(NOT_RUN, f"{parser.prog}: {message}\n")  # one line
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("number", type=int, choices=sorted(FOLDERS), help="number of the exercise")
     parser.add_argument("--file", type=Path, help="grade this file, not the folder's exercise.py")
     args = parser.parse_args()

@@ -7,12 +7,11 @@ If the folder of `--output` does not exist, the output is lost. Run this where y
 scheduler itself reports misspelt options: `sbatch --test-only`.
 """
 
+import argparse
 import os
 import re
 import sys
 from pathlib import Path
-
-from study import Parser
 
 DIRECTIVE = re.compile(r"(\s*#\s*)(SBATCH|PBS)\b\s*(.*?)(?:\s#.*)?$", re.I)
 OUTPUT = re.compile(r"""(?:^|\s)(?:--(?:output|error)[ =]\s*|-[oe]\s*)["']?([^"'\s]+)""")
@@ -22,7 +21,7 @@ LOST = {"SBATCH": "Slurm before 23.02 ends the job without output",
         "PBS": "PBS cannot deliver the output"}
 
 
-def check(path):
+def find_problems(path):
     """Return the problems of a submit script, as texts "line N: ..."."""
     lines = path.read_bytes().decode(errors="replace").splitlines()
     changes_folder = any(re.match(r"#SBATCH .*(--chdir|-D)\b", line) for line in lines)
@@ -83,13 +82,13 @@ def missing_folder(scheduler, options, bases):
 
 
 def main():
-    parser = Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("scripts", nargs="+", type=Path)
     has_problems = False
     for path in parser.parse_args().scripts:
         if not os.path.isfile(path):  # Path.is_file() raises if the name is too long
-            parser.error(f"no file {path}")
-        for problem in check(path):
+            parser.exit(2, f"{parser.prog}: no file {path}\n")
+        for problem in find_problems(path):
             print(f"{path}: {problem}")
             has_problems = True
     sys.exit(has_problems)

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Every submit script sources this file, with SITE set. It sources the site's file and activates the environment. After that
-# `launch COMMAND...` starts RANKS ranks on NODES nodes if submit/sweep.py has set these, or else all ranks of the allocation.
+# `launch COMMAND...` starts RANKS ranks on NODES nodes if cluster.sweep has set these, or else all ranks of the allocation.
 case "${PBS_O_WORKDIR:+${FLAGS:-}}" in  # in a PBS script the shell splits FLAGS at blanks
     *[]*?[\'\"\\]*)
         echo "FLAGS=$FLAGS: no flag may contain a blank, a wildcard, a quote or a backslash" >&2

@@ -22,8 +22,15 @@ import pytest
 from filelock import FileLock
 from tolerances import ROUNDING_FACTOR, distance
 
-from submit import study
-from submit.study import ROOT, missing
+from cluster.launch import (
+    ROOT,
+    end_job,
+    finish_job,
+    install_problem,
+    rank_command,
+    rank_environment,
+    start_job,
+)
 from tools.measuring.parameters import parameters
 
 BIN = Path(sys.executable).parent
@@ -42,7 +49,8 @@ def case(chapter, *values, marks=(), **options):
 
 
 def skip_without(chapter):
-    return pytest.mark.skipif(bool(missing(chapter)), reason=str(missing(chapter)))
+    problem = install_problem(chapter)
+    return pytest.mark.skipif(bool(problem), reason=str(problem))
 
 
 def needs_root(reason):
@@ -53,30 +61,26 @@ def needs_root(reason):
 
 def environment():
     """Return the base environment of a command."""
-    return study.environment() | {"OMP_NUM_THREADS": THREADS}
+    return rank_environment() | {"OMP_NUM_THREADS": THREADS}
 
 
 def run_command(command, timeout=300, env=None, cwd=None):
     """Return the exit code, stdout and stderr of a command; a hang fails the test."""
-    process = subprocess.run([str(word) for word in command], timeout=timeout, cwd=cwd, text=True,
-                             stdin=subprocess.DEVNULL, capture_output=True,
-                             env=environment() | NO_NETWORK | (env or {}))
-    return SimpleNamespace(code=process.returncode, out=process.stdout, err=process.stderr)
+    job = finish_job(start_job(command, cwd, environment() | NO_NETWORK | (env or {}),
+                               subprocess.PIPE), timeout)
+    return SimpleNamespace(code=job.returncode, out=job.stdout, err=job.stderr)
 
 
 def run_concurrently(*starts, timeout=120):
     """Run (command, variables) pairs at the same time. Return (exit code, output) of each."""
-    processes = []
-    for command, variables in starts:
-        processes.append(subprocess.Popen(
-            [str(word) for word in command], env=environment() | variables, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    processes = [start_job(command, env=environment() | variables)
+                 for command, variables in starts]
     try:
-        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+        jobs = [finish_job(process, timeout) for process in processes]
     finally:
         for process in processes:
-            process.kill()
-    return [(process.returncode, output) for process, output in zip(processes, outputs)]
+            end_job(process)
+    return [(job.returncode, job.stdout) for job in jobs]
 
 
 def run(chapter, ranks, *flags, hook=(), launcher=False, timeout=300, env=None, cwd=None):
@@ -85,7 +89,7 @@ def run(chapter, ranks, *flags, hook=(), launcher=False, timeout=300, env=None, 
     launcher: start them as an attendee does. hook: a script of tests/programs and its arguments; it
     patches one thing and then runs main.py. Return what run_command() returns.
     """
-    command, env = study.command(str(chapter), ranks, *flags), env or {}
+    command, env = rank_command(str(chapter), ranks, *flags), env or {}
     program = command.index(sys.executable) + 1
     if hook:
         env = env | {"PYTHONPATH": str(Path(command[program]).parent)}

@@ -7,10 +7,8 @@ that every rank's imports take, in tests that do not test the launcher.
 import contextlib
 import multiprocessing
 import os
-import random
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +20,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from cluster.launch import finish_job, start_job
+from workshop.ranks import free_port
+
 PROGRAMS = Path(__file__).with_name("programs")
 GRACE_PERIOD = 10  # seconds in which the other ranks must end after a failure
 context = multiprocessing.get_context("forkserver")
@@ -29,14 +30,6 @@ context.set_forkserver_preload([
     "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.distributed.nn",
     "torch._dynamo", "torchvision", "tqdm", "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer"])
-
-
-def free_port():
-    """Return a free port below the ephemeral port range."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            return port
 
 
 def rank_main(arguments, cwd, env, out, err):
@@ -104,10 +97,9 @@ def run(arguments, ranks, env, timeout=300, cwd=None):
     text = "".join(path.read_text() for path in programs if path.parent != PROGRAMS)
     if "import tensorflow" in text:
         mpiexec = [Path(sys.executable).parent / "mpiexec", "-n", str(ranks)] if ranks > 1 else []
-        command = [*mpiexec, sys.executable, *arguments]
-        process = subprocess.run(command, env=env, cwd=cwd, text=True, stdin=subprocess.DEVNULL,
-                                 capture_output=True, timeout=timeout)
-        return SimpleNamespace(code=process.returncode, out=process.stdout, err=process.stderr)
+        process = start_job([*mpiexec, sys.executable, *arguments], cwd, env, subprocess.PIPE)
+        job = finish_job(process, timeout)
+        return SimpleNamespace(code=job.returncode, out=job.stdout, err=job.stderr)
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())

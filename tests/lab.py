@@ -1,4 +1,4 @@
-"""A lab of submit/lab.sh for tests; the test that creates it must call down()."""
+"""A lab of cluster/lab.sh for tests; the test that creates it must call down()."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ class Lab:
 
     def start(self, *arguments, env=None, **options):
         return subprocess.Popen(
-            [str(argument) for argument in (ROOT / "submit" / "lab.sh", *arguments)],
+            [str(argument) for argument in (ROOT / "cluster" / "lab.sh", *arguments)],
             env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL, **options)
 
     def __call__(self, *arguments, code=0, timeout=200, **options):

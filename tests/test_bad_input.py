@@ -31,25 +31,25 @@ BAD_FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
     ("--results {}/new --lr 1e12 --epochs 1", "nan in epoch 1.*--lr"),
 ]
 BAD_COMMANDS = [  # commands of other programs, and the expected message
-    ("submit/sweep.py weekly --results {}/new", "weekly"),
-    ("submit/sweep.py weak --results {}/missing/new", "cannot write"),
+    ("cluster.sweep weekly --results {}/new", "weekly"),
+    ("cluster.sweep weak --results {}/missing/new", "cannot write"),
     ("submit/agree.py {}/none.py", "no file"),
     ("submit/agree.py 03_ddp/your_script_ddp.py", "needs at least 2 ranks"),
     ("submit/check_script.py {}/none", "no file"),
-    ("submit/gpu.py leiter", "unknown part leiter: choose from doctor,"),
-    ("submit/predict.py {}/none", "no record"),
-    ("submit/predict.py exercises/10_predict/run.jsonl --measured {}/none", "no all-reduces"),
-    ("submit/predict.py exercises/10_predict/run.jsonl --node-link 1e9 --csv {}/missing/x",
+    ("cluster.gpu leiter", "unknown part leiter: choose from doctor,"),
+    ("cluster.predict {}/none", "no record"),
+    ("cluster.predict exercises/10_predict/run.jsonl --measured {}/none", "no all-reduces"),
+    ("cluster.predict exercises/10_predict/run.jsonl --node-link 1e9 --csv {}/missing/x",
      "missing"),
     ("submit/agree.py --results {}/missing/x 03_ddp/your_script.py", "cannot write"),
-    ("submit/predict.py exercises/10_predict/run.jsonl", "--node-link: give a number"),
-    ("submit/predict.py exercises/10_predict/run.jsonl --site none", "--site none: "),
-    ("submit/predict.py exercises/10_predict/run.jsonl --node-link 1 --nodes 0", "--nodes"),
+    ("cluster.predict exercises/10_predict/run.jsonl", "--node-link: give a number"),
+    ("cluster.predict exercises/10_predict/run.jsonl --site none", "--site none: "),
+    ("cluster.predict exercises/10_predict/run.jsonl --node-link 1 --nodes 0", "--nodes"),
     ("exercises/grade.py 11", "number"),
     ("tools/environment/setup.py --venf /nowhere", "--venf"),
-    ("submit/lab.sh up many", "many is not a whole number"),
-    ("submit/lab.sh run -n 2 true", "no lab is up"),
-    pytest.param("submit/doctor.py --timeout nan", "--timeout", marks=slow),  # slow to import
+    ("cluster/lab.sh up many", "many is not a whole number"),
+    ("cluster/lab.sh run -n 2 true", "no lab is up"),
+    pytest.param("cluster.doctor --timeout nan", "--timeout", marks=slow),  # slow to import
 ]
 
 
@@ -109,8 +109,12 @@ def test_a_wrong_ds_config_is_refused(chapter, text, message, tmp_path, files):
 @pytest.mark.parametrize(("text", "message"), BAD_COMMANDS)
 def test_bad_flags_of_tools_are_refused(text, message, files):
     program, *flags = fill_in(text, files)
-    shell = "bash" if program.endswith(".sh") else sys.executable
-    result = run_command([shell, program, *flags], cwd=ROOT, timeout=60,
+    if program.startswith("cluster."):
+        command, name = [sys.executable, "-m", program], program.replace("cluster.", "") + ".py"
+    else:
+        shell = "bash" if program.endswith(".sh") else sys.executable
+        command, name = [shell, program], Path(program).name
+    result = run_command([*command, *flags], cwd=ROOT, timeout=60,
                          env={"LAB": f"none{files.parent.name}", "TMPDIR": str(files.parent)})
     assert result.code == 2 and result.err.count("\n") == 1, result
-    assert_refused(result, message, "set-up failed" if "setup" in program else Path(program).name)
+    assert_refused(result, message, "set-up failed" if "setup" in program else name)

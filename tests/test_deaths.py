@@ -15,7 +15,7 @@ import torch
 from conftest import BIN, NO_NETWORK, ROOT, case, copy_and_edit, environment, run, wait_until
 from tolerances import FP64, assert_close
 
-from submit import study
+from cluster.launch import rank_command
 from tools.measuring.parameters import parameters
 
 pytestmark = pytest.mark.fault
@@ -101,7 +101,7 @@ def test_resume_after_a_kill_equals_an_uninterrupted_run(chapter, folder, one_ra
     """A rank is killed at any point; the training resumes on another number of ranks."""
     fp64 = "--precision", "fp64", "--lr", 0.001  # so low that rounding errors do not grow
     flags = (*fp64, "--global-batch-size", 48, "--checkpoint", folder / "c", "--resume", "auto")
-    command = study.command(chapter, 3, *flags, "--epochs", 2000)
+    command = rank_command(chapter, 3, *flags, "--epochs", 2000)
     job = subprocess.Popen(command, env=environment() | {"MARK": str(folder)},
                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                            stderr=subprocess.DEVNULL)

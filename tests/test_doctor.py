@@ -1,16 +1,18 @@
-"""submit/doctor.py reports the most frequent faults, most of which these tests really cause."""
+"""cluster/doctor.py reports the most frequent faults, most of which these tests really cause."""
 
 import re
 import socket
 import sys
 
 import pytest
-from conftest import BIN, ROOT, load_module, run_concurrently
+from conftest import BIN, run_concurrently
 from test_launchers import ALLOCATION, OPENMPI_MPIEXEC, srun_variables
 from tolerances import COUNT
 
-DOCTOR = ROOT / "submit" / "doctor.py"
-PYTHON = [sys.executable, DOCTOR]
+from cluster import doctor
+
+DOCTOR = ["-m", "cluster.doctor"]
+PYTHON = [sys.executable, *DOCTOR]
 # The doctor counts the processes that its parent started. This parent starts only one.
 WITHOUT_SIBLINGS = ["setsid", "--wait", "sh", "-c", '"$@"; exit $?', "sh"]
 MPIEXEC = [BIN / "mpiexec", "-n", 2]
@@ -39,7 +41,7 @@ def test_one_and_two_ranks_without_a_fault():
 @pytest.mark.parametrize(("finding", "command", "variables"), [
     ("SLURM_NTASKS=4, but", [*WITHOUT_SIBLINGS, *PYTHON], ALLOCATION),  # a batch script's process
     ("mpiexec comes from Open MPI", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
-    ("psutil.*activate the environment", [sys.executable, "-S", DOCTOR], {}),
+    ("psutil.*activate the environment", [sys.executable, "-S", *DOCTOR], {}),
     ("all-reduce failed.*none9: set GLOO", [*MPIEXEC, *PYTHON], {"GLOO_SOCKET_IFNAME": "none9"})])
 def test_what_keeps_a_rank_from_training_is_reported(finding, command, variables):
     assert_reported(finding, run_concurrently((command, variables)))
@@ -75,10 +77,9 @@ def test_too_old_a_pytorch_is_reported(tmp_path):
 @pytest.mark.fault
 def test_guard_ends_a_hanging_process():
     """A thread could not end a process that hangs in MPI or a GPU driver."""
-    program = ("import sys, signal; sys.path.insert(0, sys.argv.pop()); import doctor\n"
+    program = ("import signal; from cluster import doctor\n"
                "with doctor.Guard(-2, 0).stage('a test', 'do'): signal.pause()")  # 3 - 2 = 1 s
-    assert_reported("a test timed out", run_concurrently(
-        ([sys.executable, "-c", program, DOCTOR.parent], {})))
+    assert_reported("a test timed out", run_concurrently(([sys.executable, "-c", program], {})))
 
 
 @pytest.mark.check
@@ -86,24 +87,21 @@ def test_guard_ends_a_hanging_process():
     ({"uuids": ["a", "b"], "gpu": "a"}, {"uuids": ["a", "b"], "gpu": "b"}, None),
     ({"uuids": ["a", "b"], "gpu": "a"}, {"uuids": ["a", "b"], "gpu": "a"}, "the same GPU"),
     ({"uuids": ["a"], "gpu": "a"}, {"uuids": ["a"], "gpu": "a"}, "2 ranks see 1 GPUs"),
-    ({"has_driver": True}, {"has_driver": True}, "sees no GPU: ask for one GPU per rank"),
-    ({"has_driver": True, "driver_version": "575.57.08"}, {}, "driver 580 or newer"),
-    ({"has_driver": True, "driver_version": "535.1", "cuda": "12.6"}, {}, "ask for one GPU"),
-    ({"has_driver": True, "cuda": None}, {}, "built without CUDA: install another build"),
-    ({"uuids": ["a"], "gpu": "a", "gpu_error": "no kernel image"}, {"uuids": ["b"], "gpu": "b"},
+    ({"has_driver": True, "gpu_problem": "The NVIDIA driver on your system is too old"}, {},
+     "sees no GPU: The NVIDIA driver on your system is too old: ask for one GPU per rank"),
+    ({"uuids": ["a"], "gpu": "a", "gpu_problem": "no kernel image"}, {"uuids": ["b"], "gpu": "b"},
      "cannot run a kernel on GPU a: no kernel image"),
-    ({"uuids": ["a"], "gpu": "a", "gpu_error": "is/are busy or unavailable"},
-     {"uuids": ["b"], "gpu": "b"}, "another process uses it"),
     ({"cores": [0]}, {"cores": [0]}, "bound to core 0"),
     ({"node": "nid1", "gloo": "127.0.1.1"}, {"node": "nid2"},
      "nid1: its hostname resolves to 127.0.1.1"),
     ({"node": "nid1"}, {"node": "nid2", "versions": "torch 1"}, "nid2: versions differ")])
 def test_facts_of_two_ranks_give_a_finding(rank_0, rank_1, finding, monkeypatch):
     """The facts are made up, so neither a GPU nor a second node is needed."""
-    doctor = load_module(DOCTOR)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    facts = doctor.examine() | {"has_driver": False, "cuda": "13.0", "cores": [0, 1],
-                                "driver_version": "", "all_cores": 4, "gloo": "10.0.0.1"}
+    facts = doctor.examine()
+    assert facts["gpu_problem"], facts  # PyTorch's own reason: the tests see no GPU
+    facts |= {"has_driver": False, "gpu_problem": "", "cores": [0, 1], "all_cores": 4,
+              "gloo": "10.0.0.1"}
     findings = doctor.diagnose([facts | rank_0, facts | rank_1 | {"local_rank": 1}])
     if finding is None:
         assert not findings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import BIN, ROOT, load_module, run_command
 
-from submit.study import missing
+from cluster.launch import install_problem
 
 SETUP = ROOT / "tools" / "environment" / "setup.py"
 set_up = load_module(SETUP)
@@ -134,7 +134,7 @@ def test_failed_horovod_build_leaves_the_rest_working(ready_venv, tmp_path, monk
         monkeypatch.setattr(
             build_horovod, "missing_build_tools", lambda include, tools=tools: tools)
         set_up.add_horovod(ready_venv, "")
-        assert reason in missing("02_horovod") and missing("03_ddp") is None
+        assert reason in install_problem("02_horovod") and install_problem("03_ddp") is None
         assert set_up.ready(ready_venv)
     monkeypatch.setattr(build_horovod, "missing_build_tools", lambda include: [])
     assert not set_up.ready(ready_venv)
@@ -143,5 +143,5 @@ def test_failed_horovod_build_leaves_the_rest_working(ready_venv, tmp_path, monk
 @pytest.mark.check
 def test_horovod_is_installed_if_it_can_be_built():
     """A failed build must not be taken for a missing compiler."""
-    reason = missing("02_horovod")
+    reason = install_problem("02_horovod")
     assert set_up.missing_compiler_message(Path(sys.prefix)) or not reason, reason

@@ -1,4 +1,4 @@
-"""submit/lab.sh: namespaces as nodes, and a link of a given rate between them."""
+"""cluster/lab.sh: namespaces as nodes, and a link of a given rate between them."""
 
 import os
 import re
@@ -7,7 +7,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from lab import Lab, needs_lab
 from tolerances import LINK_RATE, assert_close
 
@@ -30,7 +29,7 @@ def test_a_link_has_the_given_rate(lab):
     lab("up", 2, "--rate", "1gbit")
     for rate, bits in ("1gbit", 1e9), ("100mbit", 1e8):
         lab("rate", rate)
-        result = lab("run", "-n", 2, sys.executable, ROOT / "submit" / "doctor.py")
+        result = lab("run", "-n", 2, sys.executable, "-m", "cluster.doctor")
         assert "ranks: 2, nodes: 2\n" in result.out
         seconds, = re.findall(r"^all-reduce over gloo, 16 MB: (\S+) s", result.out, re.M)
         relative_rate = 8 * 2**24 / bits / float(seconds)

@@ -45,7 +45,7 @@ def count_figures(cell):
                  else pytest.mark.slow) for path in PATHS])
 def test_a_rerun_reproduces_the_stored_outputs(path):
     stored_cells = code_cells(nbformat.read(path, as_version=4))
-    for stored_cell, cell in zip(stored_cells, code_cells(notebooks.run(path)), strict=True):
+    for stored_cell, cell in zip(stored_cells, code_cells(notebooks.execute(path)), strict=True):
         assert count_figures(cell) == count_figures(stored_cell), cell.source
         if "live" not in cell.metadata.get("tags", []):
             assert texts(cell) == texts(stored_cell), cell.source

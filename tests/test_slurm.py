@@ -37,7 +37,7 @@ class Cluster:
 
     def __init__(self, folder):
         self.folder = folder / "the workshop"
-        for name in "03_ddp", "submit":
+        for name in "03_ddp", "cluster", "submit", "workshop":
             shutil.copytree(ROOT / name, self.folder / name,
                             ignore=shutil.ignore_patterns("__pycache__"))
         self.lab = Lab(f"slurm-{os.getpid()}")
@@ -65,7 +65,7 @@ class Cluster:
 
     def run(self, *command, chapter="03_ddp", env=None, codes=(0,)):
         """Return the output of a command in a chapter's folder on the login node."""
-        command = [ROOT / "submit" / "lab.sh", "on", "login", *command]
+        command = [ROOT / "cluster" / "lab.sh", "on", "login", *command]
         process = subprocess.run([str(word) for word in command], cwd=self.folder / chapter,
                                  env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL,
                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200)
@@ -141,10 +141,10 @@ def test_srun_without_mpi_starts_one_world(cluster, tmp_path):
 @pytest.mark.slow
 def test_the_doctor_runs_as_a_job(cluster):
     """gloo uses the address at which the other node is reached."""
-    jobs = [cluster.sbatch(chapter="submit", script="doctor.slurm"),
-            cluster.qsub(chapter="submit", script="doctor.pbs")]
+    jobs = [cluster.sbatch(chapter=".", script="cluster/doctor.slurm"),
+            cluster.qsub(chapter=".", script="cluster/doctor.pbs")]
     for job in jobs:
-        state, output = cluster.wait_for(job, "submit")
+        state, output = cluster.wait_for(job, ".")
         assert state == "COMPLETED 0:0", output
         assert re.search("node nid2: local ranks 0, .*gloo uses 10.77.0.2,", output), output
         assert "ranks: 2, nodes: 2\n" in output and "nothing wrong was found" in output
@@ -153,8 +153,8 @@ def test_the_doctor_runs_as_a_job(cluster):
 @needs_slurm
 @pytest.mark.parametrize("reservation", [
     pytest.param("course", marks=pytest.mark.slow), "of another day"])
-def test_ready_script_checks_the_reservation(cluster, reservation):
-    script = f'. "$0" && SBATCH_RESERVATION="{reservation}" bash submit/ready.sh'
+def test_the_rehearsal_checks_the_reservation(cluster, reservation):
+    script = f'. "$0" && SBATCH_RESERVATION="{reservation}" bash submit/rehearse.sh'
     reservation_exists = reservation == "course"
     if reservation_exists:
         cluster.run("sh", "-c", "scontrol create reservation ReservationName=course StartTime=now "
@@ -238,8 +238,8 @@ def test_check_script_accepts_ours_and_reports_wrong_headers(tmp_path):
     def check(*paths):
         return run_command([sys.executable, ROOT / "submit" / "check_script.py", *paths])
 
-    scripts = tracked_files(path for pattern in ("0*/**/submit.*", "submit/*.pbs", "submit/*.slurm")
-                            for path in ROOT.glob(pattern))
+    patterns = "0*/**/submit.*", "cluster/*.pbs", "cluster/*.slurm"
+    scripts = tracked_files(path for pattern in patterns for path in ROOT.glob(pattern))
     result = check(*scripts)
     assert len(scripts) > 10 and (result.code, result.out) == (0, ""), result.out
     path = tmp_path / "submit"

@@ -9,20 +9,20 @@ import psutil
 import pytest
 from conftest import ROOT, read_records, run_command, wait_until
 
-from submit import study
+from cluster import launch, records, study
 
 STUDY = """
 import os, pathlib, signal, sys
-from submit import study
+from cluster import records, study
 
 folder, kill_at = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 def measure(n):
-    study.append(folder / "begun", {"n": n})
+    records.append_records(folder / "begun", {"n": n})
     if n == kill_at:
         os.kill(os.getpid(), signal.SIGKILL)
     return {"twice": 2 * n}
 
-study.study(folder / "r.jsonl", [{"n": n} for n in (1, 2, 3, 4)], measure)
+study.run_study(folder / "r.jsonl", [{"n": n} for n in (1, 2, 3, 4)], measure)
 """
 
 
@@ -48,25 +48,25 @@ def test_partial_results_from_elsewhere_are_discarded(name, problem, message, tm
     def measure(n):
         raise problem
 
-    this_machine, part = study.machine(), tmp_path / "r.jsonl.part"
-    study.append(part, {"n": 1} | this_machine)
+    this_machine, part = records.describe_machine(), tmp_path / "r.jsonl.part"
+    records.append_records(part, {"n": 1} | this_machine)
     with pytest.raises(SystemExit, match=f"(?s){message}.*completed runs are in .* to resume"):
-        study.study(tmp_path / "r.jsonl", [{"n": 1}, {"n": 2}], measure)
+        study.run_study(tmp_path / "r.jsonl", [{"n": 1}, {"n": 2}], measure)
     assert read_records(part) == [{"n": 1} | this_machine]
     part.write_text(json.dumps(this_machine | {"n": 1, name: "another"}))
     with pytest.raises(SystemExit):
-        study.study(tmp_path / "r.jsonl", [{"n": 1}], measure)
+        study.run_study(tmp_path / "r.jsonl", [{"n": 1}], measure)
     assert not part.exists() and f"discarded {part}" in capsys.readouterr().err
 
 
 @pytest.mark.check
 def test_a_failed_run_is_repeated(tmp_path):
     path = tmp_path / "r.jsonl"
-    assert study.once(path, {"n": 1}, lambda n: {"failed": "no end"})[0]["failed"]
-    assert study.once(path, {"n": 1}, lambda n: [{"a": 1}, {"a": 2}]) == [
-        {"n": 1, "a": 1}, {"n": 1, "a": 2}]
-    assert study.once(path, {"n": 1}, lambda n: 1 / 0) == [{"n": 1, "a": 1}, {"n": 1, "a": 2}]
-    assert len(study.read(path)) == 3
+    planned, two_records = {"n": 1}, [{"n": 1, "a": 1}, {"n": 1, "a": 2}]
+    assert study.run_unless_recorded(path, planned, lambda n: {"failed": "no end"})[0]["failed"]
+    assert study.run_unless_recorded(path, planned, lambda n: [{"a": 1}, {"a": 2}]) == two_records
+    assert study.run_unless_recorded(path, planned, lambda n: 1 / 0) == two_records
+    assert len(records.read_records(path)) == 3
 
 
 @pytest.mark.fault
@@ -74,7 +74,7 @@ def test_no_rank_outlives_a_run_that_times_out(tmp_path):
     sleeper = f"sleep 98.765 & echo $! > {tmp_path}/pid; wait"
     start = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
-        study.run(["bash", "-c", sleeper], timeout=1)
+        launch.run_job(["bash", "-c", sleeper], timeout=1)
     assert time.monotonic() - start < 30
     pid = int((tmp_path / "pid").read_text())
 

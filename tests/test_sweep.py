@@ -7,10 +7,11 @@ from argparse import Namespace
 
 import pandas
 import pytest
-from conftest import ROOT, load_module, read_records, run_command
+from conftest import read_records, run_command
 
-sweep = load_module(ROOT / "submit" / "sweep.py")
-SWEEP = [sys.executable, ROOT / "submit" / "sweep.py"]
+from cluster import sweep
+
+SWEEP = [sys.executable, "-m", "cluster.sweep"]
 QUICK = ["--max-steps", "2", "--device", "cpu"]
 
 
@@ -40,7 +41,7 @@ def test_an_interrupted_sweep_resumes(tmp_path):
     result = run_command([*command, 64, "--", *QUICK])
     assert result.code == 0 and "1 of 2 runs are in" in result.err, result.err
     assert results.read_text().startswith(text)
-    assert [record["batch"] for record in sweep.read(results)] == [32, 64]
+    assert [record["batch"] for record in sweep.read_records(results)] == [32, 64]
 
 
 @pytest.mark.check
@@ -50,11 +51,11 @@ def test_an_interrupted_sweep_resumes(tmp_path):
     ("sleep 50", "timed out after 1 s"),
     ("echo one; echo two; exit 3", "two")])
 def test_a_run_without_a_record_says_why(script, reason, tmp_path, monkeypatch):
-    def fake_command(planned_run, results, name):
+    def fake_command(planned_run, results):
         return ["bash", "-c", script], results.parent, {}
 
-    monkeypatch.setattr(sweep, "command", fake_command)
-    args = Namespace(results=tmp_path / "r.jsonl", script="submit.slurm", timeout=1)
+    monkeypatch.setattr(sweep, "script_command", fake_command)
+    args = Namespace(results=tmp_path / "r.jsonl", timeout=1)
     start = time.monotonic()
     record = sweep.measure(args, ranks=2, site="here")
     assert re.fullmatch(f"{reason}.*", record["failed"]) and time.monotonic() - start < 20

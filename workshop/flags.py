@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from workshop.ranks import refuse
+from workshop.ranks import find_launcher
 
 
 class Parser(argparse.ArgumentParser):
@@ -17,7 +17,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=doc.splitlines()[0], allow_abbrev=False, **options)
 
     def error(self, message):
-        refuse(message)
+        if find_launcher()[1] == 0:  # all ranks have the same flags, so only rank 0 prints
+            print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
+        sys.exit(2)
 
 
 def make_parser(doc: str, lr: float) -> Parser:

@@ -29,7 +29,7 @@ REQUIREMENTS = ROOT / "requirements.txt"
 OLDEST, NEWEST = (3, 11), (3, 14)  # Python versions that the pins support
 STAMP = ".workshop-ready"  # file: a hash of the pins, and the values of SITE_VARIABLES
 SITE_VARIABLES = ("HOROVOD_GPU_OPERATIONS", "SITE_MPICC")  # of site files
-WITHOUT_HOROVOD = "without-horovod"  # file: why Horovod is missing; submit/study.py reads it
+WITHOUT_HOROVOD = "without-horovod"  # file: why Horovod is missing; cluster/launch.py reads it
 NOT_BUILT_YET = "Horovod is not built yet: make setup"
 COMPILER_ADVICE = ("chapter 2 needs a C++ compiler, make and Python's headers: on Debian and "
                    "Ubuntu apt install ")

@@ -3,7 +3,6 @@
     python -m tools.measuring.bare_loop --dataset digits --model cnn --max-steps 155 --results FILE
 """
 
-import argparse
 import statistics
 import time
 from pathlib import Path
@@ -12,7 +11,8 @@ import torch
 from torch import nn
 from torchvision.models import get_model
 
-from submit.study import append
+from cluster.records import append_records
+from workshop.flags import Parser
 
 WARM_UP_STEPS, LR = 5, 0.05
 IMAGE_SIDES = {"digits": 8, "synthetic": 32}  # pixels
@@ -31,7 +31,7 @@ def make_network(name: str, channels: int, side: int) -> nn.Module:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--dataset", choices=IMAGE_SIDES, default="digits")
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
@@ -61,7 +61,7 @@ def main():
 
     step_times = [end - begin for begin, end in zip(timestamps, timestamps[1:])]
     step_seconds = statistics.median(step_times[WARM_UP_STEPS:])
-    append(args.results, {"chapter": "bare loop", "step_seconds": step_seconds,
+    append_records(args.results, {"chapter": "bare loop", "step_seconds": step_seconds,
                           "images_per_second": args.batch_size / step_seconds})
 
 

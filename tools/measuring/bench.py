@@ -5,13 +5,15 @@
 Records: results/bench-SECTIONS.jsonl. After an interruption the same command resumes.
 """
 
-import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pandas
 
-from submit.study import ROOT, command, machine, missing, records_of, study
+from cluster.launch import ROOT, install_problem, rank_command
+from cluster.records import describe_machine
+from cluster.study import run_for_records, run_study
+from workshop.flags import Parser
 
 REPEATS = 3  # of each pair: A B A B A B
 COMMON = "--device cpu --epochs 100"
@@ -40,10 +42,10 @@ def measure(section, case, repeat, side):
     if program == BARE_LOOP:
         arguments = [sys.executable, *BARE_LOOP.split(), *cases[case].split()]
     else:
-        arguments = [*command(program, ranks), *cases[case].split(), *COMMON.split()]
+        arguments = [*rank_command(program, ranks), *cases[case].split(), *COMMON.split()]
     with ThreadPoolExecutor(copies) as pool:
         runs = []
-        for records in pool.map(records_of, [arguments] * copies):
+        for records in pool.map(run_for_records, [arguments] * copies):
             runs += records
     total = sum(record["images_per_second"] for record in runs)
     return {"runs": runs, "images_per_second": total}
@@ -73,17 +75,17 @@ def table(section, records):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--sections", nargs="+", type=int, choices=SECTIONS, default=[*SECTIONS])
     sections = [section for section in parser.parse_args().sections
-                if not missing(SECTIONS[section][1][0])]
+                if not install_problem(SECTIONS[section][1][0])]
     results = ROOT / "results" / f"bench-{'-'.join(map(str, sections))}.jsonl"
     results.parent.mkdir(exist_ok=True)
     plan = [{"section": section, "case": case, "repeat": repeat, "side": side}
             for section in sections for case in SECTIONS[section][-1]
             for repeat in range(REPEATS) for side in "AB"]
-    records = pandas.DataFrame(study(results, plan, measure))
-    host = machine()
+    records = pandas.DataFrame(run_study(results, plan, measure))
+    host = describe_machine()
     print(f"{host['processor']}: {host['cpus']} cores, torch {host['torch']}, {host['git']}, "
           f"{host['time']}; OMP_NUM_THREADS=1")
     print(*(table(section, records) for section in sections), sep="\n\n")

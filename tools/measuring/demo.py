@@ -20,9 +20,12 @@ import psutil
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from submit.study import FIGURES, RECORDS, ROOT, Parser, missing, read, start, study
+from cluster.launch import ROOT, install_problem
+from cluster.records import FIGURES, RECORDS, read_records
+from cluster.study import run_chapter, run_study
 from tools import style
 from tools.measuring.parameters import parameters
+from workshop.flags import Parser
 
 CPU = "--device cpu"  # two ranks cannot share a GPU, and CPU and GPU speeds are not comparable
 DIGITS = f"{CPU} --dataset digits --global-batch-size 64"
@@ -77,13 +80,13 @@ def train(folder: Path, chapter: str, name: str, ranks: int, flags: str,
     with tempfile.TemporaryDirectory() as temporary, heartbeat(f"{name}, {ranks} rank(s)"):
         checkpoint = Path(temporary, "checkpoint")
         checkpoint_flags = ["--checkpoint", checkpoint] if "fp64" in flags else []
-        record = start(chapter, ranks, *flags.split(), *checkpoint_flags)
+        record = run_chapter(chapter, ranks, *flags.split(), *checkpoint_flags)
         if checkpoint_flags and against is None:
             np.save(baseline_file, parameters(checkpoint))
         elif checkpoint_flags and baseline_file.exists():
             differences = parameters(checkpoint) - np.load(baseline_file)
             difference = float(abs(differences).max())
-    for baseline_row in read(folder / "demo.jsonl.part"):
+    for baseline_row in read_records(folder / "demo.jsonl.part"):
         if (baseline_row["name"], baseline_row["ranks"]) == (against, 1):
             speed_up = record["images_per_second"] / baseline_row["images_per_second"]
     return record | {"speed_up": speed_up, "difference": difference, "others": others}
@@ -184,21 +187,21 @@ def draw(records: list[dict]) -> Figure:
 def plan():
     """Yield the arguments of train() for each run; build Horovod before its first run."""
     for chapter, name, ranks, flags, against in RUNS:
-        if "not built yet" in (missing(chapter) or ""):
+        if "not built yet" in (install_problem(chapter) or ""):
             show("\nBuilding Horovod for chapter 2 (several minutes, only once). "
                  "Ctrl-C keeps the rows already measured.\n")
             setup = ROOT / "tools/environment/setup.py"
             subprocess.run([sys.executable, str(setup), "--venv", sys.prefix])
             show(f"\n{COLUMNS}")
-        if missing(chapter):
-            show(f"{name} is left out: {missing(chapter)}")
+        if install_problem(chapter):
+            show(f"{name} is left out: {install_problem(chapter)}")
         else:
             yield {"chapter": chapter, "name": name, "ranks": ranks, "flags": flags,
                    "against": against}
 
 
 def main():
-    parser = Parser(__doc__)
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results",
                         help="folder for records and figure (default: results)")
     folder = parser.parse_args().folder
@@ -207,8 +210,8 @@ def main():
     except OSError as problem:
         parser.error(f"cannot write into {folder}: {problem.strerror}")
     show(f"{HEAD}\n{COLUMNS}")
-    records = study(folder / "demo.jsonl", plan(), partial(train, folder),
-                    lambda record: show(row(record)))
+    records = run_study(folder / "demo.jsonl", plan(), partial(train, folder),
+                        lambda record: show(row(record)))
     shutil.rmtree(folder / "demo.parameters")
     figure = (FIGURES if folder.resolve() == RECORDS else folder) / "demo.png"
     draw(records).savefig(figure, dpi=style.DPI)

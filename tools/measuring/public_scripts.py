@@ -24,7 +24,9 @@ from pathlib import Path
 import pandas
 import psutil
 
-from submit.study import RECORDS, ROOT, Parser, append, machine, read
+from cluster.launch import ROOT
+from cluster.records import RECORDS, append_records, describe_machine, read_records
+from workshop.flags import Parser
 
 AGREE = str(ROOT / "submit" / "agree.py")
 CASES = Path(__file__).with_suffix(".json")
@@ -100,7 +102,7 @@ def judge_case(case, mirror):
 
 
 def main():
-    parser = Parser(__doc__)
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--mirror", type=Path, help="folder of clones named owner+name")
     parser.add_argument("--publish", action="store_true", help="add to assets/records")
@@ -108,7 +110,7 @@ def main():
     by_name = {case["name"]: case for case in json.loads(CASES.read_text())}
     cases = [by_name.get(case.get("of"), {}) | case for name, case in by_name.items()
              if not args.names or name in args.names]
-    published = {row["script"]: row for row in read(PUBLISHED)} if args.publish else {}
+    published = {row["script"]: row for row in read_records(PUBLISHED)} if args.publish else {}
     rows = list(published.values())
     for case in cases:
         if case["name"] in published:
@@ -120,7 +122,7 @@ def main():
         row, printed = judge_case(case, args.mirror)
         rows.append(row)
         if args.publish:
-            append(PUBLISHED, row | machine())
+            append_records(PUBLISHED, row | describe_machine())
         print(row if row["right"] else f"{printed}\n{row}", flush=True)
     print(pandas.DataFrame(rows, columns=COLUMNS).to_string(index=False))
 

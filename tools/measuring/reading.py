@@ -3,7 +3,6 @@
     python -m tools.measuring.reading --folder FOLDER      # on the disk to be measured
 """
 
-import argparse
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +10,11 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-from submit.study import RECORDS, ROOT, start, study
+from cluster.launch import ROOT
+from cluster.records import RECORDS
+from cluster.study import run_chapter, run_study
 from tools import style
+from workshop.flags import Parser
 
 WAYS = ("files", "mpi-io", "mpi-io-default", "readers", "preloaded")
 RANKS, REPEATS = (1, 2, 4), 5
@@ -48,16 +50,17 @@ def draw(records: pandas.DataFrame) -> Figure:
 
 
 def measure(folder, way, ranks, repeat):
-    return start("reading_data/read_data.py", ranks, "--way", way, "--folder", folder)
+    return run_chapter("reading_data/read_data.py", ranks, "--way", way, "--folder", folder)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--folder", type=Path, default=ROOT / "reading_data" / "data")
     folder = parser.parse_args().folder.resolve()
     plan = [{"way": way, "ranks": ranks, "repeat": repeat}
             for repeat in range(REPEATS) for ranks in RANKS for way in WAYS]
-    records = pandas.DataFrame(study(RECORDS / "read_data.jsonl", plan, partial(measure, folder)))
+    records = pandas.DataFrame(
+        run_study(RECORDS / "read_data.jsonl", plan, partial(measure, folder)))
     speeds = [f"{cache}_images_per_second" for cache in CACHES]
     print(records.groupby(["ranks", "way"])[speeds].median().round())
 

@@ -5,7 +5,8 @@ Records: assets/records/zero.jsonl.
 
 import pandas
 
-from submit.study import RECORDS, start, study
+from cluster.records import RECORDS
+from cluster.study import run_chapter, run_study
 
 ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 PEAKS = ("peak parameters", "peak gradients")
@@ -38,11 +39,10 @@ def table(records: pandas.DataFrame) -> str:
 
 
 def measure(chapter, ranks, stage, precision):
-    return start(chapter, ranks, *FLAGS, "--stage", stage, "--precision", precision)
+    return run_chapter(chapter, ranks, *FLAGS, "--stage", stage, "--precision", precision)
 
 
 if __name__ == "__main__":
-    study(RECORDS / "zero.jsonl",
-          [{"chapter": chapter, "ranks": ranks, "stage": stage, "precision": precision}
-           for precision in ("fp32", "bf16") for chapter, stage in STAGES
-           for ranks in (1, 2, 4)], measure)
+    plan = [{"chapter": chapter, "ranks": ranks, "stage": stage, "precision": precision}
+            for precision in ("fp32", "bf16") for chapter, stage in STAGES for ranks in (1, 2, 4)]
+    run_study(RECORDS / "zero.jsonl", plan, measure)

@@ -1,6 +1,6 @@
 """The first cell of every notebook runs this file: %run ../tools/notebooks/ready.py
 
-Later cells can then import tools and submit, and commands find mpiexec. Outside the workshop's
+Later cells can then import tools and cluster, and commands find mpiexec. Outside the workshop's
 environment it prints what to do, and the next cell fails. Before that check it imports only the
 standard library, and its syntax suits old Pythons.
 """

@@ -20,14 +20,16 @@ import textwrap
 
 import pandas
 
-from submit.study import RECORDS, ROOT, read
+from cluster.launch import ROOT
+from cluster.records import RECORDS, read_records
 from tools.measuring import demo, zero
 from tools.pages import figures
 
 DIFF = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(
     r"<!-- (lesson|hunk|output|sample|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
-FOLDERS = ("docs", "[0-9]*", "exercises", "reading_data", "submit")  # with pages, at any depth
+# With pages, at any depth
+FOLDERS = ("docs", "[0-9]*", "exercises", "reading_data", "submit", "cluster")
 
 
 def pages():
@@ -70,7 +72,7 @@ def select_lines(path, *patterns):
 
 def read_output(command_line):
     """Return the recorded output of a run. Raises ValueError if there is none."""
-    for record in read("outputs.jsonl"):
+    for record in read_records("outputs.jsonl"):
         if record["command_line"] == command_line:
             return record["text"]
     raise ValueError(f"no recorded output of {command_line!r}; run: python -m tools.pages.outputs")
@@ -92,8 +94,8 @@ def make_table(name, selection=None):
     if name == "bench":
         return read_bench(selection)
     if name == "demo":
-        return demo.table(read("demo.jsonl"))
-    records = pandas.DataFrame(read(f"{name}.jsonl"))
+        return demo.table(read_records("demo.jsonl"))
+    records = pandas.DataFrame(read_records(f"{name}.jsonl"))
     return zero.table(records[records["precision"] == selection])
 
 

@@ -6,8 +6,8 @@ import pandas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from submit.study import FIGURES as FOLDER
-from submit.study import RECORDS, read
+from cluster.records import FIGURES as FOLDER
+from cluster.records import RECORDS, read_records
 from tools import style
 from tools.measuring import demo, reading
 from tools.measuring.zero import ROLES, total
@@ -15,7 +15,7 @@ from tools.measuring.zero import ROLES, total
 
 def zero():
     """Draw a rank's bytes per parameter in chapter 5, bf16, by stage: counted, and by formula."""
-    records = [record for record in read("zero.jsonl")
+    records = [record for record in read_records("zero.jsonl")
                if record["precision"] == "bf16" and record["chapter"] == "05_zero"]
     figure, axes = style.make_figure(4.6, 1, 3, sharey=True)
     for axis, ranks in zip(axes, (1, 2, 4)):
@@ -47,7 +47,7 @@ def zero():
 
 def read_sweep(name):
     """Return a sweep's speeds by chapter, ranks and batch, and a footer on its configuration."""
-    records = pandas.DataFrame(read(f"{name}.jsonl"))
+    records = pandas.DataFrame(read_records(f"{name}.jsonl"))
     speeds = records.groupby(["chapter", "ranks", "batch"], sort=False)["images_per_second"]
     rows = speeds.agg(median="median", least="min", most="max", repeats="size").reset_index()
     first = records.iloc[0]
@@ -146,8 +146,8 @@ def trace():
 
 FIGURES = {
     "zero.png": zero, "batch_size.png": batch_size, "scaling.png": scaling, "trace.png": trace,
-    "demo.png": lambda: demo.draw(read("demo.jsonl")),
-    "read_data.png": lambda: reading.draw(pandas.DataFrame(read("read_data.jsonl")))}
+    "demo.png": lambda: demo.draw(read_records("demo.jsonl")),
+    "read_data.png": lambda: reading.draw(pandas.DataFrame(read_records("read_data.jsonl")))}
 
 
 def main():

@@ -17,8 +17,9 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
-from submit.study import ROOT, Parser
+from cluster.launch import ROOT
 from tools.style import reduce_colors
+from workshop.flags import Parser
 
 SECONDS = 240  # per cell, on a busy machine; a notebook takes less than a minute on two idle cores
 
@@ -34,7 +35,7 @@ def fingerprint(notebook: nbformat.NotebookNode) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def run(path: Path) -> nbformat.NotebookNode:
+def execute(path: Path) -> nbformat.NotebookNode:
     """Return the notebook with the outputs of a run in its folder. Raises CellExecutionError."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
@@ -60,14 +61,14 @@ def shrink(notebook: nbformat.NotebookNode) -> None:
 
 
 def main() -> None:
-    parser = Parser(__doc__)
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all")
     for path in parser.parse_args().notebooks or notebooks():
         if not os.path.isfile(path) or path.suffix != ".ipynb":
             sys.exit(f"{path}: not an .ipynb file")
         print("run:", path, flush=True)
         try:
-            notebook = run(path.resolve())
+            notebook = execute(path.resolve())
         except (CellExecutionError, CellTimeoutError) as error:
             sys.exit(f"{path}: {error}")
         shrink(notebook)

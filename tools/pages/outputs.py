@@ -3,22 +3,22 @@
 `make docs` writes these records into the pages; it runs no chapter itself.
 """
 
-import subprocess
-
-from submit.study import RECORDS, command, environment, machine, study
+from cluster.launch import finish_job, rank_command, start_job
+from cluster.records import RECORDS, describe_machine
+from cluster.study import run_study
 from tools.pages import docs
 
 
 def run_program(program: str, ranks: str, *flags: str) -> str:
     """Return the standard output of a run. Raises subprocess.CalledProcessError."""
-    process = subprocess.run(
-        command(program, int(ranks), *flags), env=environment(), check=True, text=True,
-        timeout=600, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    return process.stdout.strip()
+    job = finish_job(start_job(rank_command(program, int(ranks), *flags), stderr=None))
+    job.check_returncode()
+    return job.stdout.strip()
 
 
 def record(command_line):
-    return {"command_line": command_line, "text": run_program(*command_line.split())} | machine()
+    text = run_program(*command_line.split())
+    return {"command_line": command_line, "text": text} | describe_machine()
 
 
 def find_command_lines():
@@ -31,4 +31,4 @@ def find_command_lines():
 
 if __name__ == "__main__":
     plan = [{"command_line": command_line} for command_line in find_command_lines()]
-    study(RECORDS / "outputs.jsonl", plan, record)
+    run_study(RECORDS / "outputs.jsonl", plan, record)

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# A cluster on this machine: nodes with their own host names and addresses, a switch, links whose speed you choose.
+# A cluster on this machine: nodes with their own host names and addresses, a switch, links whose
+# speed you choose.
 #
-#     submit/lab.sh up 2 --rate 1gbit                  # nid1 and nid2; [--slurm]
-#     submit/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec; n / nodes ranks per node, rounded up, or [--ppn 1]
-#     submit/lab.sh rate 100mbit                       # another rate, also during a run; none: no limit
-#     submit/lab.sh on nid2 ip address                 # a command on a node, or on login
-#     submit/lab.sh kill nid2                          # the node dies, with all that runs on it
-#     submit/lab.sh status
-#     submit/lab.sh down
+#     cluster/lab.sh up 2 --rate 1gbit                  # nid1 and nid2; [--slurm]
+#     cluster/lab.sh run -n 2 python 03_ddp/main.py     # mpiexec; [--ppn 1]: ranks per node
+#     cluster/lab.sh rate 100mbit                       # also during a run; none: no limit
+#     cluster/lab.sh on nid2 ip address                 # a command on a node, or on login
+#     cluster/lab.sh kill nid2                          # the node dies, with all that runs on it
+#     cluster/lab.sh status
+#     cluster/lab.sh down
 #
-# LAB=name submit/lab.sh ... uses a second lab. A node is a set of Linux namespaces, which last as long as its first process; all
-# nodes end with the lab's first process. The nodes share this machine's processors, memory and disks; only the network is separate.
+# LAB=name cluster/lab.sh ... uses a second lab. A node is a set of Linux namespaces, which last as
+# long as its first process; all nodes end with the lab's first process. The nodes share this
+# machine's processors, memory and disks; only the network is separate.
 # More in LAB.md.
 set -euo pipefail
 program=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/lab.sh
@@ -29,36 +31,43 @@ fail() {
 # Arguments
 
 check_rate() {
-    [[ $1 =~ ^0*[1-9][0-9]*(\.[0-9]+)?[kmg]bit$ || $1 == none ]] || fail "invalid rate $1: use for example 100mbit, or none"
+    [[ $1 =~ ^0*[1-9][0-9]*(\.[0-9]+)?[kmg]bit$ || $1 == none ]] ||
+        fail "invalid rate $1: use for example 100mbit, or none"
 }
 check_count() { [[ $2 =~ ^[1-9][0-9]{0,3}$ ]] || fail "$1: $2 is not a whole number above 0"; }
 check_value() { [ $# -gt 1 ] || fail "$1 requires a value"; }
 check_node() {
-    [[ $1 == login || ($1 == nid* && -e $lab/nodes/$1) ]] || fail "unknown node $1: choose from login $(nodes)"
+    [[ $1 == login || ($1 == nid* && -e $lab/nodes/$1) ]] ||
+        fail "unknown node $1: choose from login $(nodes)"
     is_alive "$1" || fail "node $1 is dead"
 }
 check_lab() {
-    [ -e "$lab/ready" ] || fail "no lab is up: submit/lab.sh up 2"
-    is_up || fail "the lab has died: submit/lab.sh down, and up again"
+    [ -e "$lab/ready" ] || fail "no lab is up: cluster/lab.sh up 2"
+    is_up || fail "the lab has died: cluster/lab.sh down, and up again"
 }
 
-# State: the file holder contains the process id of the lab's first process. The files in nodes/ contain those of the nodes,
-# which are valid within the lab.
+# State: the file holder contains the process id of the lab's first process. The files in nodes/
+# contain those of the nodes, which are valid within the lab.
 
 nodes() { (cd "$lab/nodes" && printf "%s\n" nid*) | sort -V | paste -s -d " "; }
-is_up() { [ -s "$lab/holder" ] && grep -q -a -F "$lab" "/proc/$(<"$lab/holder")/cmdline" 2>/dev/null; }
+is_up() {
+    [ -s "$lab/holder" ] && grep -q -a -F "$lab" "/proc/$(<"$lab/holder")/cmdline" 2>/dev/null
+}
 is_alive() { [ "$1" = login ] || as_root test -e "/proc/$(<"$lab/nodes/$1")/ns/net"; }
 as_root() {  # COMMAND: run it on the login node, as root of the lab
     local user=()
     [ ! -e "$lab/user" ] || user=(--user --preserve-credentials)
-    ${use_exec:+exec} nsenter --target "$(<"$lab/holder")" "${user[@]}" "${namespaces[@]}" setpriv --pdeathsig TERM "$@"
+    ${use_exec:+exec} nsenter --target "$(<"$lab/holder")" "${user[@]}" "${namespaces[@]}" \
+        setpriv --pdeathsig TERM "$@"
 }
 at() {  # NODE COMMAND, from within the lab
-    ${use_exec:+exec} nsenter --target "$(<"$lab/nodes/$1")" "${namespaces[@]}" env -C "$PWD" setpriv --pdeathsig TERM "${@:2}"
+    ${use_exec:+exec} nsenter --target "$(<"$lab/nodes/$1")" "${namespaces[@]}" \
+        env -C "$PWD" setpriv --pdeathsig TERM "${@:2}"
 }
 as_user() {  # COMMAND: run it as the invoking user, if a user namespace made him root
     if [ -e "$lab/user" ]; then
-        ${use_exec:+exec} unshare --user --map-user="$(head -n 1 "$lab/user")" --map-group="$(tail -n 1 "$lab/user")" "$@"
+        ${use_exec:+exec} unshare --user --map-user="$(head -n 1 "$lab/user")" \
+            --map-group="$(tail -n 1 "$lab/user")" "$@"
     else
         ${use_exec:+exec} "$@"
     fi
@@ -80,7 +89,8 @@ up() {
         esac
     done
     [[ ${LAB:-lab} =~ ^[A-Za-z0-9_-]+$ ]] || fail "LAB=$LAB: use letters, digits, - and _ only"
-    [ "$(uname)" = Linux ] || fail "nodes are made of Linux namespaces: use a Linux machine, or a virtual one"
+    [ "$(uname)" = Linux ] ||
+        fail "nodes are made of Linux namespaces: use a Linux machine, or a virtual one"
     require iproute2 ip tc
     require util-linux nsenter unshare setpriv
     [ $slurm = no ] || require "slurmctld slurmd slurm-client munge" slurmctld slurmd srun munged
@@ -89,18 +99,20 @@ up() {
         unshare "${user[@]}" "${namespaces[@]}" --fork --mount-proc ip link set lo up 2>/dev/null ||
             fail "this kernel does not let you create namespaces: see LAB.md, or run it as root"
     fi
-    ! is_up || fail "the lab ${LAB:-lab} is up already: submit/lab.sh down, or LAB=another submit/lab.sh up $count"
+    ! is_up || fail "the lab ${LAB:-lab} is up already: cluster/lab.sh down, or \
+LAB=another cluster/lab.sh up $count"
     [ ! -e "$lab/holder" ] || rm -rf "$lab"  # left by a lab that died
     (umask 077 && mkdir "$lab") 2>/dev/null ||
-        fail "cannot create the folder $lab: another lab.sh up is running; if it was killed, submit/lab.sh down"
+        fail "cannot create the folder $lab: another lab.sh up is running; if it was \
+killed, cluster/lab.sh down"
     trap 'kill -KILL $parent 2>/dev/null; rm -rf "$lab"; exit 130' INT TERM
     mkdir "$lab/nodes"
     ln -s "$program" "$lab/lab.sh"  # the launcher's path must not contain a space
     [ ${#user[@]} = 0 ] || { id -u; id -g; } >"$lab/user"
     id -un >"$lab/name"
     echo "$rate" >"$lab/rate"
-    setsid unshare "${user[@]}" "${namespaces[@]}" --fork --kill-child bash "$program" hold "$lab" "$count" $slurm \
-        </dev/null >"$lab/log" 2>&1 &
+    setsid unshare "${user[@]}" "${namespaces[@]}" --fork --kill-child \
+        bash "$program" hold "$lab" "$count" $slurm </dev/null >"$lab/log" 2>&1 &
     parent=$!
     while [ ! -e "$lab/ready" ] && kill -0 $parent 2>/dev/null; do sleep 0.01; done
     if [ ! -e "$lab/ready" ]; then
@@ -117,7 +129,8 @@ require() {  # PACKAGE PROGRAM...: check that the programs of a Debian package a
     done
 }
 
-# The first processes of the lab and of its nodes. They keep the namespaces, and bash reaps orphaned processes.
+# The first processes of the lab and of its nodes. They keep the namespaces, and bash reaps
+# orphaned processes.
 
 stay() {
     while true; do
@@ -129,27 +142,32 @@ stay() {
 hold() {  # FOLDER COUNT yes|no: start the login node, the switch and COUNT nodes, with Slurm or not
     lab=$1
     local count=$2 number holder
-    read -r holder _ </proc/self/stat  # process id in the outer system, whose /proc is still mounted
+    read -r holder _ </proc/self/stat  # as in the outer system, whose /proc is still mounted
     echo "$holder" >"$lab/holder"
     mount -t proc proc /proc
     hostname login
     {
         printf '%s localhost\n' 127.0.0.1 ::ffff:127.0.0.1
         printf '%s login\n' $network.254 ::ffff:$network.254
-        for number in $(seq "$count"); do printf "%s nid$number\n" "$network.$number" "::ffff:$network.$number"; done
+        for number in $(seq "$count"); do
+            printf "%s nid$number\n" "$network.$number" "::ffff:$network.$number"
+        done
     } >"$lab/hosts"
     mount --bind "$lab/hosts" /etc/hosts
     ip link set lo up
-    # Give the switch its own address. By default it has that of a wire; if this wire's node dies, packets are lost for a minute
+    # Give the switch its own address. By default it has that of a wire; if this wire's node dies,
+    # packets are lost for a minute
     ip link add name switch address 02:00:00:00:00:fe type bridge
     ip address add $network.254/24 dev switch
     ip link set switch mtu 9000 up
     for number in $(seq "$count"); do
-        unshare "${namespaces[@]}" --fork --kill-child bash "$program" hold_node "$lab" "nid$number" &
+        unshare "${namespaces[@]}" --fork --kill-child \
+            bash "$program" hold_node "$lab" "nid$number" &
     done
     for number in $(seq "$count"); do
         until [ -s "$lab/nodes/nid$number" ]; do sleep 0.01; done
-        ip link add "wire$number" mtu 9000 type veth peer name eth0 netns "$(<"$lab/nodes/nid$number")"
+        ip link add "wire$number" mtu 9000 type veth \
+            peer name eth0 netns "$(<"$lab/nodes/nid$number")"
         ip link set "wire$number" master switch up
         at "nid$number" ip address add "$network.$number/24" dev eth0
         at "nid$number" ip link set eth0 mtu 9000 up
@@ -190,7 +208,9 @@ limit_device() {  # RATE DEVICE PREFIX...: the prefix runs tc on the device's no
     fi
 }
 
-start_slurm() {  # COUNT: slurmctld on the login node, a slurmd on each node. A node's 4 GPUs can be requested, not used.
+# COUNT: slurmctld on the login node, a slurmd on each node. A node's 4 GPUs can be requested, not
+# used.
+start_slurm() {
     mkdir "$lab/slurm"
     dd if=/dev/urandom of="$lab/slurm/key" bs=128 count=1 status=none
     chmod 600 "$lab/slurm/key"
@@ -226,8 +246,11 @@ PlugStackConfig=$lab/slurm/plugstack.conf
 NodeName=nid[1-$1] CPUs=64 RealMemory=16000 Gres=gpu:4
 PartitionName=debug Nodes=ALL Default=YES MaxTime=60 OverSubscribe=YES
 CONF
-    for device in null zero full random; do echo "NodeName=nid[1-$1] Name=gpu File=/dev/$device"; done >"$lab/slurm/gres.conf"
-    # With Debian's slurm-wlm-torque, qsub accepts PBS scripts, which require PBS_NODEFILE. (Its -v accepts no blanks.)
+    for device in null zero full random; do
+        echo "NodeName=nid[1-$1] Name=gpu File=/dev/$device"
+    done >"$lab/slurm/gres.conf"
+    # With Debian's slurm-wlm-torque, qsub accepts PBS scripts, which require PBS_NODEFILE. (Its -v
+    # accepts no blanks.)
     echo "optional spank_pbs.so" >"$lab/slurm/plugstack.conf"
     cat >"$lab/slurm/prolog" <<'PROLOG'
 #!/bin/sh
@@ -237,8 +260,9 @@ echo "export PBS_NODEFILE=$file"
 PROLOG
     chmod +x "$lab/slurm/prolog"
     export SLURM_CONF=$lab/slurm/slurm.conf
-    as_user munged --force --key-file="$lab/slurm/key" --socket="$lab/slurm/munge" --pid-file="$lab/slurm/munged.pid" \
-        --log-file="$lab/slurm/munged.log" --seed-file="$lab/slurm/seed"
+    as_user munged --force --key-file="$lab/slurm/key" --socket="$lab/slurm/munge" \
+        --pid-file="$lab/slurm/munged.pid" --log-file="$lab/slurm/munged.log" \
+        --seed-file="$lab/slurm/seed"
     as_user slurmctld
     for number in $(seq "$1"); do at "nid$number" bash "$program" as_user "$lab" slurmd; done
     for _ in $(seq 300); do
@@ -266,16 +290,19 @@ run() {
         if is_alive "$node"; then live_nodes+=("$node"); fi
     done
     ranks_per_node=${ranks_per_node:-$(((ranks + ${#live_nodes[@]} - 1) / ${#live_nodes[@]}))}
-    ((ranks <= ranks_per_node * ${#live_nodes[@]})) || fail "$ranks ranks are more than $ranks_per_node on each of ${#live_nodes[@]} nodes"
-    [[ $(mpiexec --version 2>/dev/null) == *HYDRA* ]] || fail "MPICH's mpiexec is not on the path: . .venv/bin/activate"
-    enter_lab mpiexec -launcher ssh -launcher-exec "$lab/lab.sh" -hosts "$(IFS=,; echo "${live_nodes[*]}")" \
-        -n "$ranks" -ppn "$ranks_per_node" "$@"
+    ((ranks <= ranks_per_node * ${#live_nodes[@]})) ||
+        fail "$ranks ranks are more than $ranks_per_node on each of ${#live_nodes[@]} nodes"
+    [[ $(mpiexec --version 2>/dev/null) == *HYDRA* ]] ||
+        fail "MPICH's mpiexec is not on the path: . .venv/bin/activate"
+    enter_lab mpiexec -launcher ssh -launcher-exec "$lab/lab.sh" \
+        -hosts "$(IFS=,; echo "${live_nodes[*]}")" -n "$ranks" -ppn "$ranks_per_node" "$@"
 }
 
 enter_lab() {  # COMMAND: run it on the login node, with LAB_FOLDER set
     export LAB_FOLDER=$lab LAB_LINK  # LAB_LINK is written to the record of a run
     LAB_LINK=$(<"$lab/rate")
-    export MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp  # MPICH's default assumes that all ranks share memory
+    # MPICH's default assumes that all ranks share memory
+    export MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp
     if [ -e "$lab/slurm" ]; then export SLURM_CONF=$lab/slurm/slurm.conf SITE=${SITE:-slurm_cpu}; fi
     use_exec=yes
     as_root env -C "$PWD" "$@"
@@ -284,7 +311,7 @@ enter_lab() {  # COMMAND: run it on the login node, with LAB_FOLDER set
 kill_node() {
     check_lab
     check_node "$1"
-    [ "$1" != login ] || fail "the login node is the lab itself: submit/lab.sh down"
+    [ "$1" != login ] || fail "the login node is the lab itself: cluster/lab.sh down"
     local number
     number=$(<"$lab/nodes/$1")
     # Take the link down first, so that no connection is closed cleanly
@@ -304,7 +331,7 @@ status() {
 }
 
 down() {
-    [ -d "$lab" ] || fail "no lab is up: submit/lab.sh up 2"
+    [ -d "$lab" ] || fail "no lab is up: cluster/lab.sh up 2"
     if is_up; then
         kill -KILL "$(<"$lab/holder")"
         while is_up; do sleep 0.01; done

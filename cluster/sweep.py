@@ -1,11 +1,11 @@
 """Measure how a chapter scales: throughput by batch size, weak scaling, strong scaling.
 
-    python submit/sweep.py weak --chapters 03_ddp 04_deepspeed --results weak.jsonl -- --lr 0.1
+    python -m cluster.sweep weak --chapters 03_ddp 04_deepspeed --results weak.jsonl -- --lr 0.1
 
 batch: one rank, a run per batch size. weak: a fixed batch per rank, so the global batch grows with
 the ranks. strong: a fixed global batch. Everything after -- is passed to each main.py. A run starts
-the chapter's own submit script with RANKS set, on this machine or within one allocation of PBS or
-Slurm (sweep.pbs, sweep.slurm).
+the chapter's submit.slurm, as a shell script, with RANKS and the site's name in SITE: on this
+machine, or within one allocation of PBS or Slurm (sweep.pbs, sweep.slurm).
 
 Each run appends one line to --results when it ends. If you start the same sweep again, it does
 only the runs that are missing or failed; use another file on another machine. Each repeat does all
@@ -22,10 +22,15 @@ from functools import partial
 from pathlib import Path
 
 import pandas
-from study import ROOT, Parser, end_on_sigterm, machine, missing, once, planned_records, read, run
 from tqdm import tqdm
 
+from cluster.launch import ROOT, describe_failure, end_on_sigterm, install_problem, run_job
+from cluster.records import describe_machine, read_records
+from cluster.study import find_records, run_unless_recorded
+from workshop.flags import Parser
+
 STEPS = 35  # 5 to warm up, 30 timed
+SCRIPT = "submit.slurm"  # under PBS, too: without its header it is a shell script for any site
 TITLES = {"batch": "batch size; efficiency: compared with the best",
           "weak": "weak scaling, the batch per rank; efficiency: compared with the fewest ranks",
           "strong": "strong scaling, the global batch; efficiency: compared with the fewest ranks"}
@@ -54,7 +59,7 @@ def plan_runs(args):
     return runs
 
 
-def command(planned, results, script):
+def script_command(planned, results):
     """Return the command of a run, its folder, and its environment variables."""
     batch_flag = "--global-batch-size" if planned["study"] == "strong" else "--batch-size"
     flags = [batch_flag, str(planned["batch"]), "--results", str(results)]
@@ -65,11 +70,10 @@ def command(planned, results, script):
     folder = ROOT / planned["chapter"]
     variables = {"VENV": os.environ.get("VENV", sys.prefix), "SITE": planned["site"],
                  "RANKS": str(planned["ranks"]),
-                 "NODES": str(math.ceil(planned["ranks"] / ranks_per_node))}
-    if script.endswith(".pbs"):  # a PBS script takes its flags from a variable
-        variables |= {"PBS_O_WORKDIR": str(folder), "FLAGS": " ".join(flags)}
-        return ["bash", "-l", script], folder, variables
-    return ["bash", script, *flags], folder, variables | {"SLURM_SUBMIT_DIR": str(folder)}
+                 "NODES": str(math.ceil(planned["ranks"] / ranks_per_node)),
+                 "SLURM_SUBMIT_DIR": str(folder)}
+    shell = ["bash", "-l"] if "PBS_NODEFILE" in os.environ else ["bash"]  # -l defines `module`
+    return [*shell, SCRIPT, *flags], folder, variables
 
 
 def measure(args, **planned):
@@ -77,21 +81,20 @@ def measure(args, **planned):
     # Next to the results, because rank 0 may be on another node
     with tempfile.TemporaryDirectory(dir=args.results.parent) as folder:
         results = Path(folder, "results.jsonl")
-        arguments, chapter_folder, variables = command(planned, results, args.script)
+        arguments, chapter_folder, variables = script_command(planned, results)
         try:
-            output = run(arguments, args.timeout, chapter_folder, os.environ | variables)
-        except subprocess.TimeoutExpired:
-            return {"failed": f"timed out after {args.timeout} s"}
+            output = run_job(arguments, args.timeout, chapter_folder, os.environ | variables)
+        except subprocess.TimeoutExpired as problem:
+            return {"failed": describe_failure(problem)}
         except subprocess.CalledProcessError as problem:
             return {"failed": find_reason(problem.output) or f"exit code {problem.returncode}"}
-        records = read(results)
+        records = read_records(results)
     if not records:
         return {"failed": find_reason(output) or "no record"}
     if records[0]["ranks"] != planned["ranks"]:
         return {"failed": f"{records[0]['ranks']} ranks were started: "
-                f"`launch` of sites/{planned['site']}.sh must start RANKS ranks"}
-    launcher = f"{args.script} with sites/{planned['site']}.sh"
-    return records[0] | machine() | {"launcher": launcher}
+                f"`launch` of the site {planned['site']} must start RANKS ranks"}
+    return records[0] | describe_machine() | {"launcher": f"{SCRIPT}, SITE={planned['site']}"}
 
 
 def find_reason(output):
@@ -151,7 +154,7 @@ def parse_args():
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     usage = "%(prog)s batch|weak|strong ... [options] [-- FLAGS of main.py]"
-    parser = Parser(__doc__, usage=usage)
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False, usage=usage)
     add = parser.add_argument
     add("studies", nargs="+", choices=("batch", "weak", "strong"))
     add("--chapters", nargs="+", default=["03_ddp"], help="folders with a main.py (03_ddp)")
@@ -165,29 +168,27 @@ def parse_args():
     add("--timeout", type=int, default=1800, help="time limit of a run in seconds (1800)")
     add("--results", type=Path, required=True, metavar="FILE",
         help="file to append a JSON line per run to")
-    add("--script", choices=("submit.slurm", "submit.pbs"), default="submit.slurm",
-        help="submit script of each chapter (submit.slurm)")
     args = parser.parse_args(arguments[:end])
     args.flags = arguments[end + 1:]
     args.chapters = [chapter.rstrip("/") for chapter in args.chapters]
     args.results = args.results.absolute()
     if "--max-steps" not in flag_names(args.flags):
         args.flags += ["--max-steps", str(STEPS)]
-    check(args, parser.error)
+    refuse_impossible(args, parser.error)
     return args
 
 
-def check(args, refuse):
+def refuse_impossible(args, refuse):
     """Refuse arguments with which each run would fail."""
     if min(*args.ranks, *args.batch_sizes, args.batch_size, args.repeats, args.timeout) < 1:
         refuse("--ranks, --batch-sizes, --batch-size, --repeats and --timeout: must be 1 or more")
     for flag in flag_names(args.flags) & {"--batch-size", "--global-batch-size", "--results"}:
         refuse(f"sweep.py sets {flag}: put it before --")
     for chapter in args.chapters:
-        if not os.path.isfile(ROOT / chapter / args.script):
+        if not os.path.isfile(ROOT / chapter / SCRIPT):
             refuse(f"{chapter} is not a chapter: name folders with a submit script, such as 03_ddp")
-        if missing(chapter):
-            refuse(missing(chapter))
+        if problem := install_problem(chapter):
+            refuse(problem)
     try:
         open(args.results, "a").close()
         tempfile.TemporaryDirectory(dir=args.results.parent).cleanup()
@@ -199,18 +200,18 @@ def main():
     args = parse_args()
     end_on_sigterm()
     plan = plan_runs(args)
-    runs = [planned for planned in plan if not planned_records(args.results, planned)]
+    runs = [planned for planned in plan if not find_records(args.results, planned)]
     completed = len(plan) - len(runs)
     print(f"{completed} of {len(plan)} runs are in {args.results} already", file=sys.stderr)
     failed = 0
     with tqdm(runs, unit="run", disable=None) as bar:
         for planned in bar:
-            record, = once(args.results, planned, partial(measure, args))
+            record, = run_unless_recorded(args.results, planned, partial(measure, args))
             if "failed" in record:
                 failed += 1
                 name = "{study} {chapter} on {ranks}, batch {batch}".format_map(planned)
                 bar.write(f"{name}: {record['failed']}", file=sys.stderr)
-    records = [record for record in read(args.results) if "failed" not in record]
+    records = [record for record in read_records(args.results) if "failed" not in record]
     if records:
         print(table(pandas.DataFrame(records)))
     if failed:

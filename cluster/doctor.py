@@ -2,7 +2,7 @@
 
 Run it first on a compute node, started exactly as a chapter is:
 
-    mpiexec -n 4 python submit/doctor.py       # or srun, or torchrun; python alone is one rank
+    mpiexec -n 4 python -m cluster.doctor       # or srun; torchrun -m; python alone is one rank
 
 It changes nothing, and ends by itself. It reports each problem in one line, with what to do. The
 exit code is 0 if it finds none.
@@ -24,7 +24,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import distributions
 
+from cluster.records import append_records
 from workshop.devices import gather
+from workshop.flags import Parser, refuse_unwritable
 from workshop.ranks import find_launcher, find_ranks, run
 
 if __name__ == "__main__":  # before torch is imported
@@ -41,14 +43,12 @@ if not hasattr(torch, "accelerator"):  # chapters 2 to 5 choose their GPU with i
     sys.exit(f"doctor.py: torch {torch.__version__} in {sys.executable} is older than 2.6, which "
              "the chapters need: load a newer module of the site, or make setup without SITE=")
 
-OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}  # docs.nvidia.com/deploy/cuda-compatibility
 SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the last on GPUs only
 MPI_ADVICE = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
 RENDEZVOUS_ADVICE = ("unset MASTER_PORT; set MASTER_ADDR to rank 0's address in the cluster's "
                      "network; is there a firewall? Do ranks start late (--timeout)?")
-GPU_ADVICE = "compare nvidia-smi with torch.version.cuda; try another node"
-BUSY_ADVICE = "another process uses it, or two ranks touch it where one process per GPU is allowed"
 BUILD_ADVICE = "install another build of PyTorch (docs/SETUP.md, Versions)"
+GPU_ADVICE = f"look at nvidia-smi, try another node, or {BUILD_ADVICE}"
 GLOO, NCCL = (os.environ.get(f"{name}_SOCKET_IFNAME", "not set") for name in ("GLOO", "NCCL"))
 NETWORK_ADVICE = (f"set GLOO_SOCKET_IFNAME (now: {GLOO}) and NCCL_SOCKET_IFNAME (now: {NCCL}), "
                   "best in the site's file, to an interface of the cluster's network; a firewall "
@@ -125,21 +125,13 @@ def gloo_interface():
     return os.environ.get("GLOO_SOCKET_IFNAME") or address
 
 
-def driver_version():
-    """Return the NVIDIA driver's version, such as 580.65.06, or "" if it is unknown."""
+def find_gpu_problem(local_rank):
+    """Return PyTorch's reason why this rank cannot run a kernel on its GPU, or ""."""
     try:
-        with open("/proc/driver/nvidia/version") as file:
-            return re.search(r" (\d+\.[\d.]+) ", file.read())[1]
-    except (OSError, TypeError):
-        return ""
-
-
-def try_gpu(index):
-    """Select a GPU as the chapters do, and run a kernel; return why that fails, or ""."""
-    try:
-        torch.accelerator.set_device_index(index)
+        torch.cuda.init()  # raises if the driver is too old, or this PyTorch has no CUDA
+        torch.accelerator.set_device_index(local_rank % torch.cuda.device_count())
         torch.ones(1, device="cuda").add(1).item()
-    except RuntimeError as problem:  # such as no kernel for this GPU, or no free memory
+    except (AssertionError, RuntimeError) as problem:
         return str(problem).splitlines()[0]
     return ""
 
@@ -155,9 +147,8 @@ def examine():
     return {"node": socket.gethostname(), "local_rank": local_rank, "uuids": uuids,
             "gpu": uuids[local_rank % gpus] if gpus else None,
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES", "not set"),
-            "has_driver": os.path.exists("/dev/nvidia0"), "driver_version": driver_version(),
-            "cuda": torch.version.cuda, "gpu_error": try_gpu(local_rank % gpus) if gpus else "",
-            "cores": sorted(cores),
+            "has_driver": os.path.exists("/dev/nvidia0"),
+            "gpu_problem": find_gpu_problem(local_rank), "cores": sorted(cores),
             "all_cores": os.cpu_count(), "versions": describe_versions(), "gloo": gloo_interface(),
             "nccl": os.environ.get("NCCL_SOCKET_IFNAME", "not set"),
             "interfaces": ", ".join(psutil.net_if_addrs())}
@@ -184,7 +175,7 @@ def group_by_node(ranks):
     return nodes
 
 
-def show(ranks, launcher):
+def print_facts(ranks, launcher):
     """Print the facts, node by node and rank by rank."""
     nodes = group_by_node(ranks)
     print(f"launcher: {launcher or 'none'}")
@@ -201,12 +192,12 @@ def show(ranks, launcher):
               f"(CUDA_VISIBLE_DEVICES: {facts['visible_devices']}), uses: {facts['gpu'] or 'none'}")
     requested = os.environ.get("SLURM_GPUS_ON_NODE")
     if requested and not any(facts["uuids"] for facts in ranks):
-        print(f"note: the job has {requested} GPUs per node, and PyTorch sees none of them: a CPU "
-              "build of PyTorch, a container without --nv, or nodes without GPUs")
+        print(f"note: the job has {requested} GPUs per node, and PyTorch sees none of them; it is "
+              f"built for CUDA: {torch.version.cuda}")
     job_nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
     if job_nodes.isdecimal() and int(job_nodes) > len(nodes):
-        print(f"note: the job has {job_nodes} nodes, and these ranks are on {len(nodes)}; torchrun "
-              "--standalone would train on each node alone (submit/README.md has the command)")
+        print(f"note: the job has {job_nodes} nodes, and these ranks are on {len(nodes)}: see "
+              "submit/README.md, Without a site file")
     if torch.xpu.is_available():
         print("note: doctor.py does not check Intel GPUs")
     for node, node_ranks in nodes.items():
@@ -241,28 +232,17 @@ def diagnose_gpus(node_ranks, any_gpu):
     gpus = {uuid for facts in node_ranks for uuid in facts["uuids"]}
     used = [facts["gpu"] for facts in node_ranks]
     if None in used and (node_ranks[0]["has_driver"] or any_gpu):
-        return [why_no_gpu(node_ranks[used.index(None)])]
+        facts = node_ranks[used.index(None)]
+        return [f"a rank sees no GPU: {facts['gpu_problem']:.150}: ask for one GPU per rank "
+                f"(CUDA_VISIBLE_DEVICES: {facts['visible_devices']}), or {BUILD_ADVICE}"]
     if gpus and len(node_ranks) > len(gpus):
         return [f"{len(node_ranks)} ranks see {len(gpus)} GPUs: start one rank per GPU (mpiexec "
                 "--ppn, srun --ntasks-per-node, torchrun --nproc-per-node)"]
     if gpus and len(set(used)) < len(used):
         return ["several ranks use the same GPU: unset CUDA_VISIBLE_DEVICES, or set it to "
                 "another GPU for each rank; start at most one torchrun per node"]
-    return [f"cannot run a kernel on GPU {facts['gpu']}: {facts['gpu_error']}: "
-            + (BUSY_ADVICE if "busy" in facts["gpu_error"] else BUILD_ADVICE)
-            for facts in node_ranks if facts["gpu_error"]]
-
-
-def why_no_gpu(facts):
-    """Return why a rank sees no GPU where there should be one, and what to do."""
-    cuda, driver = facts["cuda"], facts["driver_version"]
-    if facts["has_driver"] and not cuda:
-        return f"NVIDIA GPUs found, but this PyTorch is built without CUDA: {BUILD_ADVICE}"
-    oldest = OLDEST_DRIVERS.get((cuda or "").split(".")[0], 0)
-    if driver and int(driver.split(".")[0]) < oldest:
-        return (f"a rank sees no GPU: PyTorch is built for CUDA {cuda}, which needs driver "
-                f"{oldest} or newer, but the driver is {driver}: {BUILD_ADVICE}")
-    return "a rank sees no GPU: ask for one GPU per rank; is CUDA_VISIBLE_DEVICES empty?"
+    return [f"cannot run a kernel on GPU {facts['gpu']}: {facts['gpu_problem']:.150}: {GPU_ADVICE}"
+            for facts in node_ranks if facts["gpu"] and facts["gpu_problem"]]
 
 
 def judge(store, launcher, rank, world_size):
@@ -271,7 +251,7 @@ def judge(store, launcher, rank, world_size):
     if rank == 0:
         names = [f"facts of rank {other}" for other in range(world_size)]
         ranks = [json.loads(store.get(name)) for name in names]
-        show(ranks, launcher)
+        print_facts(ranks, launcher)
         findings = diagnose(ranks)
         for line in findings:
             print(f"wrong: {line}")
@@ -283,7 +263,7 @@ def judge(store, launcher, rank, world_size):
 
 # The all-reduce
 
-def measure(size, device):
+def time_all_reduce(size, device):
     """Return the median seconds of all-reduces of `size` bytes; raise if a sum is wrong."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     tensor = torch.empty(size // 4, device=device)
@@ -296,11 +276,11 @@ def measure(size, device):
         tensor[0].item()
         times.append(time.perf_counter() - started)
         if not (tensor == world_size * (world_size + 1) / 2).all():
-            raise ValueError("a wrong sum: bad hardware or network plugin (try NCCL_NET=Socket)")
+            raise ValueError("a wrong sum (try NCCL_NET=Socket)")
     return statistics.median(times[1:])  # the first all-reduce also connects the ranks
 
 
-def all_reduce(store, rank, world_size, seconds):
+def measure_all_reduces(store, rank, world_size, seconds):
     """Time and check all-reduces over the chapters' backends; return their records."""
     records = []
     libraries, backends = {"cpu": "gloo"}, "gloo"
@@ -312,7 +292,7 @@ def all_reduce(store, rank, world_size, seconds):
                             rank=rank, world_size=world_size)
     for device, library in libraries.items():
         for name, size in list(SIZES.items())[:3 if device == "cpu" else 4]:
-            median = measure(size, device)
+            median = time_all_reduce(size, device)
             bandwidth = 2 * (world_size - 1) / world_size * size / median / 1e9
             records.append({"all_reduce": library, "bytes": size, "seconds": median})
             if rank == 0:
@@ -323,8 +303,7 @@ def all_reduce(store, rank, world_size, seconds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.error = sys.exit  # one line from rank 0
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--timeout", type=float, default=60,
                         help="seconds to wait for other ranks (60)")
     parser.add_argument("--results", metavar="FILE",
@@ -334,6 +313,7 @@ def main():
     seconds = args.timeout
     if not 0 < seconds < math.inf:
         parser.error(f"--timeout {seconds}: must be more than 0 seconds")
+    refuse_unwritable(args.results)
     sys.stdout.reconfigure(line_buffering=True)
 
     launcher, rank, world_size = find_launcher()
@@ -348,15 +328,11 @@ def main():
     with guard.stage("collecting what each rank sees of its GPUs", GPU_ADVICE):
         judge(store, launcher, rank, world_size)
     with guard.stage("the all-reduce", NETWORK_ADVICE):
-        records = all_reduce(store, rank, world_size, seconds)
+        records = measure_all_reduces(store, rank, world_size, seconds)
     if rank == 0:
         print("nothing wrong was found")
         if args.results:
-            try:
-                with open(args.results, "a") as file:
-                    file.writelines(f"{json.dumps(record)}\n" for record in records)
-            except OSError as problem:
-                sys.exit(f"--results: cannot write {args.results}: {problem.strerror}")
+            append_records(args.results, *records)
 
 
 if __name__ == "__main__":

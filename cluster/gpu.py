@@ -1,8 +1,8 @@
 """Check a new GPU node: does every chapter train correctly, and how fast?
 
-    python submit/gpu.py                    # all parts; make gpu does the same
-    python submit/gpu.py speed scaling      # these two parts
-    python submit/gpu.py --device cpu       # a trial of this program, with small sizes
+    python -m cluster.gpu                    # all parts; make gpu does the same
+    python -m cluster.gpu speed scaling      # these two parts
+    python -m cluster.gpu --device cpu       # a trial of this program, with small sizes
 
 It needs torch >= 2.6, torchvision, scikit-learn, psutil and tqdm in the Python that runs it, and no
 network. It prints what each part measures, and appends it to results/gpu.jsonl as lines of JSON. If
@@ -16,12 +16,12 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
-import psutil
-from study import ROOT, Parser, append, machine, read, run
+from cluster.launch import ROOT, describe_failure, rank_command, run_job
+from cluster.records import append_records, describe_machine, processor_name, read_records
+from workshop.flags import Parser
 
 # Of ResNet-50, per image of 224 pixels: multiply and add; the backward pass costs twice the forward
 FLOPS = 3 * 2 * 4.09e9
@@ -34,38 +34,29 @@ START_TIME = time.monotonic()
 
 def run_program(ranks, program, *flags, timeout=120):
     """Run a program on `ranks` ranks; return its exit code, its output, and its records."""
-    arguments = [sys.executable]
-    if ranks > 1:
-        arguments += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost",
-                      "--nproc-per-node", ranks]
-    arguments += [ROOT / program, *flags]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
-        if program.endswith("main.py"):
-            arguments += ["--results", results]
+        command = rank_command(program, ranks, *flags, "--results", results, torchrun=True)
         try:
-            output = run(arguments, timeout)
+            exit_code, output = 0, run_job(command, timeout)
         except subprocess.CalledProcessError as problem:
-            return problem.returncode, problem.output, read(results)
-        except subprocess.TimeoutExpired:
-            return 124, f"timed out after {timeout} s", read(results)
-        return 0, output, read(results)
+            exit_code, output = problem.returncode, problem.output
+        except subprocess.TimeoutExpired as problem:
+            exit_code, output = 124, describe_failure(problem)
+        return exit_code, output, read_records(results)
 
 
-def check_record(name, passed, output=""):
-    """Return a record of a check, with the last lines of the output if it has not passed."""
+def outcome(name, passed, output=""):
+    """Return a record of a result, with the last lines of the output if it has not passed."""
     last_lines = "" if passed else "\n".join(output.splitlines()[-12:])
-    return {"check": name, "passed": bool(passed), "output": last_lines}
+    return {"test": name, "passed": bool(passed), "output": last_lines}
 
 
 def doctor(device, gpus):
     """Does the doctor find a problem? How fast are all-reduces?"""
-    exit_code, output, _ = run_program(gpus, "submit/doctor.py")
-    yield check_record("the doctor finds nothing wrong", exit_code == 0, output)
-    for library, size, seconds, speed in re.findall(
-            r"all-reduce over (\w+), (.*?): ([\d.]+) s, bus bandwidth ([\d.]+) GB/s", output):
-        yield {"all-reduce": size, "over": library, "seconds": float(seconds),
-               "GB/s": float(speed)}
+    exit_code, output, records = run_program(gpus, "cluster.doctor")
+    yield outcome("the doctor finds nothing wrong", exit_code == 0, output)
+    yield from records
 
 
 def compare_devices(device, gpus):
@@ -79,21 +70,21 @@ def compare_devices(device, gpus):
         cpu_loss = None
         for name, (folder, ranks, run_device) in runs.items():
             _, output, records = run_program(
-                ranks, f"{folder}/main.py", "--precision", precision, "--device", run_device,
+                ranks, folder, "--precision", precision, "--device", run_device,
                 "--global-batch-size", 48, "--epochs", 2)
             loss = records[0]["loss"] if records else math.nan
             cpu_loss = loss if cpu_loss is None else cpu_loss
             difference = abs(loss - cpu_loss)
-            yield {"loss": loss, "difference": difference} | check_record(
+            yield {"loss": loss, "difference": difference} | outcome(
                 f"{name}, {precision}: same loss as on the CPU", difference < tolerance, output)
     for first, second in ("cpu", device), (device, "cpu"):
         with tempfile.TemporaryDirectory() as folder:
-            program = "01_single_node/main.py", "--checkpoint", f"{folder}/c.pt"
+            program = "01_single_node", "--checkpoint", f"{folder}/c.pt"
             run_program(1, *program, "--epochs", 1, "--device", first)
             exit_code, output, _ = run_program(
                 1, *program, "--epochs", 2, "--resume", "--device", second)
-        yield check_record(f"a checkpoint of {first} continues on {second}",
-                           exit_code == 0 and "epoch 2/2" in output, output)
+        yield outcome(f"a checkpoint of {first} continues on {second}",
+                      exit_code == 0 and "epoch 2/2" in output, output)
 
 
 def plain_loop(device, batch, image_size, settings):
@@ -139,14 +130,14 @@ def single_gpu_speed(device, gpus):
     cases.append(("bf16, channels last, compile", batches[0]))
     for settings, batch in cases:
         call = f"gpu.plain_loop({device!r}, {batch}, {image_size}, {settings!r})"
-        code = f"import json, gpu; print(json.dumps({call}))"
-        process = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "submit", text=True,
-                                 capture_output=True, timeout=150)
-        if process.returncode:  # 512 images may not fit in memory
-            reason = process.stderr.strip().splitlines()[-1][:150]
+        code = f"import json; from cluster import gpu; print(json.dumps({call}))"
+        try:
+            output = run_job([sys.executable, "-c", code], timeout=150)
+        except subprocess.CalledProcessError as problem:  # 512 images may not fit in memory
+            reason = problem.output.strip().splitlines()[-1][:150]
             yield {"settings": settings, "batch": batch, "failed": reason}
             continue
-        speed, peak = json.loads(process.stdout.splitlines()[-1])
+        speed, peak = json.loads(re.findall(r"^\[.*\]$", output, re.M)[-1])
         yield {"settings": settings, "batch": batch, "images/s": speed, "peak bytes": peak,
                **peak_fraction(speed)}
     for precision in "fp32", "bf16":
@@ -157,11 +148,11 @@ def run_chapter(ranks, chapter, device, image_size, batch, precision):
     """Return a list of one record: the images/s of a chapter's main.py, or why it has none."""
     model = "resnet50" if device == "cuda" else "resnet18"
     _, output, records = run_program(
-        ranks, f"{chapter}/main.py", "--device", device, "--dataset", "synthetic", "--model", model,
+        ranks, chapter, "--device", device, "--dataset", "synthetic", "--model", model,
         "--image-size", image_size, "--batch-size", batch, "--precision", precision, "--lr", 0.001,
         "--epochs", 1, "--max-steps", 5 + STEPS[device])
     if not records:
-        return [check_record(f"{chapter}, {ranks} ranks, {precision}", False, output)]
+        return [outcome(f"{chapter}, {ranks} ranks, {precision}", False, output)]
     speed = records[0]["images_per_second"]
     return [{"main.py": chapter, "ranks": ranks, "precision": precision, "batch": batch,
              "side": image_size, "images/s": speed, "peak bytes": records[0]["peak_memory_bytes"],
@@ -170,7 +161,7 @@ def run_chapter(ranks, chapter, device, image_size, batch, precision):
 
 def peak_fraction(speed):
     """Return the fraction of the GPU's peak (MFU) at `speed` images/s, if the peak is known."""
-    words = set(re.split(r"[ ,-]+", machine()["processor"]))  # such as NVIDIA A100-SXM4-40GB
+    words = set(re.split(r"[ ,-]+", processor_name()))  # such as NVIDIA A100-SXM4-40GB
     peaks = [peak for name, peak in PEAKS.items() if words.issuperset(name.split())]
     return {"of its peak": speed * FLOPS / peaks[0]} if peaks else {}
 
@@ -182,23 +173,7 @@ def scaling(device, gpus):
         yield from run_chapter(ranks, "03_ddp", device, image_size, batch, "bf16")
 
 
-def kill_rank_1():
-    for process in psutil.Process().children(recursive=True):
-        if process.environ().get("RANK") == "1":
-            process.kill()
-
-
-def failures(device, gpus):
-    """Does the job end if a rank dies?"""
-    threading.Timer(30, kill_rank_1).start()
-    run_device = device if gpus > 1 else "cpu"
-    exit_code, output, _ = run_program(
-        max(2, gpus), "03_ddp/main.py", "--device", run_device, "--epochs", 100_000)
-    yield check_record("a rank that dies ends the job", exit_code not in (0, 124), output)
-
-
-PARTS = {"doctor": doctor, "same": compare_devices, "speed": single_gpu_speed,
-         "scaling": scaling, "failures": failures}
+PARTS = {"doctor": doctor, "same": compare_devices, "speed": single_gpu_speed, "scaling": scaling}
 
 
 def format_record(record):
@@ -212,7 +187,7 @@ def format_record(record):
 
 
 def main():
-    parser = Parser(__doc__)
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("parts", nargs="*", metavar="PART",
                         help=f"parts to run (all): {', '.join(PARTS)}")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -230,22 +205,22 @@ def main():
                  "or try --device cpu")
     args.results.parent.mkdir(parents=True, exist_ok=True)
 
-    environment = machine() | {
+    machine = describe_machine() | {
         "launcher": "python or torchrun", "ranks": gpus, "device": args.device}
     failed = 0
-    print(", ".join([environment["processor"], f"torch {environment['torch']}",
-                     environment["git"], environment["time"]]))
+    print(", ".join([machine["processor"], f"torch {machine['torch']}",
+                     machine["git"], machine["time"]]))
     for name in args.parts or PARTS:
         print(f"\n{name}: {PARTS[name].__doc__}", flush=True)
         try:
             for record in PARTS[name](args.device, gpus):
                 failed += not record.get("passed", True)
                 print(f"    {format_record(record)}", flush=True)
-                append(args.results, {"part": name, **record, **environment})
+                append_records(args.results, {"part": name, **machine, **record})
         except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as problem:
             failed += 1
             print(f"    {name} failed: {type(problem).__name__}: {problem}")
-    print(f"\n{failed} of the checks failed; {time.monotonic() - START_TIME:.0f} s; {args.results}")
+    print(f"\n{failed} of the tests failed; {time.monotonic() - START_TIME:.0f} s; {args.results}")
     sys.exit(failed > 0)
 
 

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Is the cluster ready for the course? Submits the attendees' jobs, waits for them, and reports on each.
+# Rehearse a course on the cluster. Submits the attendees' jobs, waits for them, and reports on each.
 #
 #     . /shared/course.sh
-#     bash submit/ready.sh                                           # the doctor, chapter 3 with $two_gpus and on two nodes
-#     bash submit/ready.sh --dataset svhn --data-dir /shared/data    # and chapter 3 with these flags
+#     bash submit/rehearse.sh                                           # the doctor, chapter 3 with $two_gpus and on two nodes
+#     bash submit/rehearse.sh --dataset svhn --data-dir /shared/data    # and chapter 3 with these flags
 #
-# The jobs run at the same time. Their output is in results/ready. The exit code is the number of jobs that are not ready. A job
+# The jobs run at the same time. Their output is in results/rehearsal. The exit code is the number of jobs that are not ready. A job
 # that has not ended after MINUTES (30) is cancelled.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 exec 3>&2  # the terminal, for functions whose stderr goes to a file
-logs=$PWD/results/ready
+logs=$PWD/results/rehearsal
 mkdir -p "$logs"
 rm -f "$logs"/*.txt
 if ! command -v sbatch >/dev/null && ! command -v qsub >/dev/null; then
-    echo "ready.sh: neither sbatch nor qsub found: run it on the cluster's login node" >&2
+    echo "rehearse.sh: neither sbatch nor qsub found: run it on the cluster's login node" >&2
     exit 2
 fi
 
@@ -78,7 +78,7 @@ options=""
 chapter_3=(03_ddp submit)  # FOLDER SCRIPT
 accuracy="^test accuracy"
 echo "submitted; waiting for the jobs (squeue or qstat shows them)"
-report "the doctor on two nodes" submit doctor 2 "^nothing wrong was found" & jobs=($!)
+report "the doctor on two nodes" . cluster/doctor 2 "^nothing wrong was found" & jobs=($!)
 report_small "chapter 3 on one node${two_gpus:+ with \$two_gpus}" "${chapter_3[@]}" 1 "$accuracy" --global-batch-size 64 --epochs 1 & jobs+=($!)
 report "chapter 3 on two nodes" "${chapter_3[@]}" 2 "$accuracy" --global-batch-size 64 --epochs 1 & jobs+=($!)
 if [ $# -gt 0 ]; then

@@ -1,28 +1,31 @@
 """Predict how a training scales over a cluster's nodes, from a run on one GPU.
 
-    python submit/predict.py run.jsonl --site polaris --nodes 1 2 4 8 16 32
-    python submit/predict.py run.jsonl --measured doctor.jsonl --epochs 90 --samples 1281167
+    python -m cluster.predict run.jsonl --site polaris --nodes 1 2 4 8 16 32
+    python -m cluster.predict run.jsonl --measured doctor.jsonl --epochs 90 --samples 1281167
 
 run.jsonl is written by a chapter's --results, or by `agree.py --results run.jsonl my_train.py`;
 if it has records of smaller batches, too, they tell how fast these are. doctor.jsonl is written by
-`doctor.py --results` on two or more nodes. 03_ddp/cost_model.py models a step.
+`cluster.doctor --results` on two or more nodes. 03_ddp/cost_model.py models a step.
 """
 
 import math
+import os
 import re
 import shlex
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pandas
-from study import RECORDS, ROOT, Parser, read
 
-sys.path.append(str(ROOT / "03_ddp"))
-import cost_model as model
+from cluster.launch import ROOT
+from cluster.records import RECORDS, read_records
+from workshop.flags import Parser
 
+model = import_module("03_ddp.cost_model")  # of the notebook; `import` allows no leading digit
 CONFIGURATION = ("chapter", "model", "dataset", "image_size", "precision", "device", "ranks")
 
 
@@ -92,28 +95,15 @@ def model_errors():
     published = pandas.read_csv(RECORDS / "published.csv")
     published["error"] = [model.predict(row) / row["images_per_second"] - 1
                           for row in published.to_dict("records")]
-    lab = pandas.DataFrame(read("lab_predictions.jsonl"),
+    lab = pandas.DataFrame(read_records("lab_predictions.jsonl"),
                            columns=["predicted", "images_per_second"])
     return {"published runs over a network": published.error[published.group == "A"],
             "published runs within a node": published.error[published.group == "B"],
             "runs on lab.sh's simulated nodes": lab.predicted / lab.images_per_second - 1}
 
 
-def draw(table, path):
-    """Save a plot of samples/s by nodes."""
-    ideal = table["samples/s"] / table.efficiency
-    axis = table.assign(predicted=table["samples/s"], ideal=ideal).plot(
-        "nodes", ["predicted", "ideal"], style=["o-", "--"], color=["#D55E00", "gray"],
-        loglog=True, ylabel="samples/s")
-    axis.fill_between(table.nodes, ideal * table.pessimist, ideal * table.optimist,
-                      color="#F5C5A3", zorder=0)
-    axis.set_xticks(table.nodes, table.nodes)
-    axis.minorticks_off()
-    axis.figure.savefig(path, dpi=120, bbox_inches="tight")
-
-
 def parse_args():
-    parser = Parser(__doc__)
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("run", type=Path, help="records of a training on one GPU or one node")
     add("--site", metavar="NAME", help="describe the nodes by a file of submit/sites, or by a path")
@@ -133,7 +123,6 @@ def parse_args():
     add("--strong", action="store_true",
         help="strong scaling: the global batch of the smallest of --nodes on all of them")
     add("--csv", type=Path, metavar="FILE", help="save the table to FILE")
-    add("--figure", type=Path, metavar="FILE", help="save a plot, such as scaling.png")
     args = parser.parse_args()
     if args.site:
         path = Path(args.site)
@@ -144,8 +133,10 @@ def parse_args():
             parser.error(f"--site {args.site}: {path} has no line '# predict.py: --gpus ...'")
         site_flags = shlex.split(flags[1], comments=True)
         args = parser.parse_args([*site_flags, *sys.argv[1:]])
+    if args.csv and not os.access(args.csv.absolute().parent, os.W_OK):
+        parser.error(f"--csv {args.csv}: name a file in a folder that you may write to")
     args.nodes = sorted(set(args.nodes))
-    records = [record for record in read(args.run) if "step_seconds" in record]
+    records = [record for record in read_records(args.run) if "step_seconds" in record]
     if not records or records[-1]["nodes"] > 1:
         parser.error(f"{args.run}: no record of a run on one node: a chapter's --results, or "
                      "agree.py --results")
@@ -159,7 +150,7 @@ def parse_args():
     args.level_seconds = None  # latency per level of a tree
     if args.measured:
         try:
-            args.node_link, args.level_seconds = model.measured_link(read(args.measured))
+            args.node_link, args.level_seconds = model.measured_link(read_records(args.measured))
         except ValueError as problem:
             parser.error(f"--measured {args.measured}: {problem}")
     for name in "node_link", "gpu_link", "gpus", "epochs", "largest_batch":
@@ -193,14 +184,8 @@ def main():
     for name, error in model_errors().items():
         print(f"{len(error)} predictions for {name}: median error {error.abs().median():.1%}, "
               f"worst {error.abs().max():.1%}")
-    try:
-        if args.csv:
-            table.to_csv(args.csv, index=False)
-        if args.figure:
-            draw(table, args.figure)
-    except (OSError, ValueError) as problem:  # a folder that is missing, an unknown format
-        print(f"predict.py: {problem}", file=sys.stderr)
-        sys.exit(2)
+    if args.csv:
+        table.to_csv(args.csv, index=False)
 
 
 if __name__ == "__main__":

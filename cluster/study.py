@@ -1,0 +1,83 @@
+"""Do a series of runs that is resumed if it is killed.
+
+    plan = [{"chapter": "05_zero", "ranks": 2}, {"chapter": "05_zero", "ranks": 4}]
+    run_study(RECORDS / "zero.jsonl", plan, run_chapter)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from cluster.launch import describe_failure, end_on_sigterm, rank_command, run_job
+from cluster.records import append_records, describe_machine, read_records
+
+
+def run_for_records(arguments: list[object], timeout: float = 600) -> list[dict]:
+    """Run a command with --results FILE; return its records, with describe_machine() added."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder, "results.jsonl")
+        run_job([*arguments, "--results", results], timeout)
+        return [record | describe_machine() for record in read_records(results)]
+
+
+def run_chapter(chapter: str, ranks: int, *flags: object) -> dict:
+    """Run a chapter and return its record with describe_machine(). Raises as run_job() does."""
+    record, = run_for_records(rank_command(chapter, ranks, *flags))
+    return record
+
+
+def find_records(path: str | Path, planned: dict) -> list[dict]:
+    """Return a file's records that have a planned run's names and values, unless it failed."""
+    return [record for record in read_records(path) if "failed" not in record
+            and all(record.get(name) == value for name, value in planned.items())]
+
+
+def run_unless_recorded(path: str | Path, planned: dict,
+                        measure: Callable[..., dict | list[dict]]) -> list[dict]:
+    """Return a planned run's records from the file; without any, append measure(**planned)."""
+    records = find_records(path, planned)
+    if not records:
+        result = measure(**planned)
+        results = result if isinstance(result, list) else [result]
+        records = [{**planned, **record, **planned} for record in results]  # planned keys first
+        append_records(path, *records)
+    return records
+
+
+def run_study(path: str | Path, plan: Iterable[dict], measure: Callable[..., dict | list[dict]],
+              show: Callable[[dict], None] = lambda record: None) -> list[dict]:
+    """Do the planned runs in turn by measure(**run), and write all their records to `path`.
+
+    Until the last run has ended, the records are in {path}.part; a study that was killed or failed
+    resumes from this file. show(record) is called for each record.
+    """
+    end_on_sigterm()
+    part = Path(f"{path}.part")
+    machine = describe_machine()
+    if any(record.get(name, machine[name]) != machine[name] for record in read_records(part)
+           for name in ("git", "host")):
+        print(f"discarded {part}: from another commit or another machine", file=sys.stderr)
+        part.unlink()
+    advice = f"completed runs are in {os.path.relpath(part)}; run the same command to resume"
+    records, name = [], ""
+    try:
+        for planned in tqdm(plan, unit="run", disable=None, leave=False):
+            name = ", ".join(str(value) for value in planned.values() if value)
+            for record in run_unless_recorded(part, planned, measure):
+                records.append(record)
+                show(record)
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; {advice}")
+    except (subprocess.SubprocessError, OSError) as problem:
+        sys.exit(f"{name}: {describe_failure(problem)}\n{advice}")
+    part.write_text("".join(json.dumps(record) + "\n" for record in records))
+    os.replace(part, path)
+    return records
