@@ -18,6 +18,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -35,6 +36,7 @@ ROOT = build_horovod.ROOT
 REQUIREMENTS = ROOT / "requirements.txt"
 OLDEST, NEWEST = (3, 11), (3, 14)  # Python versions that the pins support
 STAMP = ".workshop-ready"  # file: a hash, Horovod's GPU operations, the site's MPI compiler
+AGREE_STAMP = ".agree-ready"  # file: a hash of the installed agree/
 WITHOUT_HOROVOD = "without-horovod"  # file: why Horovod is missing; submit/study.py reads it
 INCLUDE_FOLDER_CODE = "__import__('sysconfig').get_path('include')"
 NOT_BUILT_YET = "Horovod is not built yet: make setup"
@@ -256,6 +258,22 @@ def install_tests(venv):
             run(command, ADVICE, cwd=str(ROOT))
 
 
+def agree_hash():
+    files = [ROOT / "agree/pyproject.toml", *sorted(ROOT.glob("agree/agree/*.py"))]
+    return hashlib.sha256("".join(map(read, files)).encode()).hexdigest()
+
+
+def install_agree(venv):
+    """Install agree/ if its files have changed: offline, from a copy, which the build changes."""
+    if read(venv / AGREE_STAMP) == agree_hash() or not may_write(venv):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(str(ROOT / "agree"), folder + "/agree")
+        run([*install_command(venv), "--no-deps", "--no-build-isolation", "--no-index",
+             "--no-cache-dir", "--force-reinstall", folder + "/agree"], ADVICE)
+    (venv / AGREE_STAMP).write_text(agree_hash())
+
+
 def fix_torchvision(venv):
     """Declare torchvision's operators if its compiled part does not load."""
     command = [venv / "bin/python", "-c", "import torchvision"]
@@ -381,6 +399,7 @@ def main():
             with lock_folder(venv):
                 if not ready(venv, args.packages):  # another set-up may have made it meanwhile
                     create_environment(venv, args.packages)
+        install_agree(venv)
         if args.tests:
             install_tests(venv)
     except KeyboardInterrupt:
