@@ -76,8 +76,8 @@ def test_generated_parts_of_pages_are_up_to_date(path):
 @pytest.mark.parametrize("path", PAGES, ids=relative_name)
 def test_files_and_commands_named_on_pages_exist(path):
     text = path.read_text()
-    files = re.findall(r"(?<![\w/.-])(?:\.\./)?(?:0\w+|agree|assets|docs|exercises|submit|tests|tools)"
-                       r"/[\w./]*\.(?:py|sh|pbs|slurm|md|ipynb|jsonl|csv|txt|png|svg)\b", text)
+    files = re.findall(r"(?<![\w/.-])(?:\.\./)?"
+                       r"(?:0\w+|agree|assets|docs|exercises|submit|tests|tools)/[\w./]*\.(?:py|sh|pbs|slurm|md|ipynb|jsonl|csv|txt|png|svg)\b", text)
     modules = [f"{name.replace('.', '/')}.py" for name in re.findall(r"-m (tools[.\w]+\w)", text)]
     links = re.findall(r"\]\(([\w./-]+)", re.sub(r"```.*?```", "", text, flags=re.S))
     names = {*files, *modules, *links} - {"submit/sites/NAME.sh", "https"}

@@ -27,7 +27,7 @@ from tools.pages import figures
 DIFF = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(
     r"<!-- (lesson|hunk|output|sample|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
-FOLDERS = ("docs", "[0-9]*", "agree", "exercises", "reading_data", "submit")  # with pages, at any depth
+FOLDERS = ("docs", "[0-9]*", "agree", "exercises", "reading_data", "submit")  # with pages
 
 
 def pages():
