@@ -82,7 +82,7 @@ def rendezvous_by_mpi(launcher, world_size):
         from mpi4py import MPI
     except (ImportError, RuntimeError) as problem:
         raise SystemExit("cannot import mpi4py: it must be built against the same MPI as mpiexec: "
-                         f"{problem}") from None
+                         + str(problem).splitlines()[0]) from None
     if MPI.COMM_WORLD.size != world_size:
         raise SystemExit(f"mpiexec comes from {launcher}, but mpi4py is linked against another "
                          "MPI: use the mpiexec next to python")
