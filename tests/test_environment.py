@@ -25,6 +25,7 @@ def ready_venv(tmp_path, monkeypatch):
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     (venv / set_up.STAMP).write_text(set_up.stamp())
+    (venv / set_up.AGREE_STAMP).write_text(set_up.agree_hash())
     return venv
 
 

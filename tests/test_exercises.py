@@ -62,8 +62,9 @@ def test_each_solution_passes(number, tmp_path):
     f"{FOLDERS[9]}/solution.py")["ANSWERS"].items())
 def test_answers_of_exercise_9_are_verdicts_of_agree(name, mistake):
     script = FOLDERS[9] / "scripts" / f"{name}.py"
-    arguments = [ROOT / "submit" / "agree.py", "--steps", 1000, script]
-    result = forked.run(arguments, 2, environment(), timeout=90)
+    arguments = [ROOT / "agree" / "agree" / "__main__.py", "--steps", 1000, script]
+    variables = environment() | {"PYTHONPATH": str(ROOT / "agree")}
+    result = forked.run(arguments, 2, variables, timeout=90)
     assert f"verdict: wrong: {mistake}\n" in result.out, result.out + result.err
 
 

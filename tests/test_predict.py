@@ -1,14 +1,11 @@
-"""cluster/predict.py: a scaling table from a run on one GPU, which agree.py can measure."""
+"""cluster/predict.py: a scaling table from a run on one GPU, which agree can measure."""
 
 import json
-import os
 import sys
 
-import forked
 import pandas
 import pytest
-from conftest import copy_and_edit, environment, run_command
-from test_agree import AGREE, QUICK
+from conftest import run_command
 from test_cost_model import cost_model
 from tolerances import ARITHMETIC, assert_close
 
@@ -59,22 +56,3 @@ def test_a_link_is_fitted_to_the_doctors_all_reduces():
     link, level = cost_model.measured_link(records)
     assert_close("a measured link", abs(link / 3e9 - 1), ARITHMETIC)
     assert_close("a measured level", abs(level / cost_model.CENTRAL.level - 1), ARITHMETIC)
-
-
-def test_agree_records_a_run_of_an_ordinary_script(tmp_path):
-    no_workers = ("num_workers=2", "num_workers=0")
-    script = copy_and_edit("03_ddp", tmp_path, no_workers, name="your_script.py")
-    results = tmp_path / "run.jsonl"
-    result = forked.run([AGREE, "--results", results, "--steps", 9, script], 1, environment())
-    record = json.loads(results.read_text())
-    assert result.code == 0 and "9 steps on one rank, cpu: " in result.err, result.err
-    assert (record["batch_size"], record["images"], record["steps"]) == (64, 1437, 9)
-    assert record["gradient_bytes"] == 4 * (16 * 9 + 16 + 576 * 64 + 64 + 64 * 10 + 10)
-    assert 0 < record["step_seconds"] < 10
-
-
-@pytest.mark.fault
-def test_agree_refuses_to_time_several_ranks(tmp_path):
-    script = copy_and_edit("03_ddp", tmp_path, QUICK, name="your_script_ddp.py")
-    result = forked.run([AGREE, "--results", os.devnull, script], 2, environment())
-    assert result.code and "is measured on one rank" in result.err, result.err

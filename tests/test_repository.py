@@ -61,7 +61,7 @@ def test_generated_parts_of_pages_are_up_to_date(path):
 def test_files_and_commands_named_on_pages_exist(path):
     text = path.read_text()
     files = re.findall(r"(?<![\w/.-])(?:\.\./)?"
-                       r"(?:0\w+|assets|cluster|docs|exercises|submit|tests|tools)"
+                       r"(?:0\w+|agree|assets|cluster|docs|exercises|submit|tests|tools)"
                        r"/[\w./]*\.(?:py|sh|pbs|slurm|md|ipynb|jsonl|csv|txt|png|svg)\b", text)
     modules = [f"{name.replace('.', '/')}.py"
                for name in re.findall(r"-m ((?:cluster|tools)[.\w]+\w)", text)]

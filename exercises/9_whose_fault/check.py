@@ -1,4 +1,4 @@
-"""Checks for exercise 9: mistakes, named as agree.py names them."""
+"""Checks for exercise 9: mistakes, named as agree names them."""
 
 import solution
 from runner import load_exercise, on_ranks

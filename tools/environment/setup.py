@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ REQUIREMENTS = ROOT / "requirements.txt"
 OLDEST, NEWEST = (3, 11), (3, 14)  # Python versions that the pins support
 STAMP = ".workshop-ready"  # file: a hash of the pins, and the values of SITE_VARIABLES
 SITE_VARIABLES = ("HOROVOD_GPU_OPERATIONS", "SITE_MPICC")  # of site files
+AGREE_STAMP = ".agree-ready"  # file: a hash of the installed agree/
 WITHOUT_HOROVOD = "without-horovod"  # file: why Horovod is missing; cluster/launch.py reads it
 NOT_BUILT_YET = "Horovod is not built yet: make setup"
 COMPILER_ADVICE = ("chapter 2 needs a C++ compiler, make and Python's headers: on Debian and "
@@ -201,6 +203,22 @@ def install_tests(venv):
             install(venv, *arguments)
 
 
+def agree_hash():
+    files = [ROOT / "agree/pyproject.toml", *sorted(ROOT.glob("agree/agree/*.py"))]
+    return hashlib.sha256("".join(map(read, files)).encode()).hexdigest()
+
+
+def install_agree(venv):
+    """Install agree/ if its files have changed: offline, from a copy, which the build changes."""
+    if read(venv / AGREE_STAMP) == agree_hash() or not may_write(venv):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(str(ROOT / "agree"), folder + "/agree")
+        install(venv, "--no-deps", "--no-build-isolation", "--offline", "--reinstall",
+                folder + "/agree")
+    (venv / AGREE_STAMP).write_text(agree_hash())
+
+
 def add_horovod(venv, mpicc):
     """Install Horovod, or write down why it is missing."""
     step("4/4 Horovod")
@@ -268,6 +286,7 @@ def main():
             venv.mkdir(parents=True, exist_ok=True)
             with lock_folder(venv):  # until another set-up has made it
                 create_environment(venv, args.packages)
+        install_agree(venv)
         if args.tests:
             install_tests(venv)
     except KeyboardInterrupt:

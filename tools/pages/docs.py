@@ -29,7 +29,7 @@ DIFF = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(
     r"<!-- (lesson|hunk|output|sample|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
 # With pages, at any depth
-FOLDERS = ("docs", "[0-9]*", "exercises", "reading_data", "submit", "cluster")
+FOLDERS = ("docs", "[0-9]*", "agree", "exercises", "reading_data", "submit", "cluster")
 
 
 def pages():

@@ -1,15 +1,29 @@
-"""agree.py on trainings with one mistake each and on correct ones, on two real ranks."""
+"""agree on trainings with one mistake each and on correct ones, on two real ranks."""
 
+import json
+import os
 import re
 import sys
 
 import forked
 import pytest
-from conftest import BIN, ROOT, copy_and_edit, environment, run_command, skip_without
+from conftest import (
+    BIN,
+    ROOT,
+    assert_refused,
+    copy_and_edit,
+    environment,
+    run_command,
+    skip_without,
+)
 
-from submit.agreement import verdicts
+from agree import launcher, verdicts
 
-AGREE = ROOT / "submit" / "agree.py"
+FOLDER = ROOT / "agree"
+AGREE = FOLDER / "agree" / "__main__.py"
+CHECKOUT = {"PYTHONPATH": str(FOLDER)}  # not the installed agree
+ENVIRONMENT = environment() | CHECKOUT
+MPIEXEC = [BIN / "mpiexec", "-n", 2, sys.executable, "-m", "agree"]
 NOTHING_WRONG = "nothing wrong was found"
 CONVERTED = (ROOT / "03_ddp" / "your_script_ddp.py").read_text()
 QUICK = (re.search(r"num_workers=.*?\)", CONVERTED, re.S).group(), "num_workers=0)")
@@ -35,9 +49,6 @@ NOISE_ON_WEIGHTS = "            model[0].weight.data += rank * torch.randn_like(
 BARRIER_ON_RANK_0 = "            if rank == 0:\n                torch.distributed.barrier()"
 SEED, SEED_BY_RANK = "torch.manual_seed(0)", "torch.manual_seed(rank)"
 EPOCHS = "    for epoch in range(5):\n"
-# Changes to stream.py.
-STREAM_LOSS = "nn.functional.mse_loss(model(inputs), targets)"
-STREAM_MODEL = "nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))"
 
 CASES = {  # {file: {case: (changes, expected verdict)}}
     "your_script_ddp": {
@@ -70,23 +81,6 @@ CASES = {  # {file: {case: (changes, expected verdict)}}
         "without Horovod's optimizer": (
             [("optimizer = hvd.DistributedOptimizer(optimizer, "
               "named_parameters=model.named_parameters())\n", "")], "own gradients")},
-    "by_mpi": {"unchanged": ([], NOTHING_WRONG), "no division": ([(" / ranks", "")], "sum")},
-    "by_fsdp": {"unchanged": ([], NOTHING_WRONG)},
-    "by_deepspeed": {"unchanged": ([], NOTHING_WRONG)},
-    "accumulation": {"no_sync stays on": ([("if last else", "if False else")], "own gradients")},
-    "stream": {
-        "unchanged": ([], NOTHING_WRONG),
-        "in bf16": (
-            [(STREAM_MODEL, f"{STREAM_MODEL}.bfloat16()"),
-             (STREAM_LOSS, STREAM_LOSS.replace("inputs)", "inputs.bfloat16()).float()"))],
-            NOTHING_WRONG),
-        "no process group": (
-            [('dist.init_process_group("gloo")\n', ""), ("DDP(nn.Seq", "(nn.Seq"),
-             ("dist.get_rank(), dist.get_world_size()", "0, 1"),
-             ("dist.destroy_process_group()\n", "")], "alone"),
-        "the optimizer gets another model's parameters": (
-            [("SGD(model.parameters()", "SGD(nn.Linear(1, 1).parameters()")],
-            "nothing trains")},
 }
 
 
@@ -94,22 +88,18 @@ def write_changed_copy(file, changes, tmp_path):
     """Return the path of a copy of a training with these changes."""
     if file == "your_script_ddp":
         return copy_and_edit("03_ddp", tmp_path, QUICK, *changes, name="your_script_ddp.py")
-    return copy_and_edit("tests/programs/trainings", tmp_path, *changes, name=f"{file}.py")
+    return copy_and_edit("agree/tests", tmp_path, *changes, name=f"{file}.py")
 
 
 def run_agree(script, *flags, timeout=30):
-    """Run agree.py on a script on two ranks."""
+    """Run agree on a script on two ranks."""
     arguments = [AGREE, "--timeout", timeout, *flags, script]
-    if script.stem == "by_mpi":
-        return run_command([BIN / "mpiexec", "-n", 2, sys.executable, *arguments], timeout=90)
-    return forked.run(arguments, 2, environment(), timeout=90)
+    return forked.run(arguments, 2, ENVIRONMENT, timeout=90)
 
 
 def all_cases():
     for file, cases in CASES.items():
-        marks = [skip_without("02_horovod")] if file == "by_horovod" else []
-        if file in ("by_horovod", "by_fsdp"):
-            marks.append(pytest.mark.core)
+        marks = [skip_without("02_horovod"), pytest.mark.core] if file == "by_horovod" else []
         for name in cases:
             yield pytest.param(file, name, marks=marks)
 
@@ -132,11 +122,11 @@ def test_each_training_gets_its_verdict(file, name, tmp_path):
 
 
 def test_a_failure_within_run_is_reported(tmp_path):
-    """ranks.run() ends a job by mpiexec, but not before agree.py's line."""
+    """The course's ranks.run() ends a job by mpiexec, but not before agree's line."""
     script = copy_and_edit(
         "03_ddp", tmp_path, ("    for epoch in range(5):", "    raise ValueError\n    while True:"),
         name="your_script_ddp.py")
-    result = run_command([BIN / "mpiexec", "-n", 2, sys.executable, AGREE, script], timeout=90)
+    result = run_command([*MPIEXEC, script], timeout=90, env=CHECKOUT)
     assert result.code == 2 and "ended with exit code 1" in result.err, result.err
 
 
@@ -145,8 +135,11 @@ CORRECT_TRAININGS = (  # functions of habits.py
     "loss_divided_and_summed", "divided_by_all_samples", "weighted_by_samples", "two_optimizers",
     "closure", "sparse_and_complex", "copies_of_the_model", "a_bias_has_no_gradient",
     "micro_batches", "sum_of_micro_batches_divided", "gradients_by_hand",
-    "gathered_before_the_forward", "compiled")
+    "gathered_before_the_forward", "a_stream_for_each_rank", "in_bf16", "compiled",
+    "by_deepspeed", "averaged_by_mpi")
 WRONG_TRAININGS = {  # {function of habits.py: expected verdict}
+    "summed_by_mpi": "sum", "no_process_group": "alone", "no_sync_stays_on": "own gradients",
+    "optimizer_of_another_model": "nothing trains",
     "imaginary_part_is_lost": "other gradients", "one_stream_for_all": "same data",
     "rows_of_one_seed": "same data", "one_text_for_all": "same data",
     "step_within_backward": "own gradients", "root_of_a_negative": "not finite",
@@ -155,12 +148,15 @@ WRONG_TRAININGS = {  # {function of habits.py: expected verdict}
     "other_collectives": "sequence", "rank_1_ends_early": "own gradients, steps"}
 ADVICE = {"one_stream_for_all": "islice", "rows_of_one_seed": r"order\[rank::world_size\]",
           "step_within_backward": "after backward"}
-HABITS = ROOT / "tests" / "programs" / "trainings" / "habits.py"
+HABITS = FOLDER / "tests" / "habits.py"
 
 
 @pytest.mark.parametrize("name", [*CORRECT_TRAININGS, *WRONG_TRAININGS])
 def test_patterns_of_public_scripts_get_their_verdict(name):
-    result = forked.run([AGREE, "--timeout", 5, HABITS, name], 2, environment(), timeout=90)
+    if name.endswith("by_mpi"):
+        result = run_command([*MPIEXEC, HABITS, name], timeout=90, env=CHECKOUT)
+    else:
+        result = forked.run([AGREE, "--timeout", 5, HABITS, name], 2, ENVIRONMENT, timeout=90)
     output = result.out + result.err
     if name in CORRECT_TRAININGS:
         assert result.code == 0 and f"verdict: {NOTHING_WRONG}\n" in result.out, output
@@ -173,9 +169,10 @@ def test_patterns_of_public_scripts_get_their_verdict(name):
 @pytest.mark.check
 def test_the_end_does_not_initialize_mpi():
     """On some clusters, initializing MPI outside of mpiexec aborts the process."""
-    program = ("import agree, sys; agree.exit_now = lambda code: sys.exit('mpi4py' in sys.modules);"
-               "agree.leave(None, 0, 1, 0, finalize=True)")
-    result = run_command([sys.executable, "-c", program], cwd=AGREE.parent)
+    program = ("from agree import session; import sys;"
+               "session.exit_now = lambda code: sys.exit('mpi4py' in sys.modules);"
+               "session.leave(None, 0, 1, 0, finalize=True)")
+    result = run_command([sys.executable, "-c", program], env=CHECKOUT)
     assert result.code == 0, result.err
 
 
@@ -205,7 +202,7 @@ def test_agree_does_not_change_the_training(tmp_path):
     values = "rank, loss.item(), model[0].weight.sum().item(), torch.rand(1).item()"
     print_values = [(LOSS, f"{LOSS}\n            print({values})")]
     script = write_changed_copy("your_script_ddp", print_values, tmp_path)
-    plain_run = forked.run([script], 2, environment(), timeout=90, cwd=tmp_path)
+    plain_run = forked.run([script], 2, ENVIRONMENT, timeout=90, cwd=tmp_path)
     agree_run = run_agree(script, "--steps", 6)
     for rank in "01":
         plain_lines = re.findall(f"^{rank} .*", plain_run.out, re.M)
@@ -228,27 +225,29 @@ def test_missing_set_epoch_is_reported_in_the_second_epoch(changes, expected, tm
     ("updates_by_hand", "the weights changed without one, and are apart"),
     ("starts_its_ranks", r"starts its ranks itself, at habits\.py:\d+")])
 def test_agree_says_why_it_cannot_judge(name, problem):
-    result = forked.run([AGREE, HABITS, name], 2, environment(), timeout=90)
-    assert result.code == 2 and re.search(f"^agree.py: .*{problem}", result.err, re.M), result.err
+    result = forked.run([AGREE, HABITS, name], 2, ENVIRONMENT, timeout=90)
+    assert result.code == 2 and re.search(f"^agree: .*{problem}", result.err, re.M), result.err
 
 
 def test_agree_gives_up_waiting_for_the_first_step(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text("import time\ntime.sleep(60)\n")
-    result = forked.run([AGREE, "--first-step", 16, script], 2, environment(), timeout=90)
+    result = forked.run([AGREE, "--first-step", 16, script], 2, ENVIRONMENT, timeout=90)
     assert result.code == 2 and "has not reached the first step of a" in result.err, result.err
     assert "waiting for the first step of a PyTorch optimizer, up to 16 s" in result.err
 
 
-def test_agree_runs_a_module_of_a_package(tmp_path):
-    """As python -m does: the module imports from its package."""
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "sizes.py").write_text("INPUTS = 8\n")
-    text = HABITS.read_text().replace("import io\n", "import io\nfrom .sizes import INPUTS\n")
-    (package / "train.py").write_text(text.replace("nn.Linear(8,", "nn.Linear(INPUTS,"))
-    result = forked.run([AGREE, "-m", "package.train", "micro_batches"], 2, environment(),
-                        timeout=90, cwd=tmp_path)
+@pytest.mark.parametrize("is_module", [False, True], ids=["file", "module"])
+def test_a_script_imports_its_own_modules(is_module, tmp_path):
+    """As under python: a file from its folder, a module from its package; even an agree.py."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "agree.py").write_text("INPUTS = 8\n")
+    own = ".agree" if is_module else "agree"
+    text = HABITS.read_text().replace("import io\n", f"import io\nfrom {own} import INPUTS\n")
+    (folder / "train.py").write_text(text.replace("nn.Linear(8,", "nn.Linear(INPUTS,"))
+    start = ["-m", "package.train"] if is_module else [folder / "train.py"]
+    result = forked.run([AGREE, *start, "micro_batches"], 2, ENVIRONMENT, timeout=90, cwd=tmp_path)
     assert result.code == 0 and "data  " in result.out, result.out + result.err
     assert "96 samples" not in result.out and "60 samples given" in result.out, result.out
 
@@ -260,12 +259,78 @@ def test_agree_runs_a_module_of_a_package(tmp_path):
                 "    raise ValueError('a bad\\nimage')\n", "rank 1 ended with ValueError: a bad$"),
     ("mine.py", "import os, torch\nif os.environ['RANK'] == '1':\n    os._exit(1)\n",
      "rank 1 ended with exit code 1$"),
-    ("mine.py", "raise ValueError('RANK expected, but not set')", "start it with torchrun"),
-    ("mine.ipynb", "{}", "is a notebook: convert it")],
-    ids=["no step", "dies", "os._exit", "RANK", "a notebook"])
+    ("mine.py", "raise ValueError('RANK expected, but not set')", "start it with torchrun")],
+    ids=["no step", "dies", "os._exit", "RANK"])
 def test_scripts_that_agree_cannot_run_get_one_line(name, text, problem, tmp_path):
     (tmp_path / name).write_text(text)
-    result = forked.run([AGREE, tmp_path / name], 2, environment(), timeout=90)
-    errors = re.findall("^agree.py: .*", result.err, re.M)
+    result = forked.run([AGREE, tmp_path / name], 2, ENVIRONMENT, timeout=90)
+    errors = re.findall("^agree: .*", result.err, re.M)
     assert result.code == 2 and len(errors) == 1, result.out + result.err
     assert re.search(problem, errors[0])
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("arguments", "message"), [
+    ("none.py", "no file"), ("mine.ipynb", "is a notebook: convert it"),
+    ("mine.py", "needs at least 2 ranks"), ("--steps 0 mine.py", "--steps must be more than 0"),
+    ("--results none/x mine.py", "cannot write")])
+def test_bad_arguments_get_one_line(arguments, message, tmp_path):
+    (tmp_path / "mine.py").touch()
+    result = run_command([sys.executable, "-m", "agree", *arguments.split()], cwd=tmp_path,
+                         env=CHECKOUT)
+    assert_refused(result, message, "agree")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("name", "module", "owner"), [
+    ("_reset", "torch.utils.data.dataloader", "_BaseDataLoaderIter"),
+    ("foreach_reduce", "torch.distributed.fsdp._fully_shard", "_fsdp_param_group")])
+def test_a_private_name_that_has_moved_is_reported(name, module, owner, tmp_path):
+    """As in another version of PyTorch: agree cannot check, and does not say nothing is wrong."""
+    program = tmp_path / "older.py"
+    program.write_text(f"import sys, torch.distributed.fsdp\nfrom {module} import {owner}\n"
+                       f"del {owner}.{name}\nfrom agree.__main__ import main\nsys.exit(main())\n")
+    result = forked.run([program, HABITS, "gathered_before_the_forward"], 2, ENVIRONMENT)
+    assert_refused(result, f"could not check: torch [0-9.]+.* has moved .*{name}", "agree")
+
+
+LAUNCHERS = [  # (variables, launcher with rank and world size, or the message)
+    ("PMI_RANK=1 PMI_SIZE=2", ("MPICH", 1, 2)),
+    ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", ("Open MPI", 1, 2)),
+    ("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 PMIX_RANK=1", ("srun", 1, 2)),
+    ("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 PMI_RANK=1 PMI_SIZE=2", ("MPICH", 1, 2)),
+    ("SLURM_PROCID=0 SLURM_NTASKS=2", (None, 0, 1)),  # python in an allocation
+    ("HOROVOD_RANK=1 HOROVOD_SIZE=2 PMI_RANK=0 PMI_SIZE=1", ("horovodrun", 1, 2)),
+    ("RANK=3 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1", ("torchrun", 3, 4)),
+    ("RANK=3 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1 PMI_RANK=1 PMI_SIZE=2", ("MPICH", 1, 2)),
+    ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1 TORCHELASTIC_RUN_ID=a GROUP_WORLD_SIZE=1 "
+     "PMI_RANK=1 PMI_SIZE=2", "MPICH has started 2 times torchrun"),
+    ("PALS_RANKID=1", "no variable has the number of ranks"),
+    ("PMI_RANK=x PMI_SIZE=2", "PMI_RANK is 'x', not a number")]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("variables", "expected"), LAUNCHERS)
+def test_launchers_are_found_by_their_variables(variables, expected, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(pair.split("=") for pair in variables.split()))
+    if isinstance(expected, str):
+        with pytest.raises(SystemExit, match=expected):
+            launcher.find_launcher()
+    else:
+        assert launcher.find_launcher() == expected
+
+
+# --results: the step time of one rank, which the course's predict.py reads.
+
+def test_results_of_an_ordinary_script(tmp_path):
+    no_workers = ("num_workers=2", "num_workers=0")
+    script = copy_and_edit("03_ddp", tmp_path, no_workers, name="your_script.py")
+    results = tmp_path / "run.jsonl"
+    result = forked.run([AGREE, "--results", results, "--steps", 9, script], 1, ENVIRONMENT)
+    record = json.loads(results.read_text())
+    assert result.code == 0 and "9 steps on one rank, cpu: " in result.err, result.err
+    assert (record["batch_size"], record["images"], record["steps"]) == (64, 1437, 9)
+    assert record["gradient_bytes"] == 4 * (16 * 9 + 16 + 576 * 64 + 64 + 64 * 10 + 10)
+    assert 0 < record["step_seconds"] < 10
+    result = forked.run([AGREE, "--results", results, script], 2, ENVIRONMENT)
+    assert_refused(result, "is measured on one rank", "agree")

@@ -1,6 +1,5 @@
 """Records the collectives that a rank calls, to check that all ranks call the same sequence."""
 
-import multiprocessing.process
 import sys
 from collections.abc import Callable
 
@@ -31,7 +30,6 @@ class Calls:
         self.depth = self.number = 0  # nesting level; collectives of the world group so far
         self.names = set()  # of the collectives called
         self.current = ""  # the collective in progress
-        self.spawn_location = ""  # where the script started a process
 
     def install(self):
         for name in COLLECTIVES:
@@ -41,7 +39,6 @@ class Calls:
         spawn = sys.modules["torch.multiprocessing.spawn"]
         wrap_method(spawn, "start_processes", self.note_spawn)
         mp.start_processes = spawn.start_processes
-        wrap_method(multiprocessing.process.BaseProcess, "start", self.note_process)
 
     def begin_hook(self, name):
         """Return the hook that runs before the collective `name`."""
@@ -75,12 +72,6 @@ class Calls:
     @never_raise
     def note_spawn(self, *_, **__):
         self.on_spawn(self.place())
-
-    @never_raise
-    def note_process(self, process):
-        target = getattr(process, "_target", None)
-        if not getattr(target, "__module__", "torch.").startswith(("torch.", "multiprocessing.")):
-            self.spawn_location = self.place()
 
     def place(self):
         return frames.places(sys._getframe(), self.script)[0]

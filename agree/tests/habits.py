@@ -47,6 +47,26 @@ def train(model, optimizer, edit_gradients=lambda: None, loss=mse, rows=6):
         optimizer.step()
 
 
+class Stream(IterableDataset):
+    def __init__(self, first, step):
+        self.numbers = range(first, 256, step)
+
+    def __iter__(self):
+        for number in self.numbers:
+            row = torch.randn(8, generator=torch.Generator().manual_seed(number))
+            yield {"row": row, "sum": row.sum()}
+
+
+def train_on_stream(stream, model):
+    optimizer = sgd(model)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+    for batch in DataLoader(stream, batch_size=6):
+        optimizer.zero_grad()
+        mse(model(batch["row"])[:, 0], batch["sum"]).backward()
+        optimizer.step()
+        schedule.step()
+
+
 def all_reduce_gradients(model, factor=1.0):
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
@@ -254,6 +274,50 @@ def gathered_before_the_forward():
         optimizer.step()
 
 
+def a_stream_for_each_rank():
+    rank, world_size = start()
+    train_on_stream(Stream(rank, world_size), DDP(network()))
+
+
+def in_bf16():
+    model = DDP(start_with_network().bfloat16())
+    train(lambda inputs: model(inputs.bfloat16()).float(), sgd(model))
+
+
+def averaged_by_mpi(factor=1 / 2):
+    """Without torch.distributed."""
+    from mpi4py import MPI
+    model = network()
+    for parameter in model.parameters():
+        MPI.COMM_WORLD.Bcast(parameter.data.numpy())
+    torch.manual_seed(MPI.COMM_WORLD.rank)
+
+    def average():
+        for parameter in model.parameters():
+            MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, parameter.grad.numpy())
+            parameter.grad *= factor
+
+    train(model, sgd(model), average)
+
+
+def by_deepspeed():
+    """DeepSpeed's engine and its own data loader."""
+    import deepspeed
+    # Without this operator, whose compilation takes a minute
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("gloo")
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
+    config = {"train_batch_size": 32, "zero_optimization": {"stage": 1},
+              "optimizer": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}}}
+    model = network()
+    engine, _, loader, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), training_data=data, config=config)
+    for inputs, labels in loader:
+        engine.backward(mse(engine(inputs), labels))
+        engine.step()
+
+
 def compiled():
     builtins.print = lambda *_: None  # scripts silence it on some ranks
     model = DDP(torch.compile(start_with_network(), backend="eager"))
@@ -261,6 +325,10 @@ def compiled():
 
 
 # Mistakes.
+
+def summed_by_mpi():
+    averaged_by_mpi(factor=1)
+
 
 def imaginary_part_is_lost():
     class Spectral(nn.Module):
@@ -278,19 +346,22 @@ def imaginary_part_is_lost():
 
 
 def one_stream_for_all():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            generator = torch.Generator().manual_seed(0)
-            for _ in range(200):
-                row = torch.randn(8, generator=generator)
-                yield {"row": row, "sum": row.sum()}
-
     start()
-    model = DDP(network())
+    train_on_stream(Stream(0, 1), DDP(network()))
+
+
+def no_process_group():
+    torch.manual_seed(0)
+    train_on_stream(Stream(0, 1), network())
+
+
+def no_sync_stays_on():
+    model = DDP(start_with_network())
     optimizer = sgd(model)
-    for batch in DataLoader(Stream(), batch_size=6):
+    for _ in range(STEPS):
         optimizer.zero_grad()
-        mse(model(batch["row"])[:, 0], batch["sum"]).backward()
+        with model.no_sync():
+            mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
         optimizer.step()
 
 
@@ -340,6 +411,11 @@ def loss_without_effect():
     train(model, sgd(model), loss=lambda outputs, labels: 0 * outputs.mean())
 
 
+def optimizer_of_another_model():
+    model = DDP(start_with_network())
+    train(model, sgd(network()))
+
+
 def optimizer_before_sharding():
     model = start_with_network()
     optimizer = sgd(model)
@@ -383,7 +459,7 @@ def rank_1_ends_early():
         optimizer.step()
 
 
-# Trainings that agree.py cannot judge.
+# Trainings that agree cannot judge.
 
 def updates_by_hand():
     model = start_with_network()
@@ -396,7 +472,7 @@ def updates_by_hand():
 
 
 def run_rank(rank):
-    raise AssertionError("agree.py must not let a script start ranks")
+    raise AssertionError("agree must not let a script start ranks")
 
 
 def starts_its_ranks():

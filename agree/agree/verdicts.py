@@ -1,4 +1,4 @@
-"""Judges the reports of all ranks: returns the lines of agree.py's table, and the findings."""
+"""Judges the reports of all ranks: returns the lines of agree's table, and the findings."""
 
 import math
 import sys
@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from itertools import combinations
+from operator import itemgetter
 from statistics import median
 
-from .messages import FIXES, SYMPTOMS
+from .messages import SYMPTOMS, find_fix
 
 # Relative tolerances
 GRADIENT_TOLERANCE = 1e-3  # for fp32 in another order of summation; mistakes exceed 0.1
@@ -19,6 +20,7 @@ NEGLIGIBLE = 1e-6  # a tensor's gradient below this share of the largest counts 
 
 say = partial(print, file=sys.__stdout__)  # even if the script redirects sys.stdout
 
+NOTHING_WRONG, NOT_CHECKED = "nothing wrong was found", "not checked: see the note"
 CAUSES = {  # {finding: its possible causes}; a finding is hidden if one of its causes was found
     "weights": {"alone"},
     "apart": {"alone", "own gradients", "part", "one rank's", "other gradients", "not finite"},
@@ -494,7 +496,7 @@ def judge_data(reports):
                  "seen: labels or dropout may differ")
     if not text:
         add_note(findings, "without a DataLoader, and without tensors or lists among a model's "
-                 "arguments, agree.py cannot tell whether the ranks share samples")
+                 "arguments, agree cannot tell whether the ranks share samples")
     return [("data", text or "no DataLoader, no batch: not seen")], findings
 
 
@@ -539,8 +541,8 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
                        for key in ("process_group", "horovod", "wrappers", "mpi"))
     if not communicates and findings.keys() & {"own gradients", "same data"}:
         findings["alone"] = "no process group of torch.distributed, no Horovod"
-    notes += [f"not seen: {hook}, because of {problem}"
-              for hook, problem in reports[0]["failed_hooks"].items()]
+    notes += {f"not seen: {hook}, because of {problem}": None
+              for report in reports for hook, problem in report["failed_hooks"].items()}
     shown = {key: details for key, details in findings.items()
              if not CAUSES.get(key, set()) & findings.keys()}
     if notes:
@@ -605,8 +607,8 @@ def describe_without_steps(reports: list[dict]) -> str:
 
 # Output.
 
-def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> None:
-    """Print the table, a line per finding, and the verdict."""
+def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> str:
+    """Print the table, a line per finding, and the verdict; return the verdict."""
     note = findings.pop("note", "")
     if all(reports):
         nodes = plural(len({report["host"] for report in reports}), "node")
@@ -620,7 +622,11 @@ def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> 
     if note:
         say(f"note: {note}")
     for key, details in findings.items():
-        fix = next(text for applies, text in FIXES[key] if applies(reports))
+        fix = find_fix(key, reports[0])
         say(f"WRONG: {key}: {SYMPTOMS[key]} ({details}). To do: {fix}")
-    verdict = f"wrong: {listed(sorted(findings))}" if findings else "nothing wrong was found"
+    if findings:
+        verdict = f"wrong: {listed(sorted(findings))}"
+    else:
+        verdict = NOT_CHECKED if any(map(itemgetter("failed_hooks"), reports)) else NOTHING_WRONG
     say(f"verdict: {verdict}", flush=True)
+    return verdict

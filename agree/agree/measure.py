@@ -1,26 +1,33 @@
 """Measures a training step on one rank: seconds, samples, and bytes of gradients."""
 
+import json
 import statistics
 import time
-from collections.abc import Callable
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
 from .hooks import never_raise, wrap_method
+from .session import EXIT_NOT_CHECKED, EXIT_NOTHING_WRONG, leave, say
 
 WARM_UP = 5  # steps that are not timed: the first ones compile, choose algorithms, fill caches
 
 
 class StepTimer:
-    """Hooks that time a script's steps, and call on_finish() after WARM_UP + `steps` of them.
+    """Hooks that time WARM_UP + `steps` of a script's steps; replaces a Session for --results.
 
     Steps of the first optimizer that takes one are counted, and gradients of all optimizers.
     """
 
-    def __init__(self, steps: int, on_finish: Callable[[], None]):
-        self.steps, self.on_finish = steps, on_finish
+    rank = 0
+
+    def __init__(self, name: str, steps: int, results: str):
+        try:
+            self.file = open(results, "a")  # now, because the script may change the folder
+        except OSError as problem:
+            raise SystemExit(f"--results: cannot write {results}: {problem.strerror}") from None
+        self.name, self.steps = name, steps
         self.optimizer = None  # the one whose steps are counted
         self.step_ends = []  # in seconds, or as events on a GPU
         self.device = torch.device("cpu")
@@ -72,13 +79,26 @@ class StepTimer:
         elif len(self.step_ends) == WARM_UP:
             self.input_hook.remove()
         elif len(self.step_ends) == WARM_UP + self.steps:
-            self.on_finish()
+            self.finish()
 
     def now(self):
         if self.device.type == "cpu":
             return time.perf_counter()
         gpus = torch.get_device_module(self.device.type)
         return gpus.current_stream().record_event(gpus.Event(enable_timing=True))
+
+    def finish(self, end="steps", problem=""):
+        """Print the step time, append it to the file of --results, and exit."""
+        record = self.record()
+        if not record:
+            say(f"agree: {problem or 'too few steps of a PyTorch optimizer to time them'}")
+            leave(None, 0, 1, EXIT_NOT_CHECKED)
+        say(f"{self.name}: {record['steps']} steps on one rank, {record['device']}: "
+            f"{record['step_seconds']:.4f} s per step (median), {record['batch_size']:,} samples, "
+            f"{record['gradient_bytes']:,} bytes of gradients")
+        with self.file:
+            self.file.write(json.dumps({"chapter": self.name} | record) + "\n")
+        leave(None, 0, 1, EXIT_NOTHING_WRONG, finalize=True)
 
     def record(self) -> dict | None:
         """Return a record as a chapter's --results writes it; None if there are too few steps."""

@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from . import frames, hooks
+from . import frames, hooks, private_names
 from .data import Data
 from .fingerprints import PROJECTIONS, gradient_projections, local_part, parameter_state
 from .hooks import never_raise, wrap_method
@@ -34,7 +34,7 @@ class Observer:
     optimizer's step number `steps` + 1.
     """
 
-    def __init__(self, script: str, steps: int, on_finish: Callable[[], None]):
+    def __init__(self, script: str, steps: int, on_finish: Callable[..., None]):
         self.script, self.steps, self.on_finish = script, steps, on_finish
         self.data = Data()
         self.names = {}  # {parameter: its name}
@@ -148,6 +148,9 @@ class Observer:
             return
         if wrapper not in self.record["wrappers"]:
             self.record["wrappers"].append(wrapper)
+            problem = private_names.problem(wrapper)
+            if problem:
+                self.on_finish("died", problem)
         if wrapper == "DDP":
             self.record["comm_hook"] = part._get_ddp_logging_data().get("comm_hook", "")
         elif wrapper == "DeepSpeed":
@@ -255,7 +258,8 @@ class Observer:
         first = next(iter(known.values()), "")
         kind = type(optimizer).__name__
         self.optimizer_names[id(optimizer)] = f"{kind} of {first or len(parameters)}"
-        if hasattr(optimizer, "_allreduce_delay") and "Horovod" not in self.record["wrappers"]:
+        is_horovod = type(optimizer).__module__ == "horovod.torch.optimizer"
+        if is_horovod and "Horovod" not in self.record["wrappers"]:
             self.record["wrappers"].append("Horovod")
         for number, parameter in enumerate(parameters):
             if id(parameter) not in self.hooked_ids and parameter.requires_grad:

@@ -1,0 +1,1 @@
+"""Tells whether the ranks of a PyTorch script train one model: see README.md."""

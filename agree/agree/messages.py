@@ -1,0 +1,97 @@
+"""The messages: what each finding means, and what to do."""
+
+
+SYMPTOMS = {
+    "alone": "each rank trains by itself: there are as many trainings as ranks",
+    "weights": "the ranks train different weights from the beginning",
+    "apart": "the ranks' weights drift apart",
+    "nothing trains": "no weight has changed",
+    "own gradients": "each rank uses its own gradients: there are as many trainings as ranks",
+    "part": "some parameters' gradients are averaged, others are each rank's own",
+    "one rank's": "all ranks use one rank's gradients or weights: the others' samples are lost",
+    "sum": "the gradients are summed, not averaged: as many times too large as there are ranks",
+    "twice": "the gradients are averaged twice: as many times too small as there are ranks",
+    "not finite": "gradients are infinite or not a number",
+    "other gradients": "the optimizer's gradients are neither the mean over the ranks nor any "
+                       "rank's own",
+    "same data": "all ranks train on the same samples",
+    "overlap": "ranks train on other ranks' samples, too",
+    "sampler": "the sampler's num_replicas differs from the world size",
+    "order": "two epochs have the same order",
+    "steps": "some ranks have taken fewer optimizer steps than others",
+    "one GPU": "several ranks are on one GPU",
+    "hang": "the ranks wait for each other forever",
+    "sequence": "the ranks call different collectives",
+}
+
+# {finding: {trait of the script: what to do}}; the first trait that the script has is shown.
+FIXES = {
+    "alone": {
+        "": "init_process_group() and DistributedDataParallel(model). If the script has both, it "
+            "does not know its launcher: start it with torchrun"},
+    "weights": {
+        "DDP": "wrap the model when it is complete, and change no weight after that",
+        "horovod": "hvd.broadcast_parameters(model.state_dict(), 0) before step 1",
+        "": "broadcast rank 0's parameters before step 1, as DistributedDataParallel does"},
+    "apart": {
+        "": "the same optimizer, learning rate and loaded state on all ranks; no random change of "
+            "the weights"},
+    "nothing trains": {
+        "": "give the optimizer the parameters of the model that is called, after it was wrapped, "
+            "sharded or moved; make sure the loss depends on them"},
+    "own gradients": {
+        "step within backward": "call step() after backward(): during backward() the gradients are "
+                                "not averaged yet",
+        "DDP": "call the wrapped model, not the one inside; exit no_sync() before the last "
+               "backward of a step",
+        "horovod": "call step() of hvd.DistributedOptimizer(optimizer)",
+        "": "call a model that DistributedDataParallel wraps, or all-reduce the gradients"},
+    "part": {
+        "DDP": "wrap every model that is trained, when it is complete, and call the wrappers: "
+               "ddp(x), not ddp.module(x)",
+        "": "all-reduce the gradients of all parameters"},
+    "one rank's": {"": "all-reduce the gradients, and divide by the number of ranks"},
+    "sum": {"": "divide by the number of ranks, or use op=AVG"},
+    "twice": {"": "divide once: DDP and Horovod have averaged already"},
+    "not finite": {
+        "": "look at these ranks' loss: a division by 0, sqrt or log of 0, an overflow, too high a "
+            "learning rate"},
+    "other gradients": {
+        "": "average first (exit no_sync() before the last backward of a step); then clip, unscale "
+            "or change gradients, on all ranks alike; GradScaler: one scale for all"},
+    "same data": {
+        "no loader": "shard the rows, order[rank::world_size] of one permutation, or draw them "
+                     "with a seed that differs by rank, set after the model is wrapped",
+        "stream": "shard the stream: split_dataset_by_node(data, rank, world_size) of Hugging "
+                  "Face, or islice(stream, rank, None, world_size); then shard it over workers",
+        "WeightedRandomSampler": "give the sampler another seed on each rank: "
+                                 "generator=torch.Generator().manual_seed(seed + rank)",
+        "": "shard the data: DistributedSampler(data) instead of shuffle=True"},
+    "overlap": {
+        "": "DistributedSampler(data) instead of shuffle=True, and set_epoch() on every rank; one "
+            "seed on all ranks for a split of the data"},
+    "sampler": {
+        "horovod": "DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())",
+        "": "DistributedSampler(data), created after init_process_group()"},
+    "order": {"": "sampler.set_epoch(epoch) at the start of each epoch"},
+    "steps": {"": "give all ranks the same number of batches"},
+    "one GPU": {"": "torch.cuda.set_device(local_rank) before the model is moved"},
+    "hang": {"": "all ranks must make the same calls in the same order: look at these lines"},
+    "sequence": {
+        "": "let all ranks make this call: outside of `if rank == 0`, with the same number of "
+            "batches, and with the same parts of the model (find_unused_parameters=True)"},
+}
+
+
+def find_fix(finding: str, report: dict | None) -> str:
+    """Return what to do about a finding, given a rank's report, or None if it has not reported."""
+    traits = {""}
+    if report:
+        loaders = report["loaders"]
+        traits |= {*report["wrappers"], *(loader["sampler"] for loader in loaders)}
+        traits |= {"horovod"} if report["horovod"] else set()
+        traits |= {"stream"} if any(loader["stream"] for loader in loaders) else set()
+        traits |= set() if loaders else {"no loader"}
+        if any(step["within backward"] for step in report["steps"]):
+            traits.add("step within backward")
+    return next(text for trait, text in FIXES[finding].items() if trait in traits)

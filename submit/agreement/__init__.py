@@ -1,1 +1,0 @@
-"""What submit/agree.py sees of a training, and what it concludes."""
