@@ -126,7 +126,7 @@ def test_a_failure_within_run_is_reported(tmp_path):
     script = copy_and_edit(
         "03_ddp", tmp_path, ("    for epoch in range(5):", "    raise ValueError\n    while True:"),
         name="your_script_ddp.py")
-    result = run_command([*MPIEXEC, script], timeout=90, env=CHECKOUT)
+    result = run_command([*MPIEXEC, script], timeout=180, env=CHECKOUT)
     assert result.code == 2 and "ended with exit code 1" in result.err, result.err
 
 
