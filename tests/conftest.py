@@ -193,10 +193,14 @@ def load_module(path):
 def copy_and_edit(source, target, *changes, name="main.py"):
     """Copy a folder of this repository and replace (old, new) texts in one file. Return its path.
 
-    Each old text must occur exactly once.
+    source: the folder, or a file of it such as 02_horovod/main_tf.py, which is then the one that
+    is edited. Each old text must occur exactly once.
     """
+    folder = ROOT / source
+    if folder.suffix == ".py":
+        folder, name = folder.parent, folder.name
     target.mkdir(exist_ok=True)
-    for path in (ROOT / source).iterdir():
+    for path in folder.iterdir():
         if path.suffix in (".py", ".json"):
             shutil.copy(path, target)
     shutil.copytree(ROOT / "workshop", target / "workshop",

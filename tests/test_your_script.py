@@ -63,9 +63,9 @@ def test_the_conversion_trains_as_the_ordinary_script(baseline_run, tmp_path):
 @skip_without("02_horovod")
 def test_tensorflow_script_trains_alike_on_one_and_two_ranks(tmp_path):
     script = copy_and_edit(
-        "02_horovod", tmp_path, ("hvd.init()", "hvd.init()\nkeras.config.set_floatx"
-        "('float64')"), ("range(5)", "range(2)"), (":.4f}, test", ":.12f}, test"),
-        name="your_script_tf.py")
+        "02_horovod/your_script_tf.py", tmp_path,
+        ("hvd.init()", "hvd.init()\nkeras.config.set_floatx('float64')"),
+        ("range(5)", "range(2)"), (":.4f}, test", ":.12f}, test"))
     results = [forked.run([script], ranks, environment(), timeout=120, cwd=tmp_path)
                for ranks in (1, 2)]
     one_rank, two_ranks = [re.findall(r"loss (\S+), test accuracy (\S+)", result.out)
