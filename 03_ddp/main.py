@@ -58,8 +58,8 @@ def main():
     if rank == 0:
         dist.barrier()
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)
     test_batches = DataLoader(test, batch, sampler=range(rank, len(test), world_size), **options)

@@ -24,6 +24,12 @@ def load():
     return random_split(TensorDataset(images, torch.tensor(labels)), [1437, 360])
 
 
+def gather(value):  # DDP: the values of all ranks, on every rank
+    values = [None] * dist.get_world_size()  # DDP
+    dist.all_gather_object(values, value)  # DDP: every rank has to call it
+    return values  # DDP
+
+
 def main():
     rank, world_size, local_rank = find_ranks()  # DDP: under any launcher
     device, backend = torch.device("cpu"), "gloo"  # DDP: the library that connects CPUs
@@ -63,10 +69,9 @@ def main():
             loss.backward()
             optimizer.step()
             loss_sum += loss.item()
-        mean = torch.tensor(loss_sum / len(train_loader) / world_size)  # DDP: a part of the mean
-        dist.all_reduce(mean)  # DDP: the sum over the ranks
+        loss_sum = sum(gather(loss_sum)) / world_size  # DDP: the mean over the ranks
         if rank == 0:  # DDP
-            print(f"epoch {epoch + 1}: loss {mean:.4f}", flush=True)
+            print(f"epoch {epoch + 1}: loss {loss_sum / len(train_loader):.4f}", flush=True)
 
     model.eval()
     correct = 0
@@ -74,8 +79,7 @@ def main():
         for images, labels in test_loader:
             images, labels = images.to(device), labels.to(device)
             correct += (model(images).argmax(1) == labels).sum().item()
-    correct = torch.tensor(correct)  # DDP
-    dist.all_reduce(correct)  # DDP: the sum over the ranks: each image counts once
+    correct = sum(gather(correct))  # DDP: summed over ranks: each image counts once
     if rank == 0:  # DDP: one rank saves model, not ddp: no "module." in the names
         print(f"test accuracy {correct / len(test):.4f}")
         torch.save(model.state_dict(), "digits.pt")

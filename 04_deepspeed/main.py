@@ -66,8 +66,8 @@ def main():
     deepspeed = import_deepspeed(device, config)
     compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)
     test_batches = DataLoader(test, batch, sampler=range(rank, len(test), world_size), **options)

@@ -303,7 +303,7 @@ def measure_all_reduces(store, rank, world_size, seconds):
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("--timeout", type=float, default=60,
                         help="seconds to wait for other ranks (60)")
     parser.add_argument("--results", metavar="FILE",

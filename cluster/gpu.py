@@ -187,7 +187,7 @@ def format_record(record):
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART",
                         help=f"parts to run (all): {', '.join(PARTS)}")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

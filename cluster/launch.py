@@ -8,7 +8,9 @@ A job is a command with all processes that it starts, such as the ranks of an mp
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -39,6 +41,14 @@ def rank_command(program: str | Path, ranks: int, *flags: object, torchrun: bool
 def rank_environment() -> dict[str, str]:
     """Return environment variables for ranks that share the cores: one thread per rank."""
     return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    """Return a free port below the range that the system uses for outgoing connections."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 30000)
+        with suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def install_problem(chapter: str) -> str | None:

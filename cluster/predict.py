@@ -103,7 +103,7 @@ def model_errors():
 
 
 def parse_args():
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("run", type=Path, help="records of a training on one GPU or one node")
     add("--site", metavar="NAME", help="describe the nodes by a file of submit/sites, or by a path")

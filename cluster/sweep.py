@@ -154,7 +154,7 @@ def parse_args():
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     usage = "%(prog)s batch|weak|strong ... [options] [-- FLAGS of main.py]"
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False, usage=usage)
+    parser = Parser(__doc__, usage=usage)
     add = parser.add_argument
     add("studies", nargs="+", choices=("batch", "weak", "strong"))
     add("--chapters", nargs="+", default=["03_ddp"], help="folders with a main.py (03_ddp)")

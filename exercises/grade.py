@@ -35,7 +35,7 @@ def grade(folder, file):
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("number", type=int, choices=sorted(FOLDERS), help="number of the exercise")
     parser.add_argument("--file", type=Path, help="grade this file, not the folder's exercise.py")
     args = parser.parse_args()

@@ -20,8 +20,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cluster.launch import finish_job, start_job
-from workshop.ranks import free_port
+from cluster.launch import finish_job, free_port, start_job
 
 PROGRAMS = Path(__file__).with_name("programs")
 GRACE_PERIOD = 10  # seconds in which the other ranks must end after a failure

@@ -7,13 +7,13 @@ compares with a plain loop.
 import json
 import re
 
-import forked
 import pytest
 import torch
 from conftest import BIN, GLOBAL_BATCH, ROOT, case, copy_and_edit, run, run_command, train
 from sklearn.datasets import load_digits
 from tolerances import FP64, TIES, assert_close, assert_far_apart, distance
 
+from cluster.launch import free_port
 from tools.measuring.parameters import parameters
 
 EPOCHS = 5
@@ -156,7 +156,7 @@ def test_deepspeed_resumes_on_another_number_of_ranks(smooth_baseline, tmp_path)
 
 def test_deepspeed_launcher_trains_as_mpiexec_does(tmp_path):
     flags = "--global-batch-size", GLOBAL_BATCH, "--epochs", 1, "--checkpoint"
-    result = run_command([BIN / "deepspeed", "--num_gpus", 2, "--master_port", forked.free_port(),
+    result = run_command([BIN / "deepspeed", "--num_gpus", 2, "--master_port", free_port(),
                           ROOT / DEEPSPEED / "main.py", *flags, tmp_path / "c"])
     assert result.code == 0 and "ranks: 2," in result.out, result.err
     by_mpiexec = train(DEEPSPEED, 2, tmp_path / "by mpiexec", "--epochs", 1)

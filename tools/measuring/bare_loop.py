@@ -31,7 +31,7 @@ def make_network(name: str, channels: int, side: int) -> nn.Module:
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("--dataset", choices=IMAGE_SIDES, default="digits")
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")

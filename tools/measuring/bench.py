@@ -75,7 +75,7 @@ def table(section, records):
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("--sections", nargs="+", type=int, choices=SECTIONS, default=[*SECTIONS])
     sections = [section for section in parser.parse_args().sections
                 if not install_problem(SECTIONS[section][1][0])]

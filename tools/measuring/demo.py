@@ -201,7 +201,7 @@ def plan():
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results",
                         help="folder for records and figure (default: results)")
     folder = parser.parse_args().folder

@@ -54,7 +54,7 @@ def measure(folder, way, ranks, repeat):
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "reading_data" / "data")
     folder = parser.parse_args().folder.resolve()
     plan = [{"way": way, "ranks": ranks, "repeat": repeat}

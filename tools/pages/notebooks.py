@@ -61,7 +61,7 @@ def shrink(notebook: nbformat.NotebookNode) -> None:
 
 
 def main() -> None:
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all")
     for path in parser.parse_args().notebooks or notebooks():
         if not os.path.isfile(path) or path.suffix != ".ipynb":
