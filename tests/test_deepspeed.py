@@ -22,20 +22,15 @@ def test_gradients_are_not_clipped(chapter):
 @pytest.mark.check
 @pytest.mark.parametrize(("text", "message"), [
     ("[]", "has to be {"), ("{'a': 1}", "line 1"),
-    ('{"gradient_clipping": 0, "gradient_clipping": 1}', "gradient_clipping appears twice"),
-    ('{"optimizer": {}, "scheduler": {}}', "optimizer .main.py creates it., scheduler .main.py"),
-    ('{"train_batch_size": 64}', "--batch-size"), ('{"gradient_cliping": 0}', "gradient_cliping"),
-    ('{"amp": {}, "data_types": {}, "steps_per_print": 1}', "amp, data_types, steps_per_print"),
-    ('{"torch_autocast": {"enabled": true}}', "torch_autocast .*--precision bf16"),
-    ('{"bf16": true}', "bf16 cannot be true"), ('{"zero_optimization": true}', "cannot be true"),
-    ('{"bf16": {"enabled": "auto"}}', 'bf16: "auto"'), ('{"gradient_clipping": "auto"}', '"auto"'),
-    ('{"bf16": {"enabled": "false"}}', "bf16: enabled has to be true or false"),
+    ('{"optimizer": {}, "scheduler": {}}', "remove optimizer, scheduler"),
+    ('{"train_batch_size": 64}', "remove train_batch_size.*flags"),
+    ('{"gradient_cliping": 0}', "gradient_cliping"),
+    ('{"bf16": true}', "bf16 cannot be true"), ('{"gradient_clipping": "auto"}', '"auto"'),
+    ('{"bf16": {"enabled": "false"}}', "bf16 cannot be .*false"),
     ('{"bf16": {"bf16_master_weights_and_grads": true}}', "bf16_master_weights_and_grads"),
     ('{"fp16": {"enabled": true}}', "fp16 needs a GPU"),
     ('{"fp16": {"enabled": true}, "bf16": {"enabled": true}}', "remove bf16 and fp16"),
     ('{"gradient_accumulation_steps": 0}', "steps has to be 1 or more"),
-    ('{"gradient_accumulation_steps": "2"}', "steps cannot be .2."),
-    ('{"gradient_clipping": NaN}', "gradient_clipping has to be 0 or more"),
     ('{"zero_optimization": {"stage": 3}}', "chapter 5")])
 def test_keys_and_values_without_their_effect_are_refused(text, message, tmp_path):
     with pytest.raises(SystemExit, match=f"^ds_config.json: .*{message}"):
