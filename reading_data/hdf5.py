@@ -6,7 +6,6 @@
 The first run creates the file. Each run prints images/s of the second epoch.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,8 @@ import h5py
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from workshop.flags import Parser
 
 SIDE, BATCH = 64, 64  # pixels; images per step and rank
 
@@ -50,7 +51,7 @@ def make_file(path: Path, images: int) -> None:
 def main():
     from read_data import abort, world  # here, because each worker imports this file
     sys.excepthook = abort
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--workers", type=int, default=1, help="DataLoader workers per rank (1)")
     parser.add_argument("--images", type=int, default=4096, help="images in the file (4096)")
     parser.add_argument("--folder", type=Path, default=Path("data"), help="its folder (data)")

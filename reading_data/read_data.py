@@ -7,7 +7,6 @@ own file, or a preloaded part, has no others. So all ways deliver the same bytes
 A run reads the epoch twice: cold (page cache dropped) and warm (page cache filled). Linux only.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -19,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
+
+from workshop.flags import Parser
 
 world = MPI.COMM_WORLD
 SIZE, BATCH = 3 * 32 * 32, 64  # bytes per image, images per step and rank
@@ -123,12 +124,14 @@ def abort(*exception):
 
 def main():
     sys.excepthook = abort
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--way", choices=WAYS, required=True)
     parser.add_argument("--folder", type=Path, default=Path("data"), help="of the images (data)")
     parser.add_argument("--images", type=int, default=8_192, help="64 * ranks * steps (8192)")
     parser.add_argument("--results", type=Path, metavar="FILE", help="append one JSON line")
     args = parser.parse_args()
+    if args.images < 1 or args.images % (BATCH * world.size):
+        parser.error(f"--images has to be a multiple of {BATCH * world.size}")
 
     generator = np.random.default_rng(0)
     images = generator.integers(256, size=(args.images, SIZE), dtype=np.uint8)
