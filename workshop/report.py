@@ -24,7 +24,7 @@ class Report:
 
     def __init__(self, args, rank=0, **record):
         self.args, self.rank, self.record = args, rank, record
-        self.step_seconds, self.gpu = [], None  # gpu: the module torch.cuda or torch.xpu
+        self.step_seconds, self.gpu = [], None  # gpu: the module torch.cuda
         self.profiler = None
         if record["device"] != "cpu" and "tensorflow" not in sys.modules:
             self.gpu = sys.modules["torch"].get_device_module(record["device"])
