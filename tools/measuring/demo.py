@@ -9,8 +9,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -77,7 +75,7 @@ def train(folder: Path, chapter: str, name: str, ranks: int, flags: str,
     baseline_file = folder / "demo.parameters" / f"{against or name}.npy"
     difference = speed_up = None
     others = psutil.cpu_percent(0.3) / 100
-    with tempfile.TemporaryDirectory() as temporary, heartbeat(f"{name}, {ranks} rank(s)"):
+    with tempfile.TemporaryDirectory() as temporary:
         checkpoint = Path(temporary, "checkpoint")
         checkpoint_flags = ["--checkpoint", checkpoint] if "fp64" in flags else []
         record = run_chapter(chapter, ranks, *flags.split(), *checkpoint_flags)
@@ -90,24 +88,6 @@ def train(folder: Path, chapter: str, name: str, ranks: int, flags: str,
         if (baseline_row["name"], baseline_row["ranks"]) == (against, 1):
             speed_up = record["images_per_second"] / baseline_row["images_per_second"]
     return record | {"speed_up": speed_up, "difference": difference, "others": others}
-
-
-@contextmanager
-def heartbeat(label: str):
-    """Print the elapsed time every ten seconds."""
-    finished = threading.Event()
-
-    def print_elapsed():
-        seconds = 0
-        while not finished.wait(10):
-            seconds += 10
-            show(f"  ({label}: {seconds} s)")
-
-    threading.Thread(target=print_elapsed, daemon=True).start()
-    try:
-        yield
-    finally:
-        finished.set()
 
 
 def show(text: str) -> None:

@@ -1,13 +1,11 @@
 """Draw the pages' figures from records, into assets/figures."""
 
-import json
-
 import pandas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from cluster.records import FIGURES as FOLDER
-from cluster.records import RECORDS, read_records
+from cluster.records import read_records
 from tools import style
 from tools.measuring import demo, reading
 from tools.measuring.zero import ROLES, total
@@ -127,25 +125,8 @@ def scaling():
     return figure
 
 
-def trace():
-    """Draw when the CPU launches three steps of chapter 1 and when the GPU computes them."""
-    record = json.loads((RECORDS / "trace_h200.json").read_text())
-    colors = (style.STEP["backward"], style.STEP["optimizer"], "#B2182B")
-    figure, axis = style.make_figure(3.2, 1, 1)
-    for row, step, start, end in record["steps"]:
-        y = ["GPU", "CPU"].index(row)
-        axis.barh(y, (end - start) / 1000, 0.6, start / 1000, color=colors[int(step) % 3])
-        axis.annotate(f"step {step}", ((start + end) / 2000, y), ha="center", va="center",
-                      color="white")
-    axis.set(yticks=[0, 1], yticklabels=["GPU computes", "CPU launches"], xlabel="milliseconds")
-    style.add_title_and_legend(figure, "The CPU runs ahead, and the GPU never waits", {})
-    style.add_footer(
-        figure, "ResNet-50, 224 pixels, 256 images per batch, TF32, on one NVIDIA H200")
-    return figure
-
-
 FIGURES = {
-    "zero.png": zero, "batch_size.png": batch_size, "scaling.png": scaling, "trace.png": trace,
+    "zero.png": zero, "batch_size.png": batch_size, "scaling.png": scaling,
     "demo.png": lambda: demo.draw(read_records("demo.jsonl")),
     "read_data.png": lambda: reading.draw(pandas.DataFrame(read_records("read_data.jsonl")))}
 
