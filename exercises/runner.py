@@ -195,6 +195,24 @@ def record_calls() -> list:
     return calls
 
 
+def horovodrun_variables(ranks: int) -> tuple:
+    """Start a rendezvous server. Return it, and for each rank what horovodrun --gloo sets."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer()
+    port = server.start()
+    slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
+    server.init(slots)
+    variables = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
+                 "HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+                 "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+    names = ("hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    return server, [
+        variables | {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}
+        for slot in slots]
+
+
 def load_exercise(file: Path) -> SimpleNamespace:
     """Run the learner's file; return its global names as attributes."""
     return SimpleNamespace(**runpy.run_path(str(file)))
@@ -203,6 +221,12 @@ def load_exercise(file: Path) -> SimpleNamespace:
 def flatten(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return one vector with the elements of all tensors."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def flatten_gradients(model: torch.nn.Module) -> torch.Tensor:
+    """Return all gradients as one vector, with zeros for a parameter that has none."""
+    return flatten(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                   for parameter in model.parameters())
 
 
 def is_close(value: object, expected: torch.Tensor) -> bool:

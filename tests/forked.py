@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from cluster.launch import finish_job, free_port, start_job
+from exercises.runner import horovodrun_variables
 
 PROGRAMS = Path(__file__).with_name("programs")
 GRACE_PERIOD = 10  # seconds in which the other ranks must end after a failure
@@ -49,24 +50,6 @@ def torchrun_variables(ranks):
     variables = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
                  "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "forked"}
     return [variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-
-
-def horovodrun_variables(ranks, stack):
-    """Start a rendezvous server, which the stack stops. Return horovodrun's variables per rank."""
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.http.http_server import RendezvousServer
-
-    server = RendezvousServer()
-    port = server.start()
-    stack.callback(server.stop)
-    slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
-    server.init(slots)
-    variables = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
-                 "HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-                 "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
-    names = ("hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-    return [variables | {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}
-            for slot in slots]
 
 
 def wait_for_ranks(processes, timeout):
@@ -106,7 +89,8 @@ def run(arguments, ranks, env, timeout=300, cwd=None):
         patch.syspath_prepend(env.get("PYTHONPATH") or programs[0].parent)  # the ranks inherit it
         variables = [{}]
         if ranks > 1 and "import horovod" in text:
-            variables = horovodrun_variables(ranks, stack)
+            server, variables = horovodrun_variables(ranks)
+            stack.callback(server.stop)
         elif ranks > 1:
             variables = torchrun_variables(ranks)
         processes = []

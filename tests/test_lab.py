@@ -4,7 +4,6 @@ import os
 import re
 import sys
 from itertools import count
-from pathlib import Path
 
 import pytest
 from lab import Lab, needs_lab
@@ -36,20 +35,6 @@ def test_a_link_has_the_given_rate(lab):
         assert_close("rate of the lab's link", relative_rate - 1, LINK_RATE)
     # The ranks may be too slow to fill the fast link, so only the slow one is checked.
     assert_close("rate of the lab's link", 1 - relative_rate, LINK_RATE)
-
-
-@needs_lab
-def test_each_node_has_its_name_address_and_memory(lab, tmp_path):
-    lab("up", 2)
-    for node in "nid1", "nid2", "login":
-        assert lab("on", node, "hostname").out == f"{node}\n"
-    assert "10.77.0.2/24" in lab("on", "nid2", "ip", "-brief", "address", "show", "eth0").out
-    shared_file = Path("/dev/shm", tmp_path.name)  # no other test uses this name
-    lab("on", "nid2", "touch", shared_file)
-    assert not lab("on", "nid1", "ls", "/dev/shm").out and not shared_file.exists()
-    lab("on", "nid1", "sh", "-c", "exit 7", code=7)
-    hosts = lab("run", "-n", 3, "--ppn", 2, "hostname").out.split()
-    assert sorted(hosts) == ["nid1", "nid1", "nid2"]
 
 
 @pytest.mark.fault

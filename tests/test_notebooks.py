@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from conftest import ROOT, tracked_files
 from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell
 
 from tools.notebooks import ready
 from tools.pages import notebooks
@@ -72,22 +72,6 @@ def test_a_wrong_kernel_prints_the_command_to_run():
     result = subprocess.run(command, capture_output=True, text=True)
     assert re.match(r"No module named matplotlib.*make setup && .*jupyter lab\n", result.stderr)
     assert result.returncode == 1  # so the next cell fails: it cannot import tools
-
-
-def test_a_slider_redraws_the_figure():
-    notebook = new_notebook(cells=[
-        new_code_cell("%run ../tools/notebooks/ready.py"),
-        new_code_cell("from matplotlib import pyplot as plt\n"
-                      "from tools.notebooks.controls import interact, make_slider\n"
-                      "slider = make_slider('inches', 2, 3)\n"
-                      "interact(lambda width: plt.subplots(figsize=(width, 2))[0], width=slider)"),
-        new_code_cell("slider.value = 3")])
-    resources = {"metadata": {"path": str(ROOT / "03_ddp")}}
-    NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
-    images = [output.metadata["image/png"] for output in notebook.cells[1].outputs
-              if "image/png" in output.get("metadata", {})]
-    assert images == [{"width": 3 * 96, "height": 2 * 96}]
-    assert not notebook.cells[2].outputs
 
 
 @pytest.mark.parametrize("name", [

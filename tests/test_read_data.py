@@ -4,7 +4,7 @@ import re
 import sys
 
 import pytest
-from conftest import BIN, ROOT, copy_and_edit, read_records, run_command
+from conftest import BIN, ROOT, read_records, run_command
 
 from tools.measuring.reading import WAYS
 
@@ -35,16 +35,6 @@ def test_each_node_has_its_own_readers(tmp_path):
     """MPICH is told to treat even and odd ranks as two nodes."""
     result = read("readers", tmp_path, ranks=4, env={"MPIR_CVAR_NUM_CLIQUES": "2"})
     assert result.code == 0 and "each image once" in result.out, result.err
-
-
-@pytest.mark.parametrize(("way", "old", "new"), [
-    ("readers", "order[member, step]", "order[0, step]"),  # all ranks get the same batch
-    ("mpi-io", "[buffer[step], 1, in_memory]", "buffer[step]"),  # in ascending order
-    ("files", "images[world.rank::world.size]", "images[0::world.size]")])
-def test_broken_copies_are_detected(way, old, new, tmp_path):
-    program = copy_and_edit("reading_data", tmp_path / "copy", (old, new), name="read_data.py")
-    result = read(way, tmp_path, program=program)
-    assert result.code and "an image is missing, duplicated or misplaced" in result.err, result.err
 
 
 def test_a_dataloader_with_workers_reads_hdf5_on_two_ranks(tmp_path):

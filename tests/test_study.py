@@ -1,6 +1,5 @@
 """A killed study resumes: it does each run once, and the published file is complete."""
 
-import json
 import subprocess
 import sys
 import time
@@ -9,7 +8,7 @@ import psutil
 import pytest
 from conftest import ROOT, read_records, run_command, wait_until
 
-from cluster import launch, records, study
+from cluster import launch
 
 STUDY = """
 import os, pathlib, signal, sys
@@ -38,35 +37,6 @@ def test_a_killed_study_resumes(tmp_path):
     assert [record["n"] for record in read_records(tmp_path / "begun")] == [1, 2, 3, 3, 4]
     assert read_records(tmp_path / "r.jsonl") == [{"n": n, "twice": 2 * n} for n in (1, 2, 3, 4)]
     assert not part.exists()
-
-
-@pytest.mark.check
-@pytest.mark.parametrize(("name", "problem", "message"), [
-    ("git", OSError("no space left"), "2: no space left"),
-    ("host", KeyboardInterrupt(), "^interrupted")])
-def test_partial_results_from_elsewhere_are_discarded(name, problem, message, tmp_path, capsys):
-    def measure(n):
-        raise problem
-
-    this_machine, part = records.describe_machine(), tmp_path / "r.jsonl.part"
-    records.append_records(part, {"n": 1} | this_machine)
-    with pytest.raises(SystemExit, match=f"(?s){message}.*completed runs are in .* to resume"):
-        study.run_study(tmp_path / "r.jsonl", [{"n": 1}, {"n": 2}], measure)
-    assert read_records(part) == [{"n": 1} | this_machine]
-    part.write_text(json.dumps(this_machine | {"n": 1, name: "another"}))
-    with pytest.raises(SystemExit):
-        study.run_study(tmp_path / "r.jsonl", [{"n": 1}], measure)
-    assert not part.exists() and f"discarded {part}" in capsys.readouterr().err
-
-
-@pytest.mark.check
-def test_a_failed_run_is_repeated(tmp_path):
-    path = tmp_path / "r.jsonl"
-    planned, two_records = {"n": 1}, [{"n": 1, "a": 1}, {"n": 1, "a": 2}]
-    assert study.run_unless_recorded(path, planned, lambda n: {"failed": "no end"})[0]["failed"]
-    assert study.run_unless_recorded(path, planned, lambda n: [{"a": 1}, {"a": 2}]) == two_records
-    assert study.run_unless_recorded(path, planned, lambda n: 1 / 0) == two_records
-    assert len(records.read_records(path)) == 3
 
 
 @pytest.mark.fault

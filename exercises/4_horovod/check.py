@@ -1,26 +1,10 @@
 """Checks for exercise 4: the same script with Horovod."""
 
 import torch
-from runner import NotRun
+from runner import NotRun, horovodrun_variables
 from scripts import MOMENTUM, build_model, check_data, check_training, run_script, same_tensors
 
-RANKS, LR, EPOCHS = 2, 0.05, 2
-
-
-def start_rendezvous():
-    """Start a rendezvous server; return the variables that horovodrun --gloo sets for each rank."""
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.http.http_server import RendezvousServer
-    slots = get_host_assignments(parse_hosts(f"localhost:{RANKS}"), RANKS)
-    server = RendezvousServer()
-    port = server.start()
-    server.init(slots)
-    common = {
-        "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "lo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
-    attributes = "hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"
-    return [common | {f"HOROVOD_{name.upper()}": getattr(slot, name) for name in attributes}
-            for slot in slots]
+LR, EPOCHS = 0.05, 2
 
 
 def checks(file):
@@ -34,7 +18,8 @@ def checks(file):
     for parameter in model.parameters():  # an earlier run's momentum
         optimizer.state[parameter]["momentum_buffer"] = 0.1 * torch.randn(parameter.shape)
     checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    results = run_script(file, start_rendezvous(), checkpoint)
+    _server, variables = horovodrun_variables(2)
+    results = run_script(file, variables, checkpoint)
     yield from check_data(results)
     yield "all ranks start with the parameters that rank 0 has loaded", all(
         same_tensors(result["start"], checkpoint["model"]) for result in results), (

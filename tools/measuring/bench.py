@@ -5,7 +5,6 @@
 Records: results/bench-SECTIONS.jsonl. After an interruption the same command resumes.
 """
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pandas
@@ -17,36 +16,29 @@ from workshop.flags import Parser
 
 REPEATS = 3  # of each pair: A B A B A B
 COMMON = "--device cpu --epochs 100"
-RESNET = "--dataset synthetic --model resnet18 --batch-size 64 --max-steps 35"
 CASES = {  # {name: flags}; the first 5 steps warm up
     "digits, cnn": "--dataset digits --model cnn --batch-size 64 --max-steps 155",
     "synthetic, cnn": "--dataset synthetic --model cnn --batch-size 64 --max-steps 105",
     "digits, resnet18": "--dataset digits --model resnet18 --batch-size 64 --max-steps 35"}
-PRECISIONS = {"synthetic, resnet18": RESNET, "the same in bf16": f"{RESNET} --precision bf16"}
-BARE_LOOP = "-m tools.measuring.bare_loop"  # arguments of python
-SECTIONS = {  # {number: (title, A, B, cases)}; A and B: (program, ranks, copies run at once)
+SECTIONS = {  # {number: (title, A, B)}; A and B: (program, ranks, copies run at once)
     1: ("Chapter 1 compared with a bare loop on one batch in memory",
-        ("01_single_node/main.py", 1, 1), (BARE_LOOP, 1, 1), CASES | PRECISIONS),
+        ("01_single_node/main.py", 1, 1), ("tools.measuring.bare_loop", 1, 1)),
     2: ("What synchronisation costs; B: two copies at once, their images/s added up",
-        ("03_ddp/main.py", 2, 1), ("01_single_node/main.py", 1, 2), CASES),
+        ("03_ddp/main.py", 2, 1), ("01_single_node/main.py", 1, 2)),
     5: ("Horovod compared with DDP, 2 ranks of one thread",
-        ("02_horovod/main.py", 2, 1), ("03_ddp/main.py", 2, 1), CASES),
+        ("02_horovod/main.py", 2, 1), ("03_ddp/main.py", 2, 1)),
     8: ("DeepSpeed's engine compared with DDP, 2 ranks of one thread",
-        ("04_deepspeed/main.py", 2, 1), ("03_ddp/main.py", 2, 1), CASES)}
+        ("04_deepspeed/main.py", 2, 1), ("03_ddp/main.py", 2, 1))}
 
 
 def measure(section, case, repeat, side):
     """Return the record of program A or B (the side); images/s is the sum over its copies."""
-    _, a, b, cases = SECTIONS[section]
+    _, a, b = SECTIONS[section]
     program, ranks, copies = a if side == "A" else b
-    if program == BARE_LOOP:
-        arguments = [sys.executable, *BARE_LOOP.split(), *cases[case].split()]
-    else:
-        arguments = [*rank_command(program, ranks), *cases[case].split(), *COMMON.split()]
+    arguments = rank_command(program, ranks, *CASES[case].split(), *COMMON.split())
     with ThreadPoolExecutor(copies) as pool:
-        runs = []
-        for records in pool.map(run_for_records, [arguments] * copies):
-            runs += records
+        runs = [record for records in pool.map(run_for_records, [arguments] * copies)
+                for record in records]
     total = sum(record["images_per_second"] for record in runs)
     return {"runs": runs, "images_per_second": total}
 
@@ -59,12 +51,11 @@ def median_and_range(values, format_spec):
 
 def table(section, records):
     """Return a section as text: title, commands, and for each case the images/s and A / B."""
-    title, a, b, cases = SECTIONS[section]
+    title, *programs = SECTIONS[section]
     lines = [f"{section}. {title}, {REPEATS} pairs, alternating: median (least..most)"]
-    for side, (program, ranks, _) in ("A", a), ("B", b):
-        common = "" if program == BARE_LOOP else f"{COMMON} "
-        lines.append(f"{side}: mpiexec -n {ranks} python {program} {common}FLAGS")
-    lines += [f"FLAGS of {case}: {flags}" for case, flags in cases.items()]
+    for side, (program, ranks, _) in zip("AB", programs):
+        lines.append(f"{side}: {program} on {ranks} ranks, {COMMON} FLAGS")
+    lines += [f"FLAGS of {case}: {flags}" for case, flags in CASES.items()]
     rows = []
     for case, runs in records[records["section"] == section].groupby("case", sort=False):
         pairs = runs.pivot(index="repeat", columns="side", values="images_per_second")
@@ -82,7 +73,7 @@ def main():
     results = ROOT / "results" / f"bench-{'-'.join(map(str, sections))}.jsonl"
     results.parent.mkdir(exist_ok=True)
     plan = [{"section": section, "case": case, "repeat": repeat, "side": side}
-            for section in sections for case in SECTIONS[section][-1]
+            for section in sections for case in CASES
             for repeat in range(REPEATS) for side in "AB"]
     records = pandas.DataFrame(run_study(results, plan, measure))
     host = describe_machine()
