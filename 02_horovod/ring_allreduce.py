@@ -15,7 +15,6 @@ import platform
 import statistics
 import sys
 import time
-from datetime import UTC, datetime
 
 import torch
 import torch.distributed as dist
@@ -116,20 +115,6 @@ def mpi(tensor, network):
 ALGORITHMS = (everyone_to_everyone, reduce_and_broadcast, ring, gloo, mpi)
 
 
-def connect() -> tuple[int, int]:
-    """Connect the ranks that mpiexec started, over gloo. Return rank and world size."""
-    launcher, _, world_size = find_launcher()
-    if world_size == 1 or launcher in ("torchrun", "srun"):  # without MPI
-        sys.exit("start two or more ranks with MPI: mpiexec -n 2 python ring_allreduce.py "
-                 "(the mpiexec next to python)")
-    from mpi4py import MPI  # noqa: F401  starts MPI, else find_ranks() would finalize it
-    rank, world_size, _ = find_ranks()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # the ranks share the cores of their node
-    dist.init_process_group("gloo")
-    return rank, world_size
-
-
 def measure(size, repeats):
     """Time all algorithms in turn, on a float32 tensor of `size` bytes; return their records.
 
@@ -157,12 +142,11 @@ def measure(size, repeats):
         network = networks[algorithm]
         rank_seconds, bytes_sent = zip(*gather((seconds[algorithm][WARM_UP:], network.bytes)))
         slowest = [max(run_seconds) for run_seconds in zip(*rank_seconds)]
-        counted = algorithm not in (gloo, mpi)
         records.append({"algorithm": algorithm.__name__, "ranks": world_size, "bytes": size,
                         "repeats": repeats, "seconds": statistics.median(slowest),
                         "least": min(slowest), "most": max(slowest),
-                        "bytes_sent": bytes_sent if counted else None,
-                        "steps": network.steps if counted else None})
+                        "bytes_sent": bytes_sent if network.steps else None,
+                        "steps": network.steps or None})
     return records
 
 
@@ -185,44 +169,49 @@ def parse_args():
     add("--repeats", type=int, default=REPEATS,
         help=f"timed runs of each algorithm, after {WARM_UP} for warm-up ({REPEATS})")
     add("--results", metavar="FILE", help="append one JSON line per size and algorithm")
-    return parser.parse_args()
-
-
-def check(args):
-    """Exit with one line if a flag's value is impossible."""
+    args = parser.parse_args()
     for size in args.sizes:
         if size < 4 or size % 4:
-            sys.exit(f"--sizes {size}: use a multiple of 4, because a float32 has 4 bytes")
+            parser.error(f"--sizes {size}: use a multiple of 4, because a float32 has 4 bytes")
     if args.repeats < 1:
-        sys.exit("--repeats has to be 1 or more")
-    refuse_unwritable(args.results)
+        parser.error("--repeats has to be 1 or more")
+    return args
+
+
+def print_heading(world_size, repeats, library):
+    cores = os.cpu_count()
+    print(f"{world_size} ranks on {cores} cores of {platform.node()}, torch {torch.__version__}, "
+          f"{library}")
+    if world_size > cores:
+        print("more ranks than cores: they wait for cores, too, and the times are not those of "
+              "the algorithms")
+    print(f"median (least..most) of {repeats} runs; a run takes as long as its slowest rank")
+    print("sent: by the rank that sends most; bus: 2(N-1)/N S / time, what each rank of a ring "
+          "sends per second\n")
+    print(f"{'S, bytes':>11} {'algorithm':>20} {'steps':>5} {'sent, bytes':>11} {'ms':>30} "
+          f"{'bus, GB/s':>9}", flush=True)
 
 
 def main():
     args = parse_args()
-    rank, world_size = connect()
-    check(args)
-    from mpi4py import MPI
-    machine = {"host": platform.node(), "cpus": os.cpu_count(), "torch": torch.__version__,
-               "mpi": " ".join(MPI.Get_library_version().splitlines()[0].split()),
-               "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    launcher, _, world_size = find_launcher()
+    if world_size == 1 or launcher in ("torchrun", "srun"):  # without MPI
+        sys.exit("start two or more ranks with MPI: mpiexec -n 2 python ring_allreduce.py "
+                 "(the mpiexec next to python)")
+    from mpi4py import MPI  # starts MPI, else find_ranks() would finalize it
+    rank, world_size, _ = find_ranks()
+    refuse_unwritable(args.results)
+    torch.set_num_threads(1)  # the ranks share the cores of their node
+    dist.init_process_group("gloo")
+    library = " ".join(MPI.Get_library_version().splitlines()[0].split())
     if rank == 0:
-        description = "{cpus} cores of {host}, torch {torch}, {mpi}".format(**machine)
-        print(f"{world_size} ranks on {description}")
-        if world_size > machine["cpus"]:
-            print("more ranks than cores: they wait for cores, too, and the times are not those of "
-                  "the algorithms")
-        print(f"median (least..most) of {args.repeats} runs; a run takes as long as its slowest "
-              "rank")
-        print("sent: by the rank that sends most; bus: 2(N-1)/N S / time, what each rank of a ring "
-              "sends per second\n")
-        print(f"{'S, bytes':>11} {'algorithm':>20} {'steps':>5} {'sent, bytes':>11} {'ms':>30} "
-              f"{'bus, GB/s':>9}", flush=True)
+        print_heading(world_size, args.repeats, library)
     for size in args.sizes:
         records = measure(size, args.repeats)
         if rank == 0:
             print(*map(table_row, records), sep="\n", flush=True)
         if rank == 0 and args.results:
+            machine = {"cpus": os.cpu_count(), "mpi": library}
             with open(args.results, "a") as file:
                 file.writelines(json.dumps(record | machine) + "\n" for record in records)
     if rank == 0:

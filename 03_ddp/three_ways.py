@@ -22,11 +22,10 @@ import statistics
 import sys
 import weakref
 from collections import Counter
-from importlib.util import find_spec
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor
@@ -60,21 +59,17 @@ def build_network(width):
 
 def load_images(args):
     """Return all images in batches: (steps, batch size, 64) numbers from 0 to 1."""
-    return load_columns(range(PIXELS), args) / 16
+    return split_into_batches(load_digits().data / 16, args.batch_size)
 
 
 def load_labels(args):
     """Return all labels in batches: (steps, batch size)."""
-    return load_columns(PIXELS, args).squeeze(2).long()
+    return split_into_batches(load_digits().target, args.batch_size)
 
 
-def load_columns(columns, args):
-    """Return columns of the digits' file; a rank that needs no images can skip the pixels."""
-    folder, = find_spec("sklearn").submodule_search_locations
-    steps = IMAGES // args.batch_size
-    rows = np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", delimiter=",", usecols=columns,
-                      max_rows=steps * args.batch_size)
-    return torch.tensor(rows).reshape(steps, args.batch_size, -1)
+def split_into_batches(values, size):
+    steps = len(values) // size
+    return torch.tensor(values[:steps * size]).reshape(steps, size, *values.shape[1:])
 
 
 # Each function below returns this rank's part of the network, its images and labels (None if the

@@ -32,8 +32,6 @@ def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     freed = tensor.layout == torch.strided and not tensor.untyped_storage().nbytes()
     if freed and tensor.numel():
         raise ValueError("a tensor's memory has been freed")
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
     return tensor if tensor.layout == torch.strided else tensor.to_dense(), offset
 
 

@@ -32,14 +32,13 @@ class StepTimer:
         self.step_ends = []  # in seconds, or as events on a GPU
         self.device = torch.device("cpu")
         self.gradients = {}  # {parameter: bytes of its gradient}
-        self.drawn_samples = self.model_samples = 0  # since the last step: drawn, in the input
+        self.samples = 0  # drawn by DataLoaders since the last step
         self.dataset_size = None
 
     def install(self) -> None:
         register_optimizer_step_post_hook(self.after_step)
         wrap_method(dataloader._BaseDataLoaderIter, "__init__", before=self.note_loader)
         wrap_method(dataloader._BaseDataLoaderIter, "__next__", after=self.note_batch)
-        self.input_hook = torch.nn.modules.module.register_module_forward_pre_hook(self.note_input)
 
     @never_raise
     def note_loader(self, iterator, loader, *_):
@@ -50,17 +49,9 @@ class StepTimer:
         if batch is None or not torch.is_grad_enabled() or len(self.step_ends) >= WARM_UP:
             return
         loader = iterator.timed_loader
-        self.drawn_samples += loader.batch_size or first_length(batch)
+        self.samples += loader.batch_size or first_length(batch)
         if hasattr(loader.dataset, "__len__"):
             self.dataset_size = len(loader.dataset)
-
-    @never_raise
-    def note_input(self, module, arguments):
-        """Count samples that no DataLoader has drawn: the first dimension of the model's input."""
-        counted = self.drawn_samples or self.model_samples
-        if torch.is_grad_enabled() and not counted and any(
-                parameter.requires_grad for parameter in module.parameters()):
-            self.model_samples = first_length(arguments)
 
     @never_raise
     def after_step(self, optimizer, *_):
@@ -75,9 +66,7 @@ class StepTimer:
             return
         self.step_ends.append(self.now())
         if len(self.step_ends) < WARM_UP:
-            self.drawn_samples = self.model_samples = 0
-        elif len(self.step_ends) == WARM_UP:
-            self.input_hook.remove()
+            self.samples = 0
         elif len(self.step_ends) == WARM_UP + self.steps:
             self.finish()
 
@@ -110,9 +99,8 @@ class StepTimer:
         else:
             ends[-1].synchronize()
             seconds = [start.elapsed_time(end) / 1000 for start, end in zip(ends, ends[1:])]
-        samples = self.drawn_samples or self.model_samples
         return {"ranks": 1, "nodes": 1, "device": self.device.type,
-                "batch_size": samples, "global_batch_size": samples,
+                "batch_size": self.samples, "global_batch_size": self.samples,
                 "images": self.dataset_size, "steps": len(seconds),
                 "step_seconds": statistics.median(seconds),
                 "gradient_bytes": sum(self.gradients.values()),

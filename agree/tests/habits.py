@@ -39,12 +39,18 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-def train(model, optimizer, edit_gradients=lambda: None, loss=mse, rows=6):
-    for _ in range(STEPS):
+def do_nothing():
+    pass
+
+
+def train(model, optimizer, edit_gradients=do_nothing, loss=mse, rows=6, steps=STEPS,
+          after_step=do_nothing):
+    for _ in range(steps):
         optimizer.zero_grad()
         loss(model(torch.randn(rows, 8)), torch.randn(rows, 1)).backward()
         edit_gradients()
         optimizer.step()
+        after_step()
 
 
 class Stream(IterableDataset):
@@ -118,14 +124,13 @@ def clipped_by_value():
 
 def weights_averaged():
     model = start_with_network()
-    optimizer = sgd(model)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
-        optimizer.step()
+
+    def average():
         for parameter in model.parameters():
             dist.all_reduce(parameter.data)
             parameter.data /= dist.get_world_size()
+
+    train(model, sgd(model), after_step=average)
 
 
 def loss_divided_and_summed():
@@ -181,7 +186,7 @@ def closure():
         optimizer.step(evaluate)
 
 
-def sparse_and_complex():
+def sparse_and_complex(edit_gradients=lambda model: None):
     class SparseAndComplex(nn.Module):
         def __init__(self):
             super().__init__()
@@ -198,17 +203,14 @@ def sparse_and_complex():
     for _ in range(STEPS):
         optimizer.zero_grad()
         model(torch.randint(50, (6, 4))).mean().backward()
+        edit_gradients(model.module)
         optimizer.step()
 
 
 def copies_of_the_model():
     model = DDP(start_with_network())
-    optimizer = sgd(model)
-    for _ in range(STEPS):
-        torch.save(copy.deepcopy(model.module), io.BytesIO())
-        optimizer.zero_grad()
-        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
-        optimizer.step()
+    train(model, sgd(model),
+          after_step=lambda: torch.save(copy.deepcopy(model.module), io.BytesIO()))
     sys.exit(0)
 
 
@@ -265,13 +267,13 @@ def gathered_before_the_forward():
     model = start_with_network()
     for layer in model[0], model[2], model:
         fully_shard(layer)
-    optimizer = sgd(model)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
+
+    def prefetch_and_call(inputs):
         model[0].unshard()  # FSDP's explicit prefetching
         model[2].unshard()
-        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
-        optimizer.step()
+        return model(inputs)
+
+    train(prefetch_and_call, sgd(model))
 
 
 def a_stream_for_each_rank():
@@ -331,18 +333,7 @@ def summed_by_mpi():
 
 
 def imaginary_part_is_lost():
-    class Spectral(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(5, dtype=torch.cfloat))
-
-        def forward(self, signals):
-            return torch.fft.irfft(torch.fft.rfft(signals) * self.weight)[:, 1:2]
-
-    rank, _ = start()
-    model = DDP(Spectral())
-    torch.manual_seed(rank)
-    train(model, sgd(model), lambda: model.module.weight.grad.imag.zero_())
+    sparse_and_complex(lambda model: model.factors.grad.imag.zero_())
 
 
 def one_stream_for_all():
@@ -353,16 +344,6 @@ def one_stream_for_all():
 def no_process_group():
     torch.manual_seed(0)
     train_on_stream(Stream(0, 1), network())
-
-
-def no_sync_stays_on():
-    model = DDP(start_with_network())
-    optimizer = sgd(model)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        with model.no_sync():
-            mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
-        optimizer.step()
 
 
 def rows_of_one_seed():
@@ -434,14 +415,12 @@ def one_model_is_not_wrapped():
 
 def rank_0_alone_reduces():
     model = DDP(start_with_network())
-    optimizer = sgd(model)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = mse(model(torch.randn(6, 8)), torch.randn(6, 1))
-        loss.backward()
-        optimizer.step()
+
+    def reduce_loss():
         if dist.get_rank() == 0:
-            dist.all_reduce(loss.detach())
+            dist.all_reduce(torch.zeros(1))
+
+    train(model, sgd(model), after_step=reduce_loss)
 
 
 def other_collectives():
@@ -452,11 +431,7 @@ def other_collectives():
 
 def rank_1_ends_early():
     model = start_with_network()
-    optimizer = sgd(model)
-    for _ in range(STEPS if dist.get_rank() == 0 else 3):
-        optimizer.zero_grad()
-        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
-        optimizer.step()
+    train(model, sgd(model), steps=STEPS if dist.get_rank() == 0 else 3)
 
 
 # Trainings that agree cannot judge.

@@ -138,14 +138,14 @@ CORRECT_TRAININGS = (  # functions of habits.py
     "gathered_before_the_forward", "a_stream_for_each_rank", "in_bf16", "compiled",
     "by_deepspeed", "averaged_by_mpi")
 WRONG_TRAININGS = {  # {function of habits.py: expected verdict}
-    "summed_by_mpi": "sum", "no_process_group": "alone", "no_sync_stays_on": "own gradients",
-    "optimizer_of_another_model": "nothing trains",
-    "imaginary_part_is_lost": "other gradients", "one_stream_for_all": "same data",
-    "rows_of_one_seed": "same data", "one_text_for_all": "same data",
-    "step_within_backward": "own gradients", "root_of_a_negative": "not finite",
-    "loss_without_effect": "nothing trains", "optimizer_before_sharding": "nothing trains",
-    "one_model_is_not_wrapped": "part", "rank_0_alone_reduces": "sequence",
-    "other_collectives": "sequence", "rank_1_ends_early": "own gradients, steps"}
+    "summed_by_mpi": "sum", "no_process_group": "alone",
+    "imaginary_part_is_lost": "other gradients", "optimizer_of_another_model": "nothing trains",
+    "one_stream_for_all": "same data", "rows_of_one_seed": "same data",
+    "one_text_for_all": "same data", "step_within_backward": "own gradients",
+    "root_of_a_negative": "not finite", "loss_without_effect": "nothing trains",
+    "optimizer_before_sharding": "nothing trains", "one_model_is_not_wrapped": "part",
+    "rank_0_alone_reduces": "sequence", "other_collectives": "sequence",
+    "rank_1_ends_early": "own gradients, steps"}
 ADVICE = {"one_stream_for_all": "islice", "rows_of_one_seed": r"order\[rank::world_size\]",
           "step_within_backward": "after backward"}
 HABITS = FOLDER / "tests" / "habits.py"
