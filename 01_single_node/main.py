@@ -48,9 +48,9 @@ def main():
     flags.check(args, device.type, global_batch)
     train, test = data.load_data(args, global_batch)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
-    sampler = RandomSampler(train, generator=torch.Generator())
     # Channels last, so a pixel's channels are adjacent: faster convolutions on a GPU.
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    sampler = RandomSampler(train, generator=torch.Generator())
     # `train` returns whole batches as arrays, faster than image by image; a GPU gets pinned memory.
     options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)

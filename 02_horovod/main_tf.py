@@ -78,7 +78,7 @@ def main():
 
     # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
     global_batch = args.global_batch_size or world_size * args.batch_size
-    batch = global_batch // world_size  # per rank; check() refuses a remainder
+    batch = global_batch // world_size  # per rank; flags.check() refuses a remainder
     flags.check(args, device, global_batch, world_size)
     if rank > 0:
         devices.gather("loaded")  # wait for rank 0, which may download

@@ -50,16 +50,16 @@ def main():
 
     # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
     global_batch = args.global_batch_size or world_size * args.batch_size
-    batch = global_batch // world_size  # per rank; check() refuses a remainder
+    batch = global_batch // world_size  # per rank; flags.check() refuses a remainder
     flags.check(args, device.type, global_batch, world_size)
     if rank > 0:
-        dist.barrier()  # rank 0, which may download, loads first
+        dist.barrier()  # wait until rank 0, which may download, has loaded the data
     train, test = data.load_data(args, global_batch)
     if rank == 0:
         dist.barrier()
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
-    sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)
     test_batches = DataLoader(test, batch, sampler=range(rank, len(test), world_size), **options)

@@ -59,15 +59,15 @@ def main():
     batch = config["train_micro_batch_size_per_gpu"] = global_batch // micro_batches
     flags.check(args, device.type, global_batch, micro_batches, precision)
     if rank > 0:
-        dist.barrier()  # rank 0, which may download, loads first
+        dist.barrier()  # wait until rank 0, which may download, has loaded the data
     train, test = data.load_data(args, global_batch)
     if rank == 0:
         dist.barrier()
     deepspeed = import_deepspeed(device, config)
     compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
-    sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)
     test_batches = DataLoader(test, batch, sampler=range(rank, len(test), world_size), **options)

@@ -68,14 +68,14 @@ def main():
 
     # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
     global_batch = args.global_batch_size or world_size * args.batch_size
-    batch = global_batch // world_size  # per rank; check() refuses a remainder
+    batch = global_batch // world_size  # per rank; flags.check() refuses a remainder
     if args.offload == "cpu" and (args.stage == 1 or device.type == "cpu"):
         sys.exit("--offload cpu needs --stage 3 and a GPU (it saves GPU memory)")
     if args.checkpoint and args.stage == 1:
         sys.exit("--checkpoint needs --stage 3")
     flags.check(args, device.type, global_batch, world_size)
     if rank > 0:
-        dist.barrier()  # rank 0, which may download, loads first
+        dist.barrier()  # wait until rank 0, which may download, has loaded the data
     train, test = data.load_data(args, global_batch)
     if rank == 0:
         dist.barrier()

@@ -63,7 +63,7 @@ def main():
         sys.exit("--offload cpu needs --stage 1, 2 or 3 and a GPU (it saves GPU memory)")
     flags.check(args, device.type, global_batch, micro_batches, precision)
     if rank > 0:
-        dist.barrier()  # rank 0, which may download, loads first
+        dist.barrier()  # wait until rank 0, which may download, has loaded the data
     train, test = data.load_data(args, global_batch)
     if rank == 0:
         dist.barrier()

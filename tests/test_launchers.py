@@ -157,7 +157,8 @@ def test_slurm_variables_give_an_address_and_port_per_job_step(monkeypatch):
             ("nid[003-004,007]", "nid003", "100", "0"), ("a,b[1-2]", "a", "100", "1"),
             ("nid000012", "nid000012", "101", "0")):
         variables = srun_variables(5, 8, node=1, local_rank=1) | {
-            "SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step}
+            "SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step,
+            "PMI_RANK": "5", "PMI_SIZE": "8"}  # of srun --mpi=pmi2, which needs no MPI here
         monkeypatch.setattr(os, "environ", variables)
         assert find_ranks() == (5, 8, 1) and variables["MASTER_ADDR"] == first_node
         ports.add(int(variables["MASTER_PORT"]))
