@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-THREADS = os.environ.get("TEST_THREADS", "1")  # per rank; `make test-cpus` tries another number
+THREADS = os.environ.get("TEST_THREADS", "1")  # per rank
 os.environ["OMP_NUM_THREADS"] = THREADS  # before anything here imports PyTorch
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests run on CPUs
 
@@ -40,7 +40,7 @@ NO_NETWORK = {name: "http://127.0.0.1:9"
 GLOBAL_BATCH = 48  # divisible by 1, 2, 3 and 4; does not divide the 1,437 images
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
 
-numbers = pytest.mark.numbers  # numeric results depend on the CPU: `make test-cpus`
+numbers = pytest.mark.numbers  # numeric results depend on the CPU
 
 
 def case(chapter, *values, marks=(), **options):
