@@ -39,9 +39,10 @@ try:
 except (ImportError, OSError) as problem:
     sys.exit(f"doctor.py: {problem}, in {sys.executable}: "
              "load the site's modules, activate the environment")
-if not hasattr(torch, "accelerator"):  # chapters 2 to 5 choose their GPU with it
-    sys.exit(f"doctor.py: torch {torch.__version__} in {sys.executable} is older than 2.6, which "
-             "the chapters need: load a newer module of the site, or make setup without SITE=")
+if not hasattr(torch, "accelerator"):  # added in 2.6, the oldest that was tried
+    sys.exit(f"doctor.py: torch {torch.__version__} in {sys.executable} is older than 2.6, the "
+             "oldest that the chapters were tried with: load a newer module of the site, or make "
+             "setup without SITE=")
 
 SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the last on GPUs only
 MPI_ADVICE = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
@@ -129,7 +130,7 @@ def find_gpu_problem(local_rank):
     """Return PyTorch's reason why this rank cannot run a kernel on its GPU, or ""."""
     try:
         torch.cuda.init()  # raises if the driver is too old, or this PyTorch has no CUDA
-        torch.accelerator.set_device_index(local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
         torch.ones(1, device="cuda").add(1).item()
     except (AssertionError, RuntimeError) as problem:
         return str(problem).splitlines()[0]
@@ -285,8 +286,7 @@ def measure_all_reduces(store, rank, world_size, seconds):
     records = []
     libraries, backends = {"cpu": "gloo"}, "gloo"
     if torch.cuda.is_available():
-        torch.accelerator.set_device_index(
-            int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         libraries["cuda"], backends = "NCCL", "cpu:gloo,cuda:nccl"
     dist.init_process_group(backends, timeout=timedelta(seconds=seconds / 2), store=store,
                             rank=rank, world_size=world_size)

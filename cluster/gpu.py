@@ -1,4 +1,4 @@
-"""Check a new GPU node: does every chapter train correctly, and how fast?
+"""Check a new GPU node: do chapters 1 and 3 train correctly, and how fast?
 
     python -m cluster.gpu                    # all parts; make gpu does the same
     python -m cluster.gpu speed scaling      # these two parts

@@ -16,7 +16,7 @@ def parameters(checkpoint: str | Path) -> np.ndarray:
     if Path(checkpoint).is_dir():
         latest = Path(checkpoint, "latest").read_text()
         tensors = read_rank_files(Path(checkpoint, latest)).values()
-    elif "settings.npy" in zipfile.ZipFile(checkpoint).namelist():  # TensorFlow's chapters
+    elif "settings.npy" in zipfile.ZipFile(checkpoint).namelist():  # main_tf.py of chapters 1 and 2
         with np.load(checkpoint) as arrays:
             names = [name for name in arrays if "/" in name and not name.startswith("sgd/")]
             tensors = [arrays[name] for name in names]
