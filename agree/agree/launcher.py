@@ -10,7 +10,6 @@ RENDEZVOUS = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # torchrun an
 LAUNCHERS = {  # variables for rank and world size
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    "MVAPICH": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     "MPICH": ("PMI_RANK", "PMI_SIZE"),  # also Cray PALS, Intel MPI, and srun --mpi=pmi2
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 }
@@ -61,7 +60,7 @@ def connect(launcher: str, rank: int, world_size: int, seconds: float):
     env = os.environ
     if launcher == "horovodrun":
         host, port = (env[f"HOROVOD_GLOO_RENDEZVOUS_{name}"] for name in ("ADDR", "PORT"))
-    elif launcher in ("Open MPI", "MVAPICH", "MPICH"):
+    elif launcher in ("Open MPI", "MPICH"):
         host, port = rendezvous_by_mpi(launcher, world_size)
     elif launcher == "srun":  # all ranks read one address and port from the step's variables
         host = re.sub(r"\[(\d+).*|,.*", r"\1", env.get("SLURM_STEP_NODELIST", "localhost"))
