@@ -151,6 +151,14 @@ def test_a_rank_that_waits_for_the_others_in_vain_exits(rank):
 
 
 @pytest.mark.check
+def test_one_process_needs_no_launcher(monkeypatch):
+    """A variable such as LORA_RANK has nothing to do with ranks; one rank needs no rendezvous."""
+    for variables in {"LORA_RANK": "8"}, {"PMI_RANK": "0", "PMI_SIZE": "1"}:
+        monkeypatch.setattr(os, "environ", variables)
+        assert find_ranks() == (0, 1, 0) and variables["MASTER_ADDR"] == "127.0.0.1"
+
+
+@pytest.mark.check
 def test_slurm_variables_give_an_address_and_port_per_job_step(monkeypatch):
     ports = set()
     for nodes, first_node, job, step in (
