@@ -20,7 +20,7 @@ from conftest import (
 from tolerances import FP64, assert_close
 
 from cluster.launch import free_port
-from workshop.ranks import find_ranks
+from workshop.ranks import check_world_size, find_ranks
 
 DDP = ROOT / "03_ddp" / "main.py"
 FLAGS = ["--global-batch-size", "64", "--max-steps", "8", "--precision", "fp64"]
@@ -153,9 +153,12 @@ def test_a_rank_that_waits_for_the_others_in_vain_exits(rank):
 @pytest.mark.check
 def test_one_process_needs_no_launcher(monkeypatch):
     """A variable such as LORA_RANK has nothing to do with ranks; one rank needs no rendezvous."""
-    for variables in {"LORA_RANK": "8"}, {"PMI_RANK": "0", "PMI_SIZE": "1"}:
+    one_rank = {"PMI_RANK": "0", "PMI_SIZE": "1"}
+    for variables in {"LORA_RANK": "8"}, {"LOCAL_RANK": "3"}, one_rank:
         monkeypatch.setattr(os, "environ", variables)
         assert find_ranks() == (0, 1, 0) and variables["MASTER_ADDR"] == "127.0.0.1"
+    monkeypatch.setattr(os, "environ", {"PALS_RANKID": "0"})
+    check_world_size(4)  # as hvd.size() returns it: Horovod has connected the ranks
 
 
 @pytest.mark.check
