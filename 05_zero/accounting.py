@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import saved_tensors_hooks
 
 ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 
@@ -17,33 +18,52 @@ def count(groups: dict[str, Iterable], device: torch.device) -> dict[str, int]:
         for tensor in tensors:
             if tensor is None:
                 continue
-            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            storage = local.untyped_storage()
-            if local.device.type == device.type and storage.data_ptr() not in addresses:
+            storage = storage_of(tensor)
+            if storage.device.type == device.type and storage.data_ptr() not in addresses:
                 addresses.add(storage.data_ptr())
                 sums[name] += storage.nbytes()
     return sums
 
 
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return the memory of a tensor, or of this rank's shard of it."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.untyped_storage()
+
+
 class Accounting:
     """Count the bytes of one training step by role, and their peaks.
 
-    tensors(): returns {role: the tensors that exist now}. batch_bytes: upper bound for a batch.
+    tensors(): returns {role: the tensors that exist now}. other_bytes: upper bound for the tensors
+    without a role, which are the text, the batch, the logits and their copies.
     """
 
-    def __init__(self, model, tensors, batch_bytes, device):
+    def __init__(self, model, tensors, other_bytes, device):
         self.model, self.tensors, self.device = model, tensors, device
-        self.batch_bytes = batch_bytes
+        self.other_bytes = other_bytes
         self.bytes, self.hooks, self.problem = {}, [], None
 
     def start(self):
         """Call before forward, to count at every layer in forward and backward."""
+        self.saved = {}  # {address: bytes} of what autograd saves in this forward
         if self.hooks:  # a later micro-batch of the step has them already
             return
+        self.saving = saved_tensors_hooks(self.save, lambda tensor: tensor)
+        self.saving.__enter__()
         for module in self.model.modules():
             if next(module.parameters(recurse=False), None) is not None:
                 self.hooks += [module.register_forward_pre_hook(self.before_forward),
                                module.register_forward_hook(self.after_forward)]
+
+    def save(self, tensor):
+        """Count a tensor that backward needs, unless it is a parameter, perhaps a gathered one."""
+        storage = tensor.untyped_storage()
+        parameters = {storage_of(parameter).data_ptr() for parameter in self.model.parameters()}
+        if tensor.device.type == self.device.type and storage.data_ptr() not in parameters:
+            self.saved[storage.data_ptr()] = storage.nbytes()
+        activations = sum(self.saved.values())
+        self.bytes["activations"] = max(activations, self.bytes.get("activations", 0))
+        return tensor.detach()  # the tensor itself would keep its own graph alive
 
     def before_forward(self, module, _):
         self.update_peaks()
@@ -53,7 +73,8 @@ class Accounting:
 
     def after_forward(self, module, _, output):
         self.update_peaks()
-        self.hooks.append(output.register_hook(self.update_peaks))  # before its backward
+        if output.requires_grad:  # with activation checkpointing, only in backward
+            self.hooks.append(output.register_hook(self.update_peaks))  # before its backward
 
     def update_peaks(self, *_):
         try:
@@ -65,7 +86,8 @@ class Accounting:
             self.bytes[f"peak {role}"] = max(sums[role], self.bytes.get(f"peak {role}", 0))
 
     def stop(self):
-        """Count after backward; set `problem` if tensors without a role exceed 5 % + a batch."""
+        """Count after backward; if unclassified tensors exceed 5 % + other_bytes, set `problem`."""
+        self.saving.__exit__(None, None, None)
         for hook in self.hooks:
             hook.remove()
         self.update_peaks()
@@ -81,15 +103,32 @@ class Accounting:
             sums = count(self.tensors() | {"unclassified": tensors}, self.device)
             del tensors  # else the list keeps them in memory
             self.bytes |= sums
-            if sums["unclassified"] <= 0.05 * sum(sums.values()) + self.batch_bytes:
+            if sums["unclassified"] <= 0.05 * sum(sums.values()) + self.other_bytes:
                 return
         self.problem = f"{sums['unclassified']:,} bytes of tensors without a role"
 
 
-def layer_sizes(model: torch.nn.Sequential) -> list[int]:
-    """Return each layer's number of parameters, also if DeepSpeed has sharded them."""
+def sizes_of(model: torch.nn.Sequential) -> list[int]:
+    """Return the number of parameters of each part, also if DeepSpeed has sharded them."""
     return [sum(getattr(parameter, "ds_numel", parameter.numel())
-                for parameter in layer.parameters()) for layer in model]
+                for parameter in part.parameters()) for part in model]
+
+
+def activations(layers: int, width: int, heads: int, context: int, sequences: int, *,
+                element_bytes: int, checkpointing: bool = False) -> int:
+    """Return the bytes that backward needs of a forward of transformer.py's GPT, on the CPU.
+
+    sequences: of the batch. element_bytes: of a number of the network. Counted from autograd: what
+    each operation saves. (PyTorch's fused attention keeps no scores.)
+    """
+    fp32_or_more = max(4, element_bytes)  # the loss, and the sums of attention's softmax
+    norm = element_bytes * (2 * width + 2)  # its input, its output, mean, standard deviation
+    attention = element_bytes * 4 * width + fp32_or_more * heads  # query, key, value, output; sums
+    mlp = element_bytes * 8 * width  # GELU's input and output
+    block = element_bytes * width if checkpointing else 2 * norm + attention + mlp
+    head = norm + fp32_or_more * 256 + 8  # the logits' softmax, the next token
+    tokens = context * sequences
+    return 8 * context + tokens * (8 + layers * block + head) + fp32_or_more  # and a sum of weights
 
 
 def formula(stage: int, ranks: int, parameters: float, layer: float, *, element_bytes: int,

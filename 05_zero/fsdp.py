@@ -1,9 +1,10 @@
-"""Train main.py's perceptron with PyTorch's FSDP2 (fully_shard); stage 1: ZeroRedundancyOptimizer.
+"""Train a small GPT with PyTorch's FSDP2 (fully_shard); stage 1: ZeroRedundancyOptimizer.
 
     mpiexec -n 2 python fsdp.py                 # each rank's bytes next to the formula's
-    mpiexec -n 4 python fsdp.py --width 4096 --layers 24 --precision bf16
+    mpiexec -n 4 python fsdp.py --layers 24 --width 2048 --heads 16 --context 1024 --precision bf16
 """
 
+import math
 import sys
 from datetime import timedelta
 from functools import partial
@@ -15,18 +16,19 @@ from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, default_convert
+from torch.utils.data import DataLoader, DistributedSampler
 
-from accounting import Accounting, pytorch_formula, pytorch_tensors, report_bytes
-from perceptron import build_model
+from accounting import Accounting, pytorch_formula, pytorch_tensors, report_bytes, sizes_of
 from sharded import load, load_from_rank_0, save
-from workshop import data, devices, flags
+from text import load_text
+from transformer import generate, parts
+from workshop import devices, flags
 from workshop.ranks import find_ranks, run
 from workshop.report import Report
 
 
-def shard(model, args, device):
-    """Shard each layer over the ranks; a layer is gathered for its forward and backward."""
+def shard(model, whole_parts, args, device):
+    """Shard each block over the ranks; a block is gathered for its forward and its backward."""
     precision = fsdp.MixedPrecisionPolicy()
     offload = fsdp.OffloadPolicy()
     if args.precision == "bf16":
@@ -34,24 +36,21 @@ def shard(model, args, device):
     if args.offload == "cpu":
         offload = fsdp.CPUOffloadPolicy()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    layers = [layer for layer in model if isinstance(layer, nn.Linear)]
-    for layer in layers:
-        fsdp.fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    for part in model:  # the embedding, the blocks, the head
+        fsdp.fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=offload)
     fsdp.fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
     model.to_empty(device=device if args.offload == "none" else "cpu")  # allocates the shards
-    for layer in layers:  # one full layer at a time
-        load_from_rank_0(layer, type(layer)(layer.in_features, layer.out_features))
+    for part, whole in zip(model, whole_parts):  # creates one whole part at a time
+        load_from_rank_0(part, whole)
     return model
 
 
 def main():
     # Ranks and device: the launcher has started one process of this program per rank.
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
-    parser = flags.make_parser(__doc__, lr=0.002)
+    parser = flags.make_gpt_parser(__doc__, lr=0.008)
     add = parser.add_argument
     add("--stage", type=int, choices=(1, 3), default=3, help="ZeRO stage (3)")
-    add("--width", type=int, default=1024, help="outputs of each layer (1024)")
-    add("--layers", type=int, default=10, help="layers between the first and the last (10)")
     add("--offload", choices=("none", "cpu"), default="none",
         help="cpu: keep each rank's shards in CPU memory (none)")
     args = parser.parse_args()
@@ -66,7 +65,7 @@ def main():
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
 
-    # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
+    # Batch and data: shuffled every epoch and split among the ranks; leftovers are dropped.
     global_batch = args.global_batch_size or world_size * args.batch_size
     batch = global_batch // world_size  # per rank; flags.check() refuses a remainder
     if args.offload == "cpu" and (args.stage == 1 or device.type == "cpu"):
@@ -74,24 +73,20 @@ def main():
     if args.checkpoint and args.stage == 1:
         sys.exit("--checkpoint needs --stage 3")
     flags.check(args, device.type, global_batch, world_size)
-    if rank > 0:
-        dist.barrier()  # wait until rank 0, which may download, has loaded the data
-    train, test = data.load_data(args, global_batch)
-    if rank == 0:
-        dist.barrier()
-    mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
+    train, test = load_text(args, global_batch)
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True,
-                               collate_fn=default_convert, pin_memory=device.type == "cuda")
+                               pin_memory=device.type == "cuda")
 
     # Model and optimizer.
-    pixels = train.images[0].size  # per image; NumPy's `size` is a number
+    shape = {name: getattr(args, name) for name in ("layers", "width", "heads", "context")}
     with torch.device("meta" if args.stage == 3 else device):  # meta: shapes without memory
-        model = build_model(args.width, args.layers, pixels).to(dtype)
-    lr = args.lr * global_batch / 256  # linear scaling rule: twice the batch, twice the rate
-    sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in model]
+        model = nn.Sequential(*parts(**shape, checkpointing=args.activation_checkpointing))
+    model.to(dtype)
+    lr = args.lr * (global_batch / 256) ** 0.5  # square-root rule, for Adam: 2205.10287
+    sizes = sizes_of(model)
     if args.stage == 3:
-        parallel_model = shard(model, args, device)
+        parallel_model = shard(model, parts(**shape), args, device)
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     else:  # each rank keeps Adam's state for a part of the parameters
         parallel_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -100,8 +95,7 @@ def main():
 
     # Resume after the last saved epoch. Every rank reads the checkpoint.
     step = 0
-    settings = {"dataset": args.dataset, "image_size": args.image_size, "model": "perceptron",
-                "stage": args.stage, "width": args.width, "layers": args.layers,
+    settings = {**shape, "text": args.text or "Python's documentation", "stage": args.stage,
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if flags.has_checkpoint(args):
         with flags.exit_on_load_error(args):
@@ -111,60 +105,66 @@ def main():
     epoch_steps = len(train) // global_batch
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
-    report = Report(args, rank, chapter="05_zero/fsdp.py", ranks=world_size, device=device.type,
-                    nodes=devices.gather(local_rank).count(0), batch_size=batch, **settings,
-                    parameters=sum(sizes),
-                    offload=args.offload)
+    report = Report(args, rank, "sequences", chapter="05_zero/fsdp.py", ranks=world_size,
+                    device=device.type, nodes=devices.gather(local_rank).count(0),
+                    dataset=settings["text"], model="GPT", parameters=sum(sizes),
+                    batch_size=batch, **settings, offload=args.offload)
     accounting = Accounting(model, partial(pytorch_tensors, model, shards, optimizer),
-                            batch_bytes=4 * train.images.nbytes, device=device)
+                            other_bytes=8 * len(train) * args.context, device=device)
     counted_step = step + 1  # the second step of this run, when Adam has its state
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
         sampler.set_epoch(epoch)  # else every epoch has the same order
-        losses, hits = [], []
+        losses = []
         report.start_epoch()
-        for images, labels in train_batches:
-            images = images.to(device, non_blocking=True)
-            labels = labels.to(device, non_blocking=True)
-            images = (images.to(dtype) - mean) / std
+        for tokens, next_tokens in train_batches:
+            tokens = tokens.to(device, non_blocking=True).long()
+            next_tokens = next_tokens.to(device, non_blocking=True).long()
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             if step == counted_step:
                 accounting.start()
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16,
                                 enabled=args.precision == "bf16" and args.stage == 1):
-                logits = parallel_model(images)
-                loss = nn.functional.cross_entropy(logits.to(dtype), labels)
+                logits = parallel_model(tokens).to(dtype)
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), next_tokens.flatten())
             loss.backward()  # each rank gets the averaged gradients of its shards
             if step == counted_step:
                 accounting.stop()
             optimizer.step()
             step += 1
             losses.append(loss.detach())
-            hits.append(logits.argmax(1) == labels)
             report.end_step(step)
             if step == last_step:  # --max-steps
                 break
-        means = torch.stack([torch.stack(losses).double().mean(), torch.cat(hits).double().mean()])
-        dist.all_reduce(means, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
-        means /= world_size
-        report.end_epoch(epoch, *means.tolist())  # tolist() waits for the device: once per epoch
+        mean = torch.stack(losses).double().mean() / math.log(2)  # in bits
+        dist.all_reduce(mean, dist.ReduceOp.SUM)  # every rank calls it and gets the sum
+        report.end_epoch(epoch, mean.item() / world_size)  # item() waits: once per epoch
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its shards
             save(model, optimizer, args.checkpoint, settings, step)
 
-    # Evaluation: every test image once, in one batch per rank: at stage 3 all ranks gather each
-    # layer together, so a rank with more batches would wait for the others forever.
+    # Evaluation: each test byte counts once. At stage 3 all ranks gather each block together, so
+    # all need equally many batches: what the last one lacks is padding, which does not count.
     model.eval()
-    images, labels = test[range(rank, len(test), world_size)]
-    images = (torch.from_numpy(images).to(device, dtype) - mean) / std
-    with torch.no_grad():
-        correct = (model(images).argmax(1) == torch.from_numpy(labels).to(device)).sum()
-    dist.all_reduce(correct, dist.ReduceOp.SUM)
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    for first in range(0, len(test), global_batch):
+        indices = torch.arange(first + rank, first + global_batch, world_size)
+        tokens, next_tokens = (part.to(device).long() for part in test[indices % len(test)])
+        next_tokens[indices >= len(test)] = -100  # cross_entropy ignores it
+        with torch.no_grad():
+            logits = model(tokens).to(dtype)
+        nats += nn.functional.cross_entropy(logits.flatten(0, 1), next_tokens.flatten(),
+                                            reduction="sum")
+    dist.all_reduce(nats, dist.ReduceOp.SUM)
+    test_loss = nats.item() / math.log(2) / len(test) / args.context
+    report.print(f"test loss {test_loss:.4f} bits per byte ({len(test)} sequences)")
+    sample = generate(model, test[0][0].to(device), length=200)
+    report.print(f"it writes: {sample.decode(errors='replace')}")
     expected = pytorch_formula(args, world_size, sizes, dtype)
     memory = report_bytes(accounting, expected)
-    report.end_run(correct.item(), len(test), memory=memory, memory_formula=expected,
-                   gradient_bytes=sum(sizes) * dtype.itemsize)
+    report.write_record(test_loss=test_loss, memory=memory, memory_formula=expected,
+                        gradient_bytes=sum(sizes) * dtype.itemsize)
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 
 

@@ -23,18 +23,41 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(doc: str, lr: float) -> Parser:
-    """Return a parser for the flags that all chapters share. lr: the default of --lr."""
+    """Return a parser for the flags of the chapters on images. lr: the default of --lr."""
     parser = Parser(doc)
     add = parser.add_argument
     add("--dataset", choices=("digits", "mnist", "svhn", "synthetic"), default="digits")
     add("--data-dir", default="data", help="folder of MNIST and SVHN, downloaded if missing (data)")
     add("--image-size", type=int, default=32, help="height and width of synthetic images (32)")
+    add_training_flags(parser, lr, "images", batch_size=64, epochs=5)
+    return parser
+
+
+def make_gpt_parser(doc: str, lr: float) -> Parser:
+    """Return a parser for the flags of chapter 5's programs. lr: the default of --lr."""
+    parser = Parser(doc)
+    add = parser.add_argument
+    add("--text", metavar="FILE", help="text to train on (Python's own documentation)")
+    add("--layers", type=int, default=3, help="transformer blocks (3)")
+    add("--width", type=int, default=96, help="numbers per token between the blocks (96)")
+    add("--heads", type=int, default=4, help="attention heads per block, a divisor of --width (4)")
+    add("--context", type=int, default=64, help="tokens, which are bytes, per sequence (64)")
+    add("--activation-checkpointing", action="store_true",
+        help="keep only the input of each block; backward computes the rest again")
+    add_training_flags(parser, lr, "sequences", batch_size=16, epochs=2)
+    return parser
+
+
+def add_training_flags(parser, lr, samples, batch_size, epochs):
+    add = parser.add_argument
     batch = parser.add_mutually_exclusive_group()
-    batch.add_argument("--batch-size", type=int, default=64, help="images per rank and step (64)")
-    batch.add_argument("--global-batch-size", type=int, help="images per step on all ranks")
-    add("--epochs", type=int, default=5)
+    batch.add_argument("--batch-size", type=int, default=batch_size,
+                       help=f"{samples} per rank and step ({batch_size})")
+    batch.add_argument("--global-batch-size", type=int, help=f"{samples} per step on all ranks")
+    add("--epochs", type=int, default=epochs)
     add("--max-steps", type=int, default=sys.maxsize, help="stop after this many steps")
-    add("--lr", type=float, default=lr, help=f"learning rate per 256 images of global batch ({lr})")
+    add("--lr", type=float, default=lr,
+        help=f"learning rate for a global batch of 256 {samples}; other batches scale it ({lr})")
     add("--warmup-epochs", type=float, default=0, help="epochs of rising learning rate (0)")
     add("--seed", type=int, default=0)
     add("--device", choices=("auto", "cuda", "cpu"), default="auto")
@@ -46,7 +69,6 @@ def make_parser(doc: str, lr: float) -> Parser:
         help="abort the job if a rank waits longer for another (1800)")
     add("--results", metavar="FILE", help="append one JSON line with what was measured")
     add("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # added by deepspeed's launcher
-    return parser
 
 
 def check(args: argparse.Namespace, device: str, global_batch: int, parts: int = 1,
@@ -57,7 +79,7 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
     not that of --precision.
     """
     minimums = {"batch_size": 1, "epochs": 1, "max_steps": 1, "timeout": 1, "seed": 0, "layers": 1,
-                "width": 1, "image_size": 6, "warmup_epochs": 0}
+                "width": 1, "heads": 1, "context": 1, "image_size": 6, "warmup_epochs": 0}
     for name in minimums.keys() & vars(args).keys():
         if not minimums[name] <= getattr(args, name) < math.inf:
             sys.exit(f"--{name.replace('_', '-')} has to be {minimums[name]} or more")
@@ -66,9 +88,10 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
     if global_batch < 1 or global_batch % parts:
         sys.exit(f"--global-batch-size: {global_batch} is not a multiple of {parts}: ranks x "
                  "accumulation steps")
-    side = {"digits": 8, "mnist": 28, "svhn": 32}.get(args.dataset, args.image_size)
-    resnet = "resnet" in getattr(args, "model", "")
-    if (precision or args.precision) == "bf16" and device == "cpu" and resnet and side <= 16:
+    if "heads" in args and args.width % args.heads:
+        sys.exit(f"--width {args.width} is not a multiple of --heads {args.heads}")
+    is_bf16_on_cpu = device == "cpu" and (precision or args.precision) == "bf16"
+    if is_bf16_on_cpu and "resnet" in getattr(args, "model", "") and image_side(args) <= 16:
         sys.exit("--precision bf16: on CPUs PyTorch gives a ResNet random gradients for images of "
                  "up to 16 x 16 pixels: use fp32, or larger images")
     for name in ("results", "checkpoint", "profile"):
@@ -79,6 +102,10 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
         sys.exit(f"there is no checkpoint {args.checkpoint}: remove --resume")
     if args.checkpoint and not args.resume and os.path.exists(args.checkpoint):
         sys.exit(f"{args.checkpoint} exists: continue with --resume, or remove it")
+
+
+def image_side(args):
+    return {"digits": 8, "mnist": 28, "svhn": 32}.get(args.dataset, args.image_size)
 
 
 def refuse_unwritable(path: str | None) -> None:

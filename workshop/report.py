@@ -19,11 +19,12 @@ STARTED = time.perf_counter()
 class Report:
     """Measure every rank's steps; on rank 0, print the progress and write the record.
 
-    record: the entries of the record that are known before the first step.
+    samples: what a batch consists of. record: the entries of the record that are known before the
+    first step.
     """
 
-    def __init__(self, args, rank=0, **record):
-        self.args, self.rank, self.record = args, rank, record
+    def __init__(self, args, rank=0, samples="images", **record):
+        self.args, self.rank, self.samples, self.record = args, rank, samples, record
         self.step_seconds, self.gpu = [], None  # gpu: the module torch.cuda
         self.profiler = None
         if record["device"] != "cpu" and "tensorflow" not in sys.modules:
@@ -34,11 +35,11 @@ class Report:
             print(line, flush=True)
             self.last_print = time.perf_counter()
 
-    def start_run(self, images, step, last_step, epoch_steps, lr):
-        """Print the setup. Call it before the first step. images: number in the training set."""
+    def start_run(self, count, step, last_step, epoch_steps, lr):
+        """Print the setup. Call it before the first step. count: samples in the training set."""
         record = self.record
-        record["images"] = images
-        self.print(f"{record['dataset']}: {images:,} images, {record['model']}: "
+        record[self.samples] = count
+        self.print(f"{record['dataset']}: {count:,} {self.samples}, {record['model']}: "
                    f"{record['parameters']:,} parameters, {record['precision']}, "
                    f"{record['device']}")
         self.print(f"ranks: {record['ranks']}, nodes: {record['nodes']}, batch: "
@@ -83,22 +84,32 @@ class Report:
         # The GPU records the event after the step's kernels; the CPU does not wait for it.
         return self.gpu.current_stream().record_event(self.gpu.Event(enable_timing=True))
 
-    def end_epoch(self, epoch, loss, accuracy):
-        """Print an epoch's results. The caller has read them from the device, which is idle."""
+    def end_epoch(self, epoch, loss, accuracy=None):
+        """Print an epoch's results. The caller has read them from the device, which is idle.
+
+        Without an accuracy, the loss is in bits per byte of text.
+        """
         seconds = time.perf_counter() - self.epoch_started
         speed = (len(self.step_ends) - 1) * self.record["global_batch_size"] / seconds
         if not math.isfinite(loss):
             sys.exit(f"the loss became {loss} in epoch {epoch + 1}: lower --lr, or use "
                      "--warmup-epochs")
-        self.print(f"epoch {epoch + 1}/{self.args.epochs}: loss {loss:.4f}, accuracy "
-                   f"{accuracy:.4f}, {speed:,.0f} images/s")
+        unit = " bits per byte" if accuracy is None else f", accuracy {accuracy:.4f}"
+        self.print(f"epoch {epoch + 1}/{self.args.epochs}: loss {loss:.4f}{unit}, {speed:,.0f} "
+                   f"{self.samples}/s")
         self.step_seconds += [start.elapsed_time(end) / 1000 if self.gpu else end - start
                               for start, end in zip(self.step_ends, self.step_ends[1:])]
-        self.record |= {"loss": loss, "accuracy": accuracy}
+        self.record["loss"] = loss
+        if accuracy is not None:
+            self.record["accuracy"] = accuracy
 
     def end_run(self, correct, total, **entries):
         """Print the test accuracy; write the record, with these entries added or replaced."""
         self.print(f"test accuracy {correct / total:.4f} ({correct} of {total} images)")
+        self.write_record(test_accuracy=correct / total, **entries)
+
+    def write_record(self, **entries):
+        """Write the record, with these entries added or replaced."""
         if self.rank > 0 or not self.args.results or not self.step_seconds:
             return
         step_time = statistics.median(self.step_seconds[5:] or self.step_seconds)  # without warm-up
@@ -106,7 +117,7 @@ class Report:
         self.record |= {"steps": len(self.step_seconds), "step_seconds": step_time,
                         "images_per_second": self.record["global_batch_size"] / step_time,
                         "gradient_bytes": bytes_per_parameter * self.record["parameters"],
-                        "peak_memory_bytes": self.peak_memory(), "test_accuracy": correct / total,
+                        "peak_memory_bytes": self.peak_memory(),
                         "total_seconds": time.perf_counter() - STARTED, **entries}
         line = json.dumps(self.record)
         try:

@@ -1,0 +1,38 @@
+"""The text of this chapter: by default Python's own documentation, which is on every machine."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+
+def load_text(args: argparse.Namespace, global_batch: int) -> tuple[TensorDataset, TensorDataset]:
+    """Return the sequences to train on, and those of the text's last tenth, to test with.
+
+    A sequence is a pair: its bytes, and the next byte for each of them; uint8, (context,) each.
+    Sequences do not overlap, so that each byte (except the first) is predicted once per epoch.
+    """
+    text = torch.frombuffer(bytearray(read_bytes(args.text)), dtype=torch.uint8)
+    count = (len(text) - 1) // args.context
+    test_count = max(1, count // 10)
+    if global_batch > count - test_count:
+        sys.exit(f"the text has {max(0, count - test_count)} sequences of {args.context} bytes to "
+                 f"train on, fewer than the {global_batch} of a step: lower --batch-size or "
+                 "--context, or use a longer --text")
+    tokens = text[:count * args.context].view(count, args.context)
+    next_tokens = text[1:count * args.context + 1].view(count, args.context)
+    train, test = slice(count - test_count), slice(count - test_count, count)
+    return (TensorDataset(tokens[train], next_tokens[train]),
+            TensorDataset(tokens[test], next_tokens[test]))
+
+
+def read_bytes(path):
+    if path:
+        try:
+            return Path(path).read_bytes()
+        except OSError as problem:
+            sys.exit(f"--text {path}: {problem.strerror}")
+    from pydoc_data.topics import topics  # what Python's help() prints about its language
+    return "\n".join(topics[name] for name in sorted(topics)).encode()
