@@ -38,7 +38,7 @@ class Accounting:
     without a role, which are the text, the batch, the logits and their copies.
     """
 
-    def __init__(self, model, tensors, other_bytes, device):
+    def __init__(self, model, tensors, device, other_bytes):
         self.model, self.tensors, self.device = model, tensors, device
         self.other_bytes = other_bytes
         self.bytes, self.hooks, self.problem = {}, [], None
@@ -131,25 +131,26 @@ def activations(layers: int, width: int, heads: int, context: int, sequences: in
     return 8 * context + tokens * (8 + layers * block + head) + fp32_or_more  # and a sum of weights
 
 
-def formula(stage: int, ranks: int, parameters: float, layer: float, *, element_bytes: int,
-            master: int, moments: int, keeps_gradients: bool = False) -> dict[str, float]:
+def formula(stage: int, ranks: int, parameters: float, *, element_bytes: int, master: int,
+            moments: int, gathered: float = 0, bucket: float = 0,
+            keeps_gradients: bool = False) -> dict[str, float]:
     """Return the bytes that ZeRO's paper expects on each rank, by the names of Accounting.bytes.
 
-    parameters, layer: number of parameters of the network, and of its largest layer, which stage 3
-    gathers. Bytes per parameter: element_bytes (of the parameter, and of its gradient), master (of
-    its fp32 copy, or 0), moments (of Adam's state). keeps_gradients: at stage 1 each rank keeps all
-    gradients, as in the paper.
+    parameters: number of parameters of the network; gathered: of what stage 3 gathers at a time;
+    bucket: gradients that stages 2 and 3 reduce at a time. Bytes per parameter: element_bytes (of
+    the parameter, and of its gradient), master (of its fp32 copy, or 0), moments (of Adam's state).
+    keeps_gradients: at stage 1 each rank keeps all gradients, as in the paper.
     """
     full, shard = element_bytes * parameters, element_bytes * parameters / ranks
-    shard_and_layer = shard + element_bytes * layer
     optimizer_parameters = parameters if stage == 0 else parameters / ranks
     full_gradients = stage == 0 or (stage == 1 and keeps_gradients)
+    peak_parameters = shard + element_bytes * gathered if stage == 3 and ranks > 1 else full
     return {"parameters": shard if stage == 3 else full,
             "gradients": full if full_gradients else shard,
             "master copy": master * optimizer_parameters,
             "optimizer state": moments * optimizer_parameters,
-            "peak parameters": shard_and_layer if stage == 3 and ranks > 1 else full,
-            "peak gradients": shard_and_layer if stage > 1 else full}
+            "peak parameters": peak_parameters,
+            "peak gradients": shard + element_bytes * bucket if stage > 1 else full}
 
 
 def report_bytes(accounting: Accounting, expected: dict[str, float]) -> list[dict]:
@@ -163,8 +164,9 @@ def report_bytes(accounting: Accounting, expected: dict[str, float]) -> list[dic
     if dist.get_rank() == 0 and problems:
         print(f"memory accounting failed: {problems[0]} (only tested with the pinned versions)")
     elif dist.get_rank() == 0:
-        names = [*ROLES, "sum", *(name for name in counts[0] if "peak" in name)]
-        print("bytes between backward and optimizer step, and the peaks of that step:")
+        peaks = [name for name in counts[0] if "peak" in name]
+        names = [*ROLES, "sum", *peaks, "activations"]
+        print("bytes between backward and optimizer step, the peaks, and activations of a forward:")
         print("       ", *(f"{name:>15}" for name in names))
         titles = [*(f"rank {rank}" for rank in range(len(counts))), "formula"]
         for title, row in zip(titles, [*counts, expected]):
@@ -174,14 +176,23 @@ def report_bytes(accounting: Accounting, expected: dict[str, float]) -> list[dic
     return [] if problems else counts
 
 
-def deepspeed_formula(args, ranks, sizes, compute_dtype):
-    """Return formula() for main.py, where DeepSpeed has a master copy in fp32 and two moments."""
+def deepspeed_formula(args, ranks, sizes, batch, compute_dtype):
+    """Return formula() for main.py, where DeepSpeed has a master copy in fp32 and two moments.
+
+    It gathers one module at a time: the embedding, or one of the MLP's layers; with activation
+    checkpointing, both of them. A bucket has the size of a block.
+    """
+    gathered = 4 * args.width * (args.width + 1)  # the MLP's first layer
+    if args.activation_checkpointing:
+        gathered += (4 * args.width + 1) * args.width  # and the second
     on_gpu = args.offload == "none"
     has_master = args.stage > 0 or compute_dtype != torch.float32
-    expected = formula(args.stage, ranks, sum(sizes), max(sizes),
-                       element_bytes=compute_dtype.itemsize,
-                       master=4 if has_master and on_gpu else 0, moments=8 if on_gpu else 0)
-    return expected if on_gpu else expected | {"gradients": 0}
+    expected = formula(args.stage, ranks, sum(sizes), element_bytes=compute_dtype.itemsize,
+                       master=4 if has_master and on_gpu else 0, moments=8 if on_gpu else 0,
+                       gathered=max(sizes[0], gathered), bucket=sizes[1])
+    if not on_gpu:
+        expected["gradients"] = 0
+    return expected | activation_formula(args, batch, compute_dtype)
 
 
 def deepspeed_tensors(model, optimizer, adam):
@@ -209,12 +220,23 @@ def pytorch_tensors(model, shards, optimizer):
             "master copy": [], "optimizer state": adam_moments(adam)}
 
 
-def pytorch_formula(args, ranks, sizes, dtype):
+def pytorch_formula(args, ranks, sizes, batch, dtype):
     """Return formula() for fsdp.py, without peaks, as PyTorch gathers into its own buffers."""
     element_bytes = dtype.itemsize if args.offload == "none" else 0
-    expected = formula(args.stage, ranks, sum(sizes), 0, element_bytes=element_bytes,
-                       master=0, moments=2 * element_bytes, keeps_gradients=True)
-    return {role: expected[role] for role in ROLES}
+    expected = formula(args.stage, ranks, sum(sizes), element_bytes=element_bytes, master=0,
+                       moments=2 * element_bytes, keeps_gradients=True)
+    compute_dtype = torch.bfloat16 if args.precision == "bf16" else dtype
+    activations_expected = activation_formula(args, batch, compute_dtype)
+    if args.stage == 1 and compute_dtype != dtype:  # autocast computes some operations in fp32
+        activations_expected = {}
+    return {role: expected[role] for role in ROLES} | activations_expected
+
+
+def activation_formula(args, batch, compute_dtype):
+    """Return activations() of a program's flags, by its name in Accounting.bytes."""
+    return {"activations": activations(
+        args.layers, args.width, args.heads, args.context, batch,
+        element_bytes=compute_dtype.itemsize, checkpointing=args.activation_checkpointing)}
 
 
 def adam_moments(adam):

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from accounting import Accounting, pytorch_formula, pytorch_tensors, report_bytes, sizes_of
 from sharded import load, load_from_rank_0, save
-from text import load_text
-from transformer import generate, parts
+from text import generate, load_text
+from transformer import parts
 from workshop import devices, flags
 from workshop.ranks import find_ranks, run
 from workshop.report import Report
@@ -110,7 +110,8 @@ def main():
                     dataset=settings["text"], model="GPT", parameters=sum(sizes),
                     batch_size=batch, **settings, offload=args.offload)
     accounting = Accounting(model, partial(pytorch_tensors, model, shards, optimizer),
-                            other_bytes=8 * len(train) * args.context, device=device)
+                            device=device,
+                            other_bytes=8 * args.context * (len(train) + 256 * batch))
     counted_step = step + 1  # the second step of this run, when Adam has its state
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
@@ -159,9 +160,8 @@ def main():
     dist.all_reduce(nats, dist.ReduceOp.SUM)
     test_loss = nats.item() / math.log(2) / len(test) / args.context
     report.print(f"test loss {test_loss:.4f} bits per byte ({len(test)} sequences)")
-    sample = generate(model, test[0][0].to(device), length=200)
-    report.print(f"it writes: {sample.decode(errors='replace')}")
-    expected = pytorch_formula(args, world_size, sizes, dtype)
+    report.print(f"it writes: {generate(model, test[0][0].to(device))}")
+    expected = pytorch_formula(args, world_size, sizes, batch, dtype)
     memory = report_bytes(accounting, expected)
     report.write_record(test_loss=test_loss, memory=memory, memory_formula=expected,
                         gradient_bytes=sum(sizes) * dtype.itemsize)

@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from accounting import Accounting, deepspeed_formula, deepspeed_tensors, report_bytes, sizes_of
-from text import load_text
-from transformer import generate, parts
+from text import generate, load_text
+from transformer import parts
 from workshop import devices, flags
 from workshop.checkpoints import find_latest, save
 from workshop.ds_config import import_deepspeed, initialize, read_config
@@ -98,7 +98,8 @@ def main():
                     batch_size=batch, **settings, offload=args.offload,
                     gradient_clipping=engine.gradient_clipping())
     accounting = Accounting(model, partial(deepspeed_tensors, model, optimizer, adam),
-                            other_bytes=8 * len(train) * args.context, device=device)
+                            device=device,
+                            other_bytes=8 * args.context * (len(train) + 256 * batch))
     counted_step = step + 1  # the second step of this run, when Adam has its state
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
@@ -147,9 +148,8 @@ def main():
     dist.all_reduce(nats, dist.ReduceOp.SUM)
     test_loss = nats.item() / math.log(2) / len(test) / args.context
     report.print(f"test loss {test_loss:.4f} bits per byte ({len(test)} sequences)")
-    sample = generate(model, test[0][0].to(device), length=200)
-    report.print(f"it writes: {sample.decode(errors='replace')}")
-    expected = deepspeed_formula(args, world_size, sizes, compute_dtype)
+    report.print(f"it writes: {generate(model, test[0][0].to(device))}")
+    expected = deepspeed_formula(args, world_size, sizes, batch, compute_dtype)
     memory = report_bytes(accounting, expected)
     report.write_record(test_loss=test_loss, memory=memory, memory_formula=expected,
                         gradient_bytes=sum(sizes) * compute_dtype.itemsize)

@@ -1,10 +1,12 @@
-"""The text of this chapter: by default Python's own documentation, which is on every machine."""
+"""The text to train on, by default Python's own documentation; and text that a model writes."""
 
 import argparse
 import sys
 from pathlib import Path
+from string import printable
 
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 
@@ -36,3 +38,20 @@ def read_bytes(path):
             sys.exit(f"--text {path}: {problem.strerror}")
     from pydoc_data.topics import topics  # what Python's help() prints about its language
     return "\n".join(topics[name] for name in sorted(topics)).encode()
+
+
+@torch.no_grad()
+def generate(model: nn.Module, start: torch.Tensor, length: int = 80) -> str:
+    """Return text that follows the bytes of `start`, (context,). All ranks of a model call this.
+
+    Each byte is drawn with the probability that the model gives it; all ranks draw the same.
+    Bytes that are no printable ASCII become question marks.
+    """
+    generator = torch.Generator().manual_seed(0)
+    text = start.long()
+    for _ in range(length):
+        logits = model(text[None, -len(start):])[0, -1].float().cpu()
+        byte = torch.multinomial(logits.softmax(0), 1, generator=generator)
+        text = torch.cat([text, byte.to(text.device)])
+    written = bytes(text[len(start):].tolist()).decode("latin-1")
+    return "".join(letter if letter in printable else "?" for letter in written)

@@ -82,18 +82,3 @@ def parts(layers: int, width: int, heads: int, context: int,
     for _ in range(layers):
         yield Block(width, heads, layers, checkpointing)
     yield nn.Sequential(nn.LayerNorm(width), Linear(width, 256, scale=0.1, bias=False))  # the head
-
-
-@torch.no_grad()
-def generate(model: nn.Module, start: torch.Tensor, length: int) -> bytes:
-    """Return bytes that follow `start`: (context,) bytes. All ranks that share a model call this.
-
-    Each byte is drawn with the probability that the model gives it; all ranks draw the same.
-    """
-    generator = torch.Generator().manual_seed(0)
-    text = start.long()
-    for _ in range(length):
-        logits = model(text[None, -len(start):])[0, -1].float().cpu()
-        byte = torch.multinomial(logits.softmax(0), 1, generator=generator)
-        text = torch.cat([text, byte.to(text.device)])
-    return bytes(text[len(start):].tolist())

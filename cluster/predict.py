@@ -26,7 +26,8 @@ from cluster.records import RECORDS, read_records
 from workshop.flags import Parser
 
 model = import_module("03_ddp.cost_model")  # of the notebook; `import` allows no leading digit
-CONFIGURATION = ("chapter", "model", "dataset", "image_size", "precision", "device", "ranks")
+CONFIGURATION = ("chapter", "model", "layers", "width", "context", "dataset", "image_size",
+                 "precision", "device", "ranks")
 
 
 def step_times(records):

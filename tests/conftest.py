@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from pydoc_data.topics import topics
 from types import SimpleNamespace
 
 THREADS = os.environ.get("TEST_THREADS", "1")  # per rank
@@ -124,6 +125,18 @@ def run_in_one_process(chapter, flag_rows, **options):
     messages = [json.loads(message) for message in re.findall("^end: (.*)", result.err, re.M)]
     assert len(messages) == len(flag_rows), result.err
     return result.out, messages
+
+
+GPT_SHAPE = {"layers": 2, "width": 32, "heads": 4, "context": 32}
+GPT_TEXT = "".join(topics[name] for name in ("assert", "for", "class", "import"))
+
+
+def gpt_flags(folder):
+    """Return the flags of a small network of chapter 5 and of a short text: 416 sequences."""
+    text = Path(folder, "text")
+    text.write_bytes(GPT_TEXT.encode())
+    shape_flags = [part for name, size in GPT_SHAPE.items() for part in (f"--{name}", size)]
+    return [*shape_flags, "--text", text]
 
 
 def train(chapter, ranks, checkpoint, *flags, **options):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from conftest import assert_refused, case, run, run_for_record
+from conftest import assert_refused, case, gpt_flags, run, run_for_record
 
 pytestmark = pytest.mark.fault
 slow = [pytest.mark.slow]
@@ -15,8 +15,10 @@ checkpoint_chapters = pytest.mark.parametrize("chapter", [  # some save files, s
 
 def flags(chapter, epochs, checkpoint, *more_flags):
     """Return flags of a training with three steps per epoch, saved after each epoch."""
-    network = ["--width", 32, "--layers", 2] if chapter.startswith("05") else []
-    return [*network, "--global-batch-size", 478, "--epochs", epochs, "--checkpoint", checkpoint,
+    network, batch = [], 478
+    if chapter.startswith("05"):
+        network, batch = gpt_flags(checkpoint.parent), 138
+    return [*network, "--global-batch-size", batch, "--epochs", epochs, "--checkpoint", checkpoint,
             *more_flags]
 
 

@@ -12,7 +12,8 @@ ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 PEAKS = ("peak parameters", "peak gradients")
 STAGES = [("05_zero", 0), ("05_zero", 1), ("05_zero", 2), ("05_zero", 3),
           ("05_zero/fsdp.py", 1), ("05_zero/fsdp.py", 3)]
-FLAGS = ("--device", "cpu", "--global-batch-size", 64, "--max-steps", 2)
+FLAGS = ("--device", "cpu", "--layers", 8, "--width", 128, "--global-batch-size", 16,
+         "--max-steps", 2)
 
 
 def total(memory: dict[str, float]) -> float:
