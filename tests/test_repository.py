@@ -15,7 +15,7 @@ BASE_LESSONS = {  # {lesson: the lesson that it is compared with}
     "03_ddp/main.py": "01_single_node/main.py",
     "04_deepspeed/main.py": "03_ddp/main.py",
     "05_zero/main.py": "04_deepspeed/main.py",
-    "05_zero/fsdp.py": "05_zero/main.py",
+    "05_zero/fsdp.py": "03_ddp/main.py",
 }
 PAGES = tracked_files(docs.pages())
 

@@ -220,7 +220,7 @@ def test_submit_scripts_of_all_chapters_are_equal():
     for name in "submit.pbs", "submit.slurm":
         for folder in {path.parent for path in LESSONS.values()} - {ROOT / "01_single_node"}:
             text = re.sub(r"(-N |--job-name=)\w+", r"\1ddp", (folder / name).read_text())
-            text = text.replace('"${PROGRAM:-main.py}"', "main.py")  # chapter 2 has two programs
+            text = re.sub(r'"\${PROGRAM:-(main|fsdp).py}"', "main.py", text)  # two programs
             assert text == (ROOT / "03_ddp" / name).read_text()
 
 
