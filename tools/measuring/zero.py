@@ -42,8 +42,9 @@ def table(records: pandas.DataFrame) -> str:
                "formula", "parameters", "gradients", "per token"]
     frame = pandas.DataFrame(rows, columns=pandas.MultiIndex.from_arrays([names, columns]))
     first = records.iloc[0]
-    return (f"{first['parameters']:,} parameters, {first['precision']}; CPU; bytes per parameter "
-            "on the rank that holds most\n\n" + frame.to_string(index=False))
+    return (f"{first['parameters']:,} parameters, {first['precision']}; CPU; on the rank that "
+            "holds most: bytes per parameter; activations: bytes per token\n\n"
+            + frame.to_string(index=False))
 
 
 def measure(chapter, ranks, stage, precision):
