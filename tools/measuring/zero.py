@@ -1,4 +1,4 @@
-"""Count the bytes on each rank of chapter 5, for every stage on 1, 2 and 4 ranks.
+"""Count the bytes on each rank of chapter 5, for every stage on 1, 2 and 4 ranks; fp32: on 2.
 
 Records: assets/records/zero.jsonl.
 """
@@ -12,7 +12,8 @@ ROLES = ("parameters", "gradients", "master copy", "optimizer state")
 PEAKS = ("peak parameters", "peak gradients")
 STAGES = [("05_zero", 0), ("05_zero", 1), ("05_zero", 2), ("05_zero", 3),
           ("05_zero/fsdp.py", 1), ("05_zero/fsdp.py", 3)]
-FLAGS = ("--device", "cpu", "--layers", 8, "--width", 128, "--global-batch-size", 16,
+PRECISIONS = [("bf16", (1, 2, 4)), ("fp32", (2,))]  # and the numbers of ranks
+FLAGS = ("--device", "cpu", "--layers", 6, "--width", 128, "--global-batch-size", 64,
          "--max-steps", 2)
 
 
@@ -22,21 +23,28 @@ def total(memory: dict[str, float]) -> float:
 
 
 def table(records: pandas.DataFrame) -> str:
-    """Return a table, as text: bytes per parameter of the fullest rank, and by the formula."""
+    """Return a table, as text, of the rank that holds most.
+
+    Bytes per parameter, also by the formula; activations in bytes per token of the rank's batch.
+    """
     rows = []
     for record in records.to_dict("records"):
         fullest = max(record["memory"], key=total)
-        count = record["parameters"]
-        rows.append({
-            "file": "fsdp.py" if "fsdp.py" in record["chapter"] else "main.py",
-            "stage": record["stage"], "N": record["ranks"],
-            **{role: fullest[role] / count for role in ROLES},
-            "sum": total(fullest) / count, "formula": total(record["memory_formula"]) / count,
-            **{peak: fullest[peak] / count for peak in PEAKS}})
+        count, tokens = record["parameters"], record["batch_size"] * record["context"]
+        kept = [fullest[role] for role in ROLES] + [total(fullest), total(record["memory_formula"])]
+        peaks = [fullest[peak] for peak in PEAKS]
+        rows.append(["fsdp.py" if "fsdp.py" in record["chapter"] else "main.py",
+                     record["stage"], record["ranks"],
+                     *(f"{size / count:.3f}" for size in kept + peaks),
+                     f"{fullest['activations'] / tokens:,.0f}"])
+    names = ["", "", "", *6 * ["after backward"], *2 * ["peak"], "activations"]
+    columns = ["file", "stage", "N", "parameters", "gradients", "master copy", "optimizer", "sum",
+               "formula", "parameters", "gradients", "per token"]
+    frame = pandas.DataFrame(rows, columns=pandas.MultiIndex.from_arrays([names, columns]))
     first = records.iloc[0]
-    return (f"{first['parameters']:,} parameters, {first['precision']}; CPU; bytes per parameter "
-            "on the rank that holds most\n\n"
-            + pandas.DataFrame(rows).to_string(index=False, float_format="{:.3f}".format))
+    return (f"{first['parameters']:,} parameters, {first['precision']}; CPU; on the rank that "
+            "holds most: bytes per parameter; activations: bytes per token\n\n"
+            + frame.to_string(index=False))
 
 
 def measure(chapter, ranks, stage, precision):
@@ -45,5 +53,6 @@ def measure(chapter, ranks, stage, precision):
 
 if __name__ == "__main__":
     plan = [{"chapter": chapter, "ranks": ranks, "stage": stage, "precision": precision}
-            for precision in ("fp32", "bf16") for chapter, stage in STAGES for ranks in (1, 2, 4)]
+            for precision, all_ranks in PRECISIONS for chapter, stage in STAGES
+            for ranks in all_ranks]
     run_study(RECORDS / "zero.jsonl", plan, measure)
