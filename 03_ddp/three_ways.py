@@ -32,20 +32,15 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from workshop.devices import gather
 from workshop.flags import Parser, refuse_unwritable
 from workshop.ranks import find_ranks, run
+from workshop.traffic import CommunicationCounter
 
 LAYERS, IMAGES, PIXELS, CLASSES = 4, 1797, 64, 10
 LEARNING_RATE, TOLERANCE = 1.5, 1e-12  # the rate per 256 images of batch: the linear rule
 EVENTS = []  # of this rank's pipeline stage in a step: ["forward" or "backward", micro-batch], ...
-SENDS = {  # for each operation that sends: its name in the table, the index of the sent argument
-    "allreduce_": ("all-reduce", 0), "all_reduce": ("all-reduce", 0), "send": ("send", 0),
-    "broadcast_": ("broadcast", 0), "scatter_": ("scatter", 1), "allgather_": ("all-gather", 1)}
-NOT_SENDING = ("recv_", "wait_tensor", "_wrap_tensor_autograd")
 
 
 def build_network(width):
@@ -147,26 +142,6 @@ class Stage(PipelineStage):
     def backward_one_chunk(self, micro_batch, *args, **kwargs):
         EVENTS.append(["backward", micro_batch])
         return super().backward_one_chunk(micro_batch, *args, **kwargs)
-
-
-class CommunicationCounter(TorchDispatchMode):
-    """Context that records each torch.distributed operation in `calls`, as [operation, bytes].
-
-    Raises KeyError for an unknown operation, so that none is missed.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        if DTensor in types:
-            return NotImplemented  # DTensor then calls operations on local tensors, counted here
-        name = operation.__name__.partition(".")[0]
-        if operation.namespace in ("c10d", "_c10d_functional") and name not in NOT_SENDING:
-            kind, index = SENDS[name]
-            self.calls.append([kind, sum(leaf.nbytes for leaf in tree_leaves(args[index]))])
-        return operation(*args, **(kwargs or {}))
 
 
 class ActivationMemory:

@@ -16,6 +16,7 @@ BASE_LESSONS = {  # {lesson: the lesson that it is compared with}
     "04_deepspeed/main.py": "03_ddp/main.py",
     "05_zero/main.py": "04_deepspeed/main.py",
     "05_zero/fsdp.py": "03_ddp/main.py",
+    "05_zero/two_d.py": "05_zero/fsdp.py",
 }
 PAGES = tracked_files(docs.pages())
 
