@@ -51,8 +51,8 @@ FIXES = {
         "DDP": "call the wrapped model, not the one inside; exit no_sync() before the last "
                "backward of a step",
         "horovod": "call step() of hvd.DistributedOptimizer(optimizer)",
-        "DeepSpeed": "call the engine, engine.backward() and engine.step(), and the last backward of "
-                     "a step outside of engine.no_sync()",
+        "DeepSpeed": "call the engine and engine.backward(); exit engine.no_sync() before the last "
+                     "backward of a step",
         "": "call a model that DistributedDataParallel wraps, or all-reduce the gradients"},
     "part": {
         "not reduced": "set_requires_gradient_sync(True) before the last backward of a step",
