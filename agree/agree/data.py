@@ -31,9 +31,15 @@ class Data:
     @never_raise
     def begin_epoch(self, iterator, loader, *_):
         facts = self.loaders.setdefault(id(loader), describe(loader))
-        epoch = {"indices": [], "used": False}
+        sampler = loader.sampler
+        is_shuffled = isinstance(sampler, data.DistributedSampler) and sampler.shuffle
+        is_list = isinstance(sampler, (list, tuple))  # of all indices of an epoch
+        epoch = {"indices": [], "used": False, "is_list": is_list,
+                 "seed": sampler.seed + sampler.epoch if is_shuffled else None}
         iterator.agree_epoch = loader, epoch
         facts["epochs"].append(epoch)
+        if is_list and loader.batch_size:
+            self.add_indices(loader, epoch, sampler)
 
     @never_raise
     def begin_next_epoch(self, iterator, loader, first_iter=False):
@@ -46,9 +52,13 @@ class Data:
         loader, epoch = iterator.agree_epoch
         if not isinstance(indices, (list, tuple)):
             indices = [indices]
-        if len(epoch["indices"]) < RECORDED_INDICES:
-            epoch["indices"] += [index_in_whole(loader.dataset, index) for index in indices
-                                 if hasattr(index, "__index__")]
+        if not epoch["is_list"]:
+            self.add_indices(loader, epoch, indices)
+
+    def add_indices(self, loader, epoch, indices):
+        room = max(0, RECORDED_INDICES - len(epoch["indices"]))
+        epoch["indices"] += [index_in_whole(loader.dataset, index) for index in indices[:room]
+                             if hasattr(index, "__index__")]
 
     @never_raise
     def note_batch(self, batch, iterator):
@@ -81,8 +91,9 @@ class Data:
         for facts in self.loaders.values():
             batches = len(facts["batches"])
             if batches and 2 * batches >= steps:
-                epochs = [epoch["indices"] for epoch in facts["epochs"] if epoch["used"]]
-                reports.append(facts | {"epochs": epochs})
+                epochs = [epoch for epoch in facts["epochs"] if epoch["used"]]
+                reports.append(facts | {"epochs": [epoch["indices"] for epoch in epochs],
+                                        "seeds": [epoch["seed"] for epoch in epochs]})
         return reports
 
 
@@ -102,6 +113,8 @@ def describe(loader):
     elif type(loader.batch_sampler) is data.BatchSampler and type(sampler) in (
             data.RandomSampler, data.SequentialSampler, data.SubsetRandomSampler):
         facts["without_replacement"] = not getattr(sampler, "replacement", False)
+    elif isinstance(sampler, (list, tuple)):
+        facts["without_replacement"] = len(set(sampler)) == len(sampler)
     return facts
 
 

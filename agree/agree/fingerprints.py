@@ -14,32 +14,46 @@ LARGEST_BATCH = 10_000  # samples; a larger batch gets one checksum
 MAX_DEPTH = 4  # levels of a batch's containers
 
 
-def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return this rank's shard of a tensor, dense, and the shard's offset in the whole tensor.
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard of a tensor, dense.
 
     Raises ValueError if the memory has been freed, because reading it would crash.
     """
     if hasattr(tensor, "ds_tensor"):  # DeepSpeed ZeRO stage 3
-        return tensor.ds_tensor.detach(), 0
-    offset = 0
+        return tensor.ds_tensor.detach()
     if hasattr(tensor, "to_local"):
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-        _, indices = compute_local_shape_and_global_offset(
-            tensor.shape, tensor.device_mesh, tensor.placements)
-        offset = sum(index * stride for index, stride in zip(indices, tensor.stride()))
         tensor = tensor.to_local()
     tensor = tensor.detach()
     freed = tensor.layout == torch.strided and not tensor.untyped_storage().nbytes()
     if freed and tensor.numel():
         raise ValueError("a tensor's memory has been freed")
-    return tensor if tensor.layout == torch.strided else tensor.to_dense(), offset
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
+def shard_name(tensor: torch.Tensor) -> str:
+    """Return which part of a tensor this rank has, as text, or "" for the whole."""
+    if not hasattr(tensor, "to_local"):
+        return ""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    shape, indices = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements)
+    return "" if shape == tensor.shape else f"{tuple(shape)} at {tuple(indices)}"
+
+
+def shard_offset(shape: torch.Size, mesh) -> int:
+    """Return the offset of this rank's shard of a tensor that FSDP2 shards over a mesh."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
+    _, indices = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return indices[0] * shape[1:].numel()
 
 
 def real_and_imaginary(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return {name: tensor}, or the real and imaginary parts of a complex tensor."""
     if not tensor.is_complex():
         return {name: tensor}
-    tensor, _ = local_part(tensor)
+    tensor = local_part(tensor)
     return {f"{name}, real": tensor.real, f"{name}, imaginary": tensor.imag}
 
 
@@ -58,14 +72,13 @@ def random_weights():
     return torch.randn(COLUMNS, PROJECTIONS, generator=generator, dtype=torch.float64)
 
 
-def projections(tensor: torch.Tensor) -> list[float]:
+def projections(tensor: torch.Tensor, offset: int = 0) -> list[float]:
     """Return PROJECTIONS weighted sums of all elements, with the same random weights on all ranks.
 
     The sums are linear: the projections of a mean are the mean of the projections, and those of a
-    whole tensor are the sum of its shards' projections.
+    whole tensor are the sum of its shards' projections. offset: a shard's in the whole tensor.
     """
-    local, offset = local_part(tensor)
-    flat, before = local.reshape(-1), offset % COLUMNS
+    flat, before = local_part(tensor).reshape(-1), offset % COLUMNS
     if before + len(flat) > COLUMNS:  # add up the elements that have the same weights
         after = -(before + len(flat)) % COLUMNS
         dtype = torch.float32 if flat.device.type == "mps" else torch.float64
@@ -75,14 +88,16 @@ def projections(tensor: torch.Tensor) -> list[float]:
     return (flat.cpu().double() @ weights).tolist()
 
 
-def gradient_projections(name: str, tensor: torch.Tensor) -> dict[str, list[float]]:
+def gradient_projections(name: str, tensor: torch.Tensor, offset: int = 0
+                         ) -> dict[str, list[float]]:
     """Return {name: projections} of a gradient, or of its real and imaginary parts."""
-    return {part: projections(values) for part, values in real_and_imaginary(name, tensor).items()}
+    return {part: projections(values, offset)
+            for part, values in real_and_imaginary(name, tensor).items()}
 
 
 def parameter_state(tensor: torch.Tensor) -> list[float]:
     """Return a parameter's checksum, followed by its projections."""
-    local, _ = local_part(tensor)
+    local = local_part(tensor)
     real = torch.view_as_real(local) if local.is_complex() else local
     return [tensor_checksum(real), *projections(real)]
 
@@ -118,7 +133,7 @@ def sample_checksums(batch: object) -> list[int]:
     Return one checksum of the whole batch if it is too large, if its tensors have no common first
     dimension, or if it is a single 1-D tensor, because numbers may be equal by chance.
     """
-    tensors = [local_part(tensor)[0].cpu() for tensor in tensors_in(batch)]
+    tensors = [local_part(tensor).cpu() for tensor in tensors_in(batch)]
     tensors = [torch.view_as_real(part) if part.is_complex() else part for part in tensors]
     tensors = [part for part in tensors if part.dim()]
     sizes = {len(tensor) for tensor in tensors}

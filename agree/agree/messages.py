@@ -16,7 +16,9 @@ SYMPTOMS = {
                        "rank's own",
     "same data": "all ranks train on the same samples",
     "overlap": "ranks train on other ranks' samples, too",
-    "sampler": "the sampler's num_replicas differs from the world size",
+    "unequal data": "ranks that divide a model's layers among them, by tensor parallelism, train "
+                    "on different samples",
+    "sampler": "the ranks' samplers do not divide the data among the ranks",
     "order": "two epochs have the same order",
     "steps": "some ranks have taken fewer optimizer steps than others",
     "one GPU": "several ranks are on one GPU",
@@ -30,6 +32,9 @@ FIXES = {
         "": "init_process_group() and DistributedDataParallel(model). If the script has both, it "
             "does not know its launcher: start it with torchrun"},
     "weights": {
+        "FSDP2": "one seed on all ranks before the model is built; or fill the shards with rank "
+                 "0's weights: set_model_state_dict() with StateDictOptions(full_state_dict=True, "
+                 "broadcast_from_rank0=True)",
         "DDP": "wrap the model when it is complete, and change no weight after that",
         "horovod": "hvd.broadcast_parameters(model.state_dict(), 0) before step 1",
         "": "broadcast rank 0's parameters before step 1, as DistributedDataParallel does"},
@@ -37,16 +42,22 @@ FIXES = {
         "": "the same optimizer, learning rate and loaded state on all ranks; no random change of "
             "the weights"},
     "nothing trains": {
+        "not reduced": "set_requires_gradient_sync(True) before the last backward of a step",
         "": "give the optimizer the parameters of the model that is called, after it was wrapped, "
             "sharded or moved; make sure the loss depends on them"},
     "own gradients": {
-        "step within backward": "call step() after backward(): during backward() the gradients are "
+        "within backward": "call step() after backward(): during backward() the gradients are "
                                 "not averaged yet",
         "DDP": "call the wrapped model, not the one inside; exit no_sync() before the last "
                "backward of a step",
         "horovod": "call step() of hvd.DistributedOptimizer(optimizer)",
+        "DeepSpeed": "call the engine and engine.backward(); exit engine.no_sync() before the last "
+                     "backward of a step",
         "": "call a model that DistributedDataParallel wraps, or all-reduce the gradients"},
     "part": {
+        "not reduced": "set_requires_gradient_sync(True) before the last backward of a step",
+        "FSDP2": "fully_shard() the parts and then the model itself, without ignored_params: "
+                 "FSDP averages only the gradients of what it shards",
         "DDP": "wrap every model that is trained, when it is complete, and call the wrappers: "
                "ddp(x), not ddp.module(x)",
         "": "all-reduce the gradients of all parameters"},
@@ -57,6 +68,8 @@ FIXES = {
         "": "look at these ranks' loss: a division by 0, sqrt or log of 0, an overflow, too high a "
             "learning rate"},
     "other gradients": {
+        "FSDP2": "change gradients on all ranks alike: clip_grad_norm_(model.parameters(), "
+                 "max_norm) takes the norm of all shards; that of to_local() differs by rank",
         "": "average first (exit no_sync() before the last backward of a step); then clip, unscale "
             "or change gradients, on all ranks alike; GradScaler: one scale for all"},
     "same data": {
@@ -72,7 +85,13 @@ FIXES = {
             "seed on all ranks for a split of the data"},
     "sampler": {
         "horovod": "DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())",
-        "": "DistributedSampler(data), created after init_process_group()"},
+        "tensor parallel": "DistributedSampler(data, mesh['data'].size(), "
+                           "mesh.get_local_rank('data')), with one seed on all ranks",
+        "": "DistributedSampler(data), created after init_process_group(), with one seed and "
+            "set_epoch(epoch) on all ranks"},
+    "unequal data": {
+        "": "give the ranks of a group the same batches: DistributedSampler(data, "
+            "mesh['data'].size(), mesh.get_local_rank('data'))"},
     "order": {"": "sampler.set_epoch(epoch) at the start of each epoch"},
     "steps": {"": "give all ranks the same number of batches"},
     "one GPU": {"": "torch.cuda.set_device(local_rank) before the model is moved"},
@@ -92,6 +111,7 @@ def find_fix(finding: str, report: dict | None) -> str:
         traits |= {"horovod"} if report["horovod"] else set()
         traits |= {"stream"} if any(loader["stream"] for loader in loaders) else set()
         traits |= set() if loaders else {"no loader"}
-        if any(step["within backward"] for step in report["steps"]):
-            traits.add("step within backward")
+        traits |= {"tensor parallel"} if report["tensor_group"] else set()
+        for trait in "within backward", "not reduced":
+            traits |= {trait} if any(step[trait] for step in report["steps"]) else set()
     return next(text for trait, text in FIXES[finding].items() if trait in traits)

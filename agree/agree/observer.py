@@ -1,6 +1,7 @@
 """Observes the training of a rank: its models, gradients, optimizers and weights."""
 
 import functools
+import os
 import socket
 import sys
 import threading
@@ -16,13 +17,21 @@ from torch.optim.optimizer import (
 
 from . import frames, hooks, private_names
 from .data import Data
-from .fingerprints import PROJECTIONS, gradient_projections, local_part, parameter_state
+from .fingerprints import (
+    PROJECTIONS,
+    gradient_projections,
+    local_part,
+    parameter_state,
+    shard_name,
+    shard_offset,
+)
 from .hooks import never_raise, wrap_method
 
 WRAPPERS = {
     "DistributedDataParallel": "DDP",
     "FullyShardedDataParallel": "FSDP1",
     "DeepSpeedEngine": "DeepSpeed"}
+OPTIMIZERS = ("Horovod", "ZeroRedundancyOptimizer")  # that communicate
 STEPS_WITH_STATE_AFTER = 2  # after which the weights are recorded, too, to see if they are replaced
 GRAPH_NODES = 4  # nodes of a loss's graph that are searched for divisions, from the root
 
@@ -39,25 +48,30 @@ class Observer:
         self.data = Data()
         self.names = {}  # {parameter: its name}
         self.hooked_ids = set()  # of parameters with a gradient hook
-        self.shards = {}  # {name of a sharded parameter: True if its gradient is a shard, too}
+        self.shards = {}  # {name of a sharded parameter: which part of it this rank has}
+        self.fsdp_parameters = {}  # {parameter: what FSDP2 knows of it}
+        self.offsets = {}  # {name: offset of FSDP2's shard in the tensor that it shards}
         self.module_ids = set()  # of called modules and their submodules
         self.models = []  # the outermost modules with new parameters
         self.optimizer_names = {}  # {id: a name that is the same on all ranks}
         self.backwards_at_last_step = defaultdict(int)  # {id of an optimizer: self.backwards}
         self.step_counts = defaultdict(int)  # {id of an optimizer: steps}
         self.module_depth = self.step_depth = self.backward_depth = 0  # these calls nest
-        self.on_gpu = self.has_fsdp_hook = False
+        self.on_gpu = self.has_fsdp_hook = self.has_sharding_hook = False
         self.micro_batches = 0  # since the last step
         self.backwards = 0  # backward passes since the start
         self.events = 0  # grows while the training makes progress
         self.own_gradients = {}  # {name: projections}, before averaging, since the last step
+        self.reduced_gradients = {}  # {name: projections} of shards' gradients after backward
         self.used_gradients = {}  # {name: projections} of the gradients that the optimizer uses
         self.divisors = []  # of the losses since the last step
         self.step = None  # the step in progress
         self.first_state = {}  # {name: state} before the first backward pass
         self.record = {
             "host": socket.gethostname(), "gpu": None, "device": "cpu", "half_precision": False,
-            "comm_hook": "", "mpi": False, "process_group": False, "wrappers": [], "steps": []}
+            "comm_hook": "", "mpi": False, "process_group": False, "wrappers": [], "steps": [],
+            "tensor_group": [],  # this rank and those with which it divides layers
+            "before_sharding": {}}  # {name: [part, checksum] of what fully_shard() got}
 
     def install(self):
         modules = torch.nn.modules.module
@@ -67,6 +81,7 @@ class Observer:
         wrap_method(torch.autograd, "grad", self.before_grad, self.after_backward)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
+        wrap_method(torch._C, "_log_api_usage_once", self.note_api)
         self.data.install()
 
     # Modules: the outermost module with parameters to train is a model.
@@ -97,6 +112,7 @@ class Observer:
             for managed in group.fsdp_params if group else []:
                 whole = getattr(managed, "_unsharded_param", None)
                 shards[id(whole)] = managed.sharded_param
+                self.fsdp_parameters[managed.sharded_param] = managed
         return [(name, shards.get(id(parameter), parameter))
                 for name, parameter in module.named_parameters()]
 
@@ -113,8 +129,10 @@ class Observer:
             self.models.append(module)
             self.note_device(parameters[0][1].device)
         for name, parameter in new:
-            name = name.replace("_orig_mod.", "").removeprefix("module.")
+            if hasattr(parameter, "to_local"):
+                self.note_tensor_group(module, name, parameter)
             number = self.models.index(module) + 1
+            name = name.replace("_orig_mod.", "").removeprefix("module.")
             self.name_parameter(parameter, name if number == 1 else f"model {number}: {name}")
 
     def note_device(self, device):
@@ -131,12 +149,28 @@ class Observer:
             del self.names[old]  # FSDP has replaced this parameter by a shard
             self.hooked_ids.discard(id(old))
         self.names[parameter] = name
-        if hasattr(parameter, "to_local") or "FSDP1" in self.record["wrappers"]:
-            self.shards[name] = True
-        else:
-            if hasattr(parameter, "ds_tensor"):
-                self.shards[name] = False  # DeepSpeed returns full gradients
+        is_fsdp1 = "FSDP1" in self.record["wrappers"]
+        self.shards[name] = shard_name(parameter)
+        if hasattr(parameter, "ds_tensor") or is_fsdp1:
+            self.shards[name] = f"of process {os.getpid()} on {self.record['host']}"
+        if parameter not in self.fsdp_parameters and not is_fsdp1:
             parameter.register_hook(functools.partial(self.note_gradient, parameter, name))
+
+    def note_tensor_group(self, module, name, parameter):
+        """Record the ranks that divide a layer, along other dimensions of the mesh than FSDP2's.
+
+        Tensor parallelism divides linear layers and embeddings. What shards others is unknown.
+        """
+        mesh, managed = parameter.device_mesh, self.fsdp_parameters.get(parameter)
+        data_ranks = set(managed.mesh_info.mesh.mesh.flatten().tolist()) if managed else set()
+        divided = [dimension for dimension, placement in enumerate(parameter.placements)
+                   if not placement.is_replicate()
+                   and not data_ranks.issuperset(ranks_along(mesh, [dimension]))]
+        group = ranks_along(mesh, divided)
+        is_layer = isinstance(module.get_submodule(name.rpartition(".")[0]),
+                              (torch.nn.Linear, torch.nn.Embedding))
+        if is_layer and len(group) > max(1, len(self.record["tensor_group"])):
+            self.record["tensor_group"] = group
 
     def note_wrapper(self, part):
         """Record a module that communicates, and hook it if tensor hooks miss its gradients."""
@@ -158,6 +192,31 @@ class Observer:
         elif wrapper == "FSDP2":
             self.hook_fsdp()
 
+    @never_raise
+    def note_api(self, name, *_):
+        """Record what FSDP2 shards, from the first call of fully_shard() on."""
+        if name == "torch.distributed.fsdp.fully_shard" and not self.has_sharding_hook:
+            self.has_sharding_hook = True
+            from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+            wrap_method(FSDPParam, "__init__", self.before_sharding, self.after_sharding)
+
+    @never_raise
+    def before_sharding(self, managed, parameter, *_, **__):
+        if parameter.device.type != "meta":
+            managed.agree_whole = shard_name(parameter), parameter_state(parameter)[0]
+
+    @never_raise
+    def after_sharding(self, _, managed, *__, **___):
+        if hasattr(managed, "agree_whole"):
+            managed.agree_shard = parameter_state(managed.sharded_param)
+
+    def note_first_state(self):
+        self.first_state = self.states_of(self.names)
+        for parameter, name in self.names.items():
+            managed = self.fsdp_parameters.get(parameter)
+            if getattr(managed, "agree_shard", None) == self.first_state.get(name, []):
+                self.record["before_sharding"][name] = managed.agree_whole
+
     # Gradients.
 
     @never_raise
@@ -167,7 +226,7 @@ class Observer:
         self.events += 1
         self.data.note_backward()
         if not self.first_state:
-            self.first_state = self.states_of(self.names)
+            self.note_first_state()
 
     @never_raise
     def before_backward(self, tensors, *_, **__):
@@ -179,6 +238,12 @@ class Observer:
     @never_raise
     def after_backward(self, *_, **__):
         self.backward_depth -= 1
+        for parameter, name in self.names.items():
+            if hasattr(parameter, "to_local") and parameter.grad is not None:
+                self.reduced_gradients |= self.projections_of(name, parameter.grad)
+
+    def projections_of(self, name, gradient):
+        return gradient_projections(name, gradient, self.offsets.get(name, 0))
 
     @never_raise
     def note_gradient(self, parameter, name, gradient):
@@ -187,7 +252,7 @@ class Observer:
         self.names.setdefault(parameter, name)
         if gradient.element_size() < 4:
             self.record["half_precision"] = True
-        is_zeroed = parameter.grad is None or not local_part(parameter.grad)[0].any()
+        is_zeroed = parameter.grad is None or not local_part(parameter.grad).any()
         for part, values in gradient_projections(name, gradient).items():
             if is_zeroed and "DeepSpeed" not in self.record["wrappers"]:
                 self.own_gradients.pop(part, None)  # zero_grad() dropped what no step used
@@ -218,6 +283,7 @@ class Observer:
         for parameter, gradient in zip(parameters, gradients):
             name = self.names.get(parameter.sharded_param)
             if name:
+                self.offsets[name] = shard_offset(gradient.shape, parameter.mesh_info.mesh)
                 self.note_gradient(parameter.sharded_param, name, gradient)
 
     # Optimizers. Wrappers nest steps: the innermost step gets the gradients that are used.
@@ -251,6 +317,8 @@ class Observer:
         self.step = {
             "optimizer": self.optimizer_names[key], "within backward": self.backward_depth > 0,
             "state": self.states_of(known or self.names),
+            "not reduced": [name for parameter, name in known.items()
+                            if has_whole_gradient(self.fsdp_parameters.get(parameter))],
             "lr": max(float(group.get("lr", 1)) for group in optimizer.param_groups)}
 
     def note_optimizer(self, optimizer, parameters, known):
@@ -259,8 +327,9 @@ class Observer:
         kind = type(optimizer).__name__
         self.optimizer_names[id(optimizer)] = f"{kind} of {first or len(parameters)}"
         is_horovod = type(optimizer).__module__ == "horovod.torch.optimizer"
-        if is_horovod and "Horovod" not in self.record["wrappers"]:
-            self.record["wrappers"].append("Horovod")
+        wrapper = "Horovod" if is_horovod else kind
+        if wrapper in OPTIMIZERS and wrapper not in self.record["wrappers"]:
+            self.record["wrappers"].append(wrapper)
         for number, parameter in enumerate(parameters):
             if id(parameter) not in self.hooked_ids and parameter.requires_grad:
                 self.hooked_ids.add(id(parameter))
@@ -278,7 +347,7 @@ class Observer:
             for parameter in group["params"]:
                 name = self.names.get(parameter)
                 if name and parameter.grad is not None:
-                    self.used_gradients |= gradient_projections(name, parameter.grad)
+                    self.used_gradients |= self.projections_of(name, parameter.grad)
 
     @never_raise
     def after_step(self, optimizer, args, kwargs):
@@ -288,9 +357,9 @@ class Observer:
         if self.step_depth:
             return
         step = self.step
-        used = self.used_gradients
+        used, reduced = self.used_gradients, self.reduced_gradients
         self.step = None
-        self.used_gradients = {}
+        self.used_gradients, self.reduced_gradients = {}, {}
         if step is None or self.backwards == self.backwards_at_last_step[id(optimizer)]:
             return  # Horovod takes a step without a backward pass to broadcast optimizer state
         own = {name: self.own_gradients.pop(name) for name in list(used or self.own_gradients)
@@ -300,8 +369,9 @@ class Observer:
                        if name in step["state"]}
             step["state_after"] = self.states_of(trained)
         self.record["steps"].append(step | {
-            "own_gradients": own, "used_gradients": used, "divisors": self.divisors,
-            "samples": self.data.step_samples, "micro_batches": self.micro_batches,
+            "own_gradients": own, "reduced_gradients": reduced, "used_gradients": used,
+            "divisors": self.divisors, "samples": self.data.step_samples,
+            "micro_batches": self.micro_batches,
             "without gradient": sum(
                 parameter.grad is None for group in optimizer.param_groups
                 for parameter in group["params"])})
@@ -331,6 +401,20 @@ class Observer:
 
 def is_fsdp2(module) -> bool:
     return type(module).__name__.startswith("FSDP") and hasattr(module, "_get_fsdp_state")
+
+
+def has_whole_gradient(managed) -> bool:
+    """Return True if FSDP2 keeps a parameter's gradient whole, and has not averaged it."""
+    whole = getattr(managed, "_unsharded_param", None)
+    return managed is not None and (
+        managed.unsharded_accumulated_grad is not None or getattr(whole, "grad", None) is not None)
+
+
+def ranks_along(mesh, dimensions) -> list[int]:
+    """Return the ranks that have this rank's coordinates in all other dimensions of the mesh."""
+    return mesh.mesh[tuple(
+        slice(None) if dimension in dimensions else coordinate
+        for dimension, coordinate in enumerate(mesh.get_coordinate()))].flatten().tolist()
 
 
 def uses_mpi() -> bool:

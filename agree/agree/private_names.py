@@ -29,7 +29,10 @@ NAMES = {
         "torch.distributed.tensor._utils": ["compute_local_shape_and_global_offset"],
         f"{FSDP}._fsdp_param_group": ["foreach_reduce"],
         f"{FSDP}._fsdp_param_group.FSDPParamGroup": [".fsdp_params"],
-        f"{FSDP}._fsdp_param.FSDPParam": [".sharded_param", "._unsharded_param"],
+        f"{FSDP}._fsdp_param.FSDPParam": [
+            "__init__", ".sharded_param", "._unsharded_param", ".mesh_info",
+            ".unsharded_accumulated_grad"],
+        f"{FSDP}._fully_shard.fully_shard": ["._log_api_usage_once"],
         f"{FSDP}._fsdp_state.FSDPState": ["._fsdp_param_group"]},
     "DeepSpeed": {
         ZERO: [".ds_tensor"], "deepspeed.utils": ["safe_get_full_grad"],

@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from operator import itemgetter
 from statistics import median
 
@@ -20,13 +20,17 @@ NEGLIGIBLE = 1e-6  # a tensor's gradient below this share of the largest counts 
 
 say = partial(print, file=sys.__stdout__)  # even if the script redirects sys.stdout
 
+NO_SYNC = ("whose gradients stay on their rank, and the optimizer gets none: "
+           "set_requires_gradient_sync(False) is in effect at the optimizer's step")
 NOTHING_WRONG, NOT_CHECKED = "nothing wrong was found", "not checked: see the note"
 CAUSES = {  # {finding: its possible causes}; a finding is hidden if one of its causes was found
     "weights": {"alone"},
-    "apart": {"alone", "own gradients", "part", "one rank's", "other gradients", "not finite"},
+    "apart": {"alone", "own gradients", "part", "one rank's", "other gradients", "not finite",
+              "unequal data"},
     "own gradients": {"alone"},
     "same data": {"alone", "sampler"},
     "overlap": {"alone", "sampler"},
+    "unequal data": {"sampler"},
     "nothing trains": {"not finite"},
 }
 
@@ -62,20 +66,51 @@ def pair_steps(reports: list[dict]) -> list[tuple[int, list[dict]]]:
     return [(number, [steps[optimizer, number] for steps in ranks]) for optimizer, number in keys]
 
 
-# Weights: a state is {name: [checksum, *projections]}.
+# Groups of ranks: those that divide layers among them, by tensor parallelism, share a batch.
 
-def relative_distance(states, start):
+def find_tensor_groups(reports: list[dict]) -> list[list[int]]:
+    """Return the groups of ranks that divide layers, equally large; else each rank is a group."""
+    groups = sorted({tuple(report["tensor_group"]) for report in reports})
+    if sorted(rank for group in groups for rank in group) == list(range(len(reports))) and len(
+            {len(group) for group in groups}) == 1:
+        return list(map(list, groups))
+    return [[rank] for rank in range(len(reports))]
+
+
+def judge_groups(reports):
+    """Return the line of tensor parallelism, if there is any."""
+    groups = find_tensor_groups(reports)
+    text = " | ".join(",".join(map(str, group)) for group in groups)
+    if len(groups) < len(reports):
+        return [("tensor parallel", f"ranks {text}: a group divides layers and shares a batch")], {}
+    return [], {}
+
+
+# Weights: a state is {name: [checksum, *projections]}; shards: {name: which part a rank has}.
+
+def equal_parts(shards: list[dict], name: str) -> list[list[int]]:
+    """Return the groups of ranks that have the same part of a parameter, if they are several."""
+    groups = {}
+    for rank, parts in enumerate(shards):
+        groups.setdefault(parts.get(name, ""), []).append(rank)
+    return [ranks for ranks in groups.values() if len(ranks) > 1]
+
+
+def relative_distance(states, start, shards):
     """Return the distance between the ranks' projections, relative to how far they have moved.
 
     If start is empty, it is relative to their size.
     """
     size = distance = 0
-    for name in states[0].keys() & (start or states[0]).keys():
-        columns = zip(*(state[name][1:] for state in states))
-        origin = start[name][1:] if start else [0.0] * len(states[0][name][1:])
-        for values, zero in zip(columns, origin):
-            distance += (max(values) - min(values)) ** 2
-            size += max((value - zero) ** 2 for value in values)
+    for name in states[0].keys() & (start[0] if start else states[0]).keys():
+        for ranks in equal_parts(shards, name):
+            columns = zip(*(states[rank][name][1:] for rank in ranks))
+            origin = [0.0] * len(states[0][name][1:])
+            if start:
+                origin = start[ranks[0]][name][1:]
+            for values, zero in zip(columns, origin):
+                distance += (max(values) - min(values)) ** 2
+                size += max((value - zero) ** 2 for value in values)
     if size:
         return (distance / size) ** 0.5
     return math.inf if distance else 0.0
@@ -84,13 +119,14 @@ def relative_distance(states, start):
 def find_differences(states, shards):
     """Return {name of a parameter that differs: ranks whose checksum is not the most common}."""
     differences = {}
-    for name in sorted(set.intersection(*map(set, states)) - set(shards)):
-        checksums = [state[name][0] for state in states]
-        if len(set(checksums)) > 1:
-            most_common, count = Counter(checksums).most_common(1)[0]
-            differences[name] = [rank for rank, checksum in enumerate(checksums)
-                                 if checksum != most_common or count == 1]
-    return differences
+    for name in sorted(set.intersection(*map(set, states))):
+        for ranks in equal_parts(shards, name):
+            checksums = {rank: states[rank][name][0] for rank in ranks}
+            most_common, count = Counter(checksums.values()).most_common(1)[0]
+            if count < len(ranks):
+                differences.setdefault(name, []).extend(
+                    rank for rank in ranks if checksums[rank] != most_common or count == 1)
+    return {name: sorted(ranks) for name, ranks in differences.items()}
 
 
 def describe_differences(differences, total):
@@ -101,29 +137,36 @@ def describe_differences(differences, total):
 
 def judge_weights(reports):
     """Return the lines and findings of the parameters, before each step and at the end."""
-    shards = reports[0]["shards"]
+    shards = [report["shards"] for report in reports]
     findings = {}
     steps = pair_steps(reports)
     trained = {name for _, rank_steps in steps for name in rank_steps[0]["state"]}
     last_states = [report["last_state"] for report in reports]
     last_states = [{name: state[name] for name in trained & state.keys()} for state in last_states]
-    compared = [name for name in last_states[0] if name not in shards]
+    compared = [name for name in last_states[0] if equal_parts(shards, name)]
     history = differences_by_step(steps, last_states, shards)
     at_start = next((names for number, names in history if number == 1 and names), {})
     at_end = history[-1][1]
     step_count = len({number for number, _ in steps})
-    if at_end and at_start:
+    mosaic = judge_before_sharding(reports)
+    if mosaic:
+        findings["weights"] = mosaic
+    elif at_end and at_start:
         findings["weights"] = f"before step 1, {describe_differences(at_start, len(compared))}"
     elif at_end:
         equal_steps = [number for number, names in history if number and not names]
         findings["apart"] = f"since step {max(equal_steps, default=1)}"
     elif at_start:
         add_note(findings, "the weights differed before step 1, and are equal after the last")
-    if trained and not any(map(has_moved, reports)):
+    not_reduced = reports[0]["steps"][-1]["not reduced"]
+    if not_reduced and any(map(has_moved, reports)):
+        findings["part"] = (f"{len(not_reduced)} of {plural(len(trained), 'tensor')}, such as "
+                            f"{not_reduced[0]}, {NO_SYNC}")
+    elif trained and not any(map(has_moved, reports)):
         findings["nothing trains"] = why_nothing_trains(reports, step_count)
 
     text = "equal" if compared else "not compared"
-    sharded = [name for name in trained if name in shards]
+    sharded = trained - set(compared)
     if sharded:
         text += f"; {plural(len(sharded), 'tensor')} of which each rank has a different shard"
     start_text = describe_differences(at_start, len(compared)) if at_start else text
@@ -132,18 +175,31 @@ def judge_weights(reports):
             (f"weights after {plural(step_count, 'step')}", end_text)], findings
 
 
+def judge_before_sharding(reports):
+    """Return which whole parameters differed when FSDP2 took its shards from them, or ""."""
+    parts = [report["before_sharding"] for report in reports]
+    names = set.intersection(*map(set, parts))
+    states = [{name: rank_parts[name][1:] for name in names} for rank_parts in parts]
+    shards = [{name: rank_parts[name][0] for name in names} for rank_parts in parts]
+    differences = find_differences(states, shards)
+    if not differences:
+        return ""
+    return (f"when fully_shard() made each rank's shards from the rank's own tensors, "
+            f"{describe_differences(differences, len(names))}: the shards are of different models")
+
+
 def differences_by_step(steps, last_states, shards):
     """Return [(step number or None for the end, differences before it)], rounding excluded."""
-    start = {}  # {name: state before its first step} on rank 0
+    start = []  # {name: state before its first step} of each rank
     history = []
     for number, rank_steps in [*steps, (None, None)]:
         states = [step["state"] for step in rank_steps] if rank_steps else last_states
         differences = find_differences(states, shards)
-        start = states[0] | start
-        origin = {} if number == 1 else start
+        start = [state | earlier for state, earlier in zip(states, start or [{}] * len(states))]
+        origin = [] if number == 1 else start
         limit = 1e-6 if number == 1 else WEIGHT_TOLERANCE
         different = [{name: state[name] for name in differences} for state in states]
-        if differences and relative_distance(different, origin) < limit:
+        if differences and relative_distance(different, origin, shards) < limit:
             differences = {}
         history.append((number, differences))
     return history
@@ -180,6 +236,8 @@ def why_nothing_trains(reports, step_count):
     """Return why the steps may have changed no weight."""
     step = reports[0]["steps"][-1]
     details = f"in {plural(step_count, 'step')}"
+    if step["not reduced"]:
+        return f"{details}; {plural(len(step['not reduced']), 'tensor')}, {NO_SYNC}"
     if step["without gradient"] and not step["used_gradients"]:
         return (f"{details}; {plural(step['without gradient'], 'parameter')} of the optimizer "
                 "have no gradient, other tensors have one")
@@ -223,14 +281,31 @@ def is_own_gradient_scaled(used, own, tolerance):
                for used_values, own_values in zip(used, own))
 
 
-def add_shards(used_gradients, names):
-    """Return the ranks' gradients; those in names are replaced by the sum of the ranks' shards."""
-    sums = {name: [sum(column) for column in zip(*(rank[name] for rank in used_gradients))]
-            for name in names}
+def add_shards(used_gradients, shards):
+    """Return the ranks' gradients; shards are replaced by the sum of the different ones."""
+    sums = {}
+    for name in set.intersection(*map(set, used_gradients)):
+        parts = {parts.get(name.split(", ")[0], ""): gradients[name]
+                 for parts, gradients in zip(shards, used_gradients)}
+        if len(parts) > 1:
+            sums[name] = [sum(column) for column in zip(*parts.values())]
     return [rank | sums for rank in used_gradients]
 
 
-def classify_gradients(own_gradients, used_gradients, names, tolerance, sample_counts):
+def factors_after_reduction(rank_steps, tolerance):
+    """Return by what each rank multiplied its shards' gradients after they were averaged, or []."""
+    factors = []
+    for step in rank_steps:
+        names = step["reduced_gradients"].keys() & step["used_gradients"].keys()
+        vectors = [concatenate(step[key], names) for key in ("used_gradients", "reduced_gradients")]
+        factor, residual = fit_factor(*vectors)
+        if residual > tolerance:
+            return []
+        factors += [factor] if any(vectors[1]) else []
+    return factors
+
+
+def classify_gradients(own_gradients, used_gradients, names, tolerance, sample_counts, ranks):
     """Return (kind, details) of a step's gradients: a finding, "mean", "scaled" or "shared".
 
     own_gradients and used_gradients: {name: projections} of each rank, before and after averaging.
@@ -250,7 +325,7 @@ def classify_gradients(own_gradients, used_gradients, names, tolerance, sample_c
             return "other gradients", f"the mean times {listed(f'{f:.4g}' for f in factors)}"
     for rank in range(world_size):
         if all(all_close([values, own_vectors[rank]], tolerance) for values in used_vectors):
-            return "one rank's", f"those of rank {rank}"
+            return "one rank's", f"those of rank {ranks[rank]}"
     if is_own_gradient_scaled(used_vectors, own_vectors, tolerance):
         return "own gradients", ""
     kinds = {name: classify_tensor(own_gradients, used_gradients, name, tolerance)
@@ -332,31 +407,43 @@ def describe_not_finite(rank_steps):
 
 
 def judge_gradients(reports):
-    """Return the lines and findings of the gradients in each step."""
+    """Return the lines and findings of the gradients in each step.
+
+    They are averaged over ranks with the same place in their tensor-parallel groups.
+    """
     comm_hook = reports[0]["comm_hook"]
     is_half = comm_hook or any(report["half_precision"] for report in reports)
     tolerance = HALF_TOLERANCE if is_half else GRADIENT_TOLERANCE
-    sharded = {name for name, has_shards in reports[0]["shards"].items() if has_shards}
-    kinds_by_tensors = {}  # {names of a step's tensors: [(step number, kind, details)]}
+    groups = find_tensor_groups(reports)
+    kinds_by_tensors = {}  # {(ranks, names of a step's tensors): [(step number, kind, details)]}
     findings, loss_divided = {}, False
-    for number, rank_steps in pair_steps(reports):
+    for (number, rank_steps), ranks in product(pair_steps(reports), zip(*groups)):
         details = describe_not_finite(rank_steps)
         if details:
             findings.setdefault("not finite", f"{details}, since step {number}")
             continue
+        factors = factors_after_reduction(rank_steps, tolerance)
+        if factors and max(factors) - min(factors) > FACTOR_TOLERANCE * max(map(abs, factors)):
+            details = (f"each rank multiplies the gradients of its shards by its own factor, "
+                       f"{listed(f'{factor:.4g}' for factor in factors)}, after they were averaged")
+            findings.setdefault("other gradients", f"{details}, since step {number}")
+            continue
+        rank_steps = [rank_steps[rank] for rank in ranks]
         own_gradients = [step["own_gradients"] for step in rank_steps]
         used_gradients = [step["used_gradients"] for step in rank_steps]
         names = sorted(set.intersection(*map(set, [*own_gradients, *used_gradients])))
-        if not any(any(rank[name]) for rank in own_gradients for name in names):
+        nonzero = any(any(rank[name]) for rank in own_gradients for name in names)
+        if len(groups) == 1 or not nonzero:
             continue
-        used_gradients = add_shards(used_gradients, sharded & set(names))
+        if "DeepSpeed" not in reports[0]["wrappers"]:  # its gradients are full ones
+            used_gradients = add_shards(used_gradients, [reports[rank]["shards"] for rank in ranks])
         sample_counts = [sum(map(len, step["samples"])) for step in rank_steps]
         kind, details = classify_gradients(
-            own_gradients, used_gradients, names, tolerance, sample_counts)
+            own_gradients, used_gradients, names, tolerance, sample_counts, ranks)
         if kind == "twice" and rank_steps[0]["micro_batches"] == len(rank_steps):
             kind = "scaled"  # a mean over as many micro-batches as ranks
         loss_divided = loss_divided or is_loss_divided(rank_steps)
-        kinds_by_tensors.setdefault(tuple(names), []).append((number, kind, details))
+        kinds_by_tensors.setdefault((ranks, *names), []).append((number, kind, details))
 
     for steps in kinds_by_tensors.values():
         one_kind = len({kind for _, kind, _ in steps}) == 1
@@ -378,6 +465,8 @@ def judge_gradients(reports):
              "own gradients": "each rank's own", "sum": "the sum of the ranks' own",
              "shared": "the same on all ranks, changed after they were averaged"}
     kinds = listed(texts.get(kind, kind) for kind in findings if kind != "note")
+    if not kinds and len(groups) == 1:
+        kinds = "averaged over no ranks: all share one batch"
     return [("gradients the optimizer uses", kinds or "not seen")], findings
 
 
@@ -387,8 +476,11 @@ def compare_own_gradients(reports):
     If so, the samples are equal, too. The gradients of all parameters must have been seen.
     """
     is_equal = {}  # {optimizer: True if equal in each step}
+    ranks = [group[0] for group in find_tensor_groups(reports)]
+    if len(ranks) == 1:
+        return {}
     for _, rank_steps in pair_steps(reports):
-        gradients = [step["own_gradients"] for step in rank_steps]
+        gradients = [rank_steps[rank]["own_gradients"] for rank in ranks]
         names = sorted(set.intersection(*map(set, gradients)))
         parameters = {name.split(", ")[0] for name in names}  # without ", real" and ", imaginary"
         complete = len(parameters) >= len(rank_steps[0]["state"])
@@ -420,7 +512,9 @@ def judge_loader(loaders):
         text = (f"{listed(sorted(set(drawn)))} samples drawn on each rank, "
                 f"{shared} of them on more than one")
         same_batches = judge_samples(batches, "drawn")[1]
-        if min(drawn) == len(common) > 1 and (no_replacement or same_batches):
+        if world_size == 1:
+            text = f"{drawn[0]} samples drawn on each rank"
+        elif min(drawn) == len(common) > 1 and (no_replacement or same_batches):
             findings["same data"] = f"samples {listed(sorted(common)[:4])}, ... on each rank"
         elif shared > padding and no_replacement:
             findings["overlap"] = f"{shared} of {sum(drawn)} drawn samples"
@@ -429,13 +523,15 @@ def judge_loader(loaders):
                      "the sampler does so on purpose, such as one with replacement")
     else:  # a stream, or different data sets, whose indices mean nothing
         text, findings = judge_samples(batches, "drawn")
+        if world_size == 1:
+            findings = {}
         shared = count_common(batches) if no_replacement and not findings else 0
         if shared > max(2 * world_size, first["dataset_size"] // 1000):
             findings["overlap"] = f"{shared} of the samples that each rank has drawn"
     for loader in loaders:
         num_replicas = loader.get("num_replicas", world_size)
         if num_replicas > world_size or (num_replicas < world_size and findings):
-            findings["sampler"] = f"num_replicas={num_replicas}, world size {world_size}"
+            findings["sampler"] = f"num_replicas={num_replicas}, but {world_size} share the data"
     shuffled = [epoch for epoch in first["epochs"] if len(epoch) > 2 and first.get("shuffle")]
     for epoch, other in combinations(shuffled, 2):
         if epoch[:len(other)] == other[:len(epoch)]:
@@ -469,19 +565,48 @@ def judge_samples(batches, verb):
     return text, {"same data": details} if same else {}
 
 
+def judge_seeds(loaders, replicas):
+    """Return the finding of DistributedSamplers of one data set that shuffle differently."""
+    samplers = {(loader["dataset_checksum"], loader.get("num_replicas")) for loader in loaders}
+    if samplers != {(loaders[0]["dataset_checksum"], replicas)}:
+        return {}
+    for epoch, seeds in enumerate(zip(*(loader["seeds"] for loader in loaders)), 1):
+        if len(set(seeds)) > 1:
+            return {"sampler": f"in epoch {epoch} they shuffle with seed + epoch = {listed(seeds)} "
+                    f"on ranks 0 to {len(seeds) - 1}, so that some samples are drawn on several "
+                    "ranks, and others on none"}
+    return {}
+
+
+def differ_in_group(loaders, groups):
+    """Return a tensor-parallel group whose ranks drew different batches from a loader, or []."""
+    for group in groups:
+        batches = [loaders[rank]["batches"] for rank in group]
+        if any(len(set(map(str, rank_batches))) > 1 for rank_batches in zip(*batches)):
+            return group
+    return []
+
+
 def judge_data(reports):
-    """Return the lines and findings of what loaders drew, or else of the models' inputs."""
+    """Return the lines and findings of what loaders drew, or else of the models' inputs.
+
+    The ranks of a tensor-parallel group share a batch: groups are compared as ranks are.
+    """
     findings, text = {}, ""
+    groups = find_tensor_groups(reports)
     for loaders in zip(*(report["loaders"] for report in reports)):
-        loader_text, loader_findings = judge_loader(loaders)
+        loader_text, loader_findings = judge_loader([loaders[group[0]] for group in groups])
         text = text or loader_text
-        findings = loader_findings | findings
+        group = differ_in_group(loaders, groups)
+        if group:
+            findings["unequal data"] = f"ranks {listed(group)}"
+        findings = judge_seeds(loaders, len(groups)) | loader_findings | findings
     same_inputs = ""
     if not text:
-        batches = [[batch for step in report["steps"] for batch in step["samples"]]
-                   for report in reports]
+        batches = [[batch for step in reports[group[0]]["steps"] for batch in step["samples"]]
+                   for group in groups]
         text, input_findings = judge_samples(batches, "given to the models")
-        same_inputs = input_findings.get("same data", "")
+        same_inputs = input_findings.get("same data", "") if len(groups) > 1 else ""
     is_equal = compare_own_gradients(reports)
     optimizers = [optimizer for optimizer, equal in is_equal.items() if equal]
     details = f"the ranks' own gradients of {listed(optimizers)} are equal"
@@ -497,6 +622,8 @@ def judge_data(reports):
     if not text:
         add_note(findings, "without a DataLoader, and without tensors or lists among a model's "
                  "arguments, agree cannot tell whether the ranks share samples")
+    if len(groups) < len(reports):
+        text = text.replace("on each rank", "for each group").replace("than one", "than one group")
     return [("data", text or "no DataLoader, no batch: not seen")], findings
 
 
@@ -519,7 +646,7 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
     ends = [report["end"] for report in reports if len(report["steps"]) == min(counts)]
     if len(set(counts)) > 1 and "ended" in ends:
         findings["steps"] = f"{listed(counts)} on ranks 0 to {len(counts) - 1}"
-    for judge_part in judge_weights, judge_gradients, judge_data, judge_devices:
+    for judge_part in judge_groups, judge_weights, judge_gradients, judge_data, judge_devices:
         part_lines, part_findings = judge_part(reports)
         if "note" in part_findings:
             notes.append(part_findings.pop("note"))
@@ -530,6 +657,9 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
     if "own gradients" in findings and source is not None:
         findings["one rank's"] = f"after a step, rank {source}'s weights replace the others'"
         del findings["own gradients"]
+    elif "own gradients" in findings and "ZeroRedundancyOptimizer" in reports[0]["wrappers"]:
+        findings["own gradients"] += ("; ZeroRedundancyOptimizer makes the weights equal: each "
+                                      "tensor learns from the samples of one rank")
     elif "own gradients" in findings and not findings.keys() & {"weights", "apart"}:
         notes.append("each optimizer uses its rank's own gradients, and the weights are equal "
                      "before each step: they are averaged instead, or the samples are the same")
@@ -553,11 +683,13 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
 def intended_if_model_parallel(reports):
     """Return the findings that are not mistakes if each rank has a part of one model."""
     first = reports[0]
-    data = {"same data", "overlap"}
+    data = {"same data", "overlap", "unequal data"}
     if any(name.startswith("all_to_all") for name in first["calls"]):
         return data | {"weights", "apart", "part"}  # experts, or tables of embeddings
-    tensor_parallel = first["shards"] and not first["wrappers"]
-    return data if tensor_parallel else set()
+    if len(find_tensor_groups(reports)) < len(reports):
+        return set()
+    is_sharded = any(first["shards"].values()) and not first["wrappers"]
+    return data if is_sharded or any(report["tensor_group"] for report in reports) else set()
 
 
 def judge_hang(states: list[tuple[dict, dict]], seconds: float) -> tuple[Lines, Findings]:
@@ -598,7 +730,7 @@ def describe_without_steps(reports: list[dict]) -> str:
     if not changed:
         return "no weight changed"
     last_states = [report["last_state"] for report in reports]
-    differences = find_differences(last_states, reports[0]["shards"])
+    differences = find_differences(last_states, [report["shards"] for report in reports])
     if not differences:
         return "the weights changed without one, and are equal on all ranks"
     text = describe_differences(differences, len(last_states[0]))

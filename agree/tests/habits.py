@@ -8,9 +8,24 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+)
 
 STEPS = 8
 mse = nn.functional.mse_loss
@@ -276,6 +291,31 @@ def gathered_before_the_forward():
     train(prefetch_and_call, sgd(model))
 
 
+def two_dimensions(sampler=DistributedSampler, ignore=lambda model: set(), fsdp=True):
+    """Tensor parallelism within pairs of ranks, and FSDP over the pairs."""
+    rank, world_size = start()
+    mesh = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("data", "tensor"))
+    data = TensorDataset(torch.randn(256, 4, 8), torch.randn(256, 4, 1))
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    divide = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1))
+    parallelize_module(model, mesh["tensor"], {
+        "": divide, "0": SequenceParallel(), "1": ColwiseParallel(input_layouts=Shard(1)),
+        "3": RowwiseParallel()})
+    if fsdp:
+        fully_shard(model, mesh=mesh["data"], ignored_params=ignore(model))
+    torch.manual_seed(rank)
+    optimizer = sgd(model)
+    sampler = sampler(data, mesh["data"].size(), mesh.get_local_rank("data"))
+    for inputs, labels in DataLoader(data, 6, sampler=sampler):
+        optimizer.zero_grad()
+        mse(model(inputs), labels).backward()
+        optimizer.step()
+
+
+def tensor_parallel():
+    two_dimensions(fsdp=False)
+
+
 def a_stream_for_each_rank():
     rank, world_size = start()
     train_on_stream(Stream(rank, world_size), DDP(network()))
@@ -402,6 +442,26 @@ def optimizer_before_sharding():
     optimizer = sgd(model)
     fully_shard(model)
     train(model, optimizer)
+
+
+def two_dimensions_and_an_ignored_layer():
+    two_dimensions(ignore=lambda model: set(model[3].parameters()))
+
+
+def ranks_of_a_pair_have_other_samples():
+    two_dimensions(lambda data, *_: RandomSampler(data))
+
+
+def one_list_of_indices_for_each_seed():
+    rank, world_size = start()
+    data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
+    model = DDP(network())
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(rank)).tolist()
+    optimizer = sgd(model)
+    for inputs, labels in DataLoader(data, 6, sampler=order[rank::world_size]):
+        optimizer.zero_grad()
+        mse(model(inputs), labels).backward()
+        optimizer.step()
 
 
 def one_model_is_not_wrapped():

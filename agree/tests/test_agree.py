@@ -50,6 +50,19 @@ BARRIER_ON_RANK_0 = "            if rank == 0:\n                torch.distribute
 SEED, SEED_BY_RANK = "torch.manual_seed(0)", "torch.manual_seed(rank)"
 EPOCHS = "    for epoch in range(5):\n"
 
+# Changes to chapter 5's fsdp.py.
+SMALL = ["--layers", 2, "--width", 16, "--heads", 2, "--context", 8, "--global-batch-size", 8]
+NOT_BLOCK_1 = "        if part is model[1]:\n            continue\n"
+SHARD_ROOT = "    fsdp.fully_shard(model, mesh=mesh, "
+CLIP_SHARDS = (
+    "            shards = [parameter.grad.to_local() for parameter in model.parameters()]\n"
+    "            norm = sum(shard.pow(2).sum() for shard in shards).sqrt()\n"
+    "            torch._foreach_mul_(shards, min(1, 0.1 / norm.item()))\n")
+TO_EMPTY = "    model.to_empty("
+STAGE_1 = ("choices=(1, 3), default=3", "choices=(1, 3), default=1")
+SHARDS = "    shards = list("
+NO_SYNC = "    no_sync = parallel_model.no_sync()\n    no_sync.__enter__()\n"
+
 CASES = {  # {file: {case: (changes, expected verdict)}}
     "your_script_ddp": {
         "the wrapper is bypassed": ([("ddp(images)", "model(images)")], "own gradients"),
@@ -76,6 +89,20 @@ CASES = {  # {file: {case: (changes, expected verdict)}}
             [NO_WRAPPER, (STEP, CLIP_BY_RANK + AVERAGE_BY_HAND + STEP)], "other gradients"),
         "rank 0 alone is in a barrier": ([(LOSS, f"{LOSS}\n{BARRIER_ON_RANK_0}")], "hang"),
         "clipped": ([(STEP, CLIP + STEP)], NOTHING_WRONG)},
+    "fsdp": {
+        "unchanged": ([], NOTHING_WRONG),
+        "a block is not sharded": (
+            [("        fsdp.fully_shard(part,", f"{NOT_BLOCK_1}        fsdp.fully_shard(part,"),
+             (SHARD_ROOT, f"{SHARD_ROOT}ignored_params=set(model[1].parameters()), ")], "part"),
+        "clipped by a shard's norm": ([(STEP, CLIP_SHARDS + STEP)], "other gradients"),
+        "gradients never synchronised": (
+            [(TO_EMPTY, f"    model.set_requires_gradient_sync(False)\n{TO_EMPTY}")],
+            "nothing trains"),
+        "no_sync() is never left": ([STAGE_1, (SHARDS, NO_SYNC + SHARDS)], "own gradients"),
+        "another order on one rank": ([("rank, seed=args.seed,", "rank, seed=rank,")], "sampler"),
+        "another seed on one rank": (
+            [("torch.manual_seed(args.seed)", SEED_BY_RANK), ('"meta" if', "device if"),
+             (TO_EMPTY, f"    return model\n{TO_EMPTY}")], "weights")},
     "by_horovod": {
         "unchanged": ([], NOTHING_WRONG),
         "without Horovod's optimizer": (
@@ -88,12 +115,15 @@ def write_changed_copy(file, changes, tmp_path):
     """Return the path of a copy of a training with these changes."""
     if file == "your_script_ddp":
         return copy_and_edit("03_ddp", tmp_path, QUICK, *changes, name="your_script_ddp.py")
+    if file == "fsdp":
+        return copy_and_edit("05_zero/fsdp.py", tmp_path, *changes)
     return copy_and_edit("agree/tests", tmp_path, *changes, name=f"{file}.py")
 
 
 def run_agree(script, *flags, timeout=30):
     """Run agree on a script on two ranks."""
     arguments = [AGREE, "--timeout", timeout, *flags, script]
+    arguments += SMALL if script.name == "fsdp.py" else []
     return forked.run(arguments, 2, ENVIRONMENT, timeout=90)
 
 
@@ -135,15 +165,17 @@ CORRECT_TRAININGS = (  # functions of habits.py
     "loss_divided_and_summed", "divided_by_all_samples", "weighted_by_samples", "two_optimizers",
     "closure", "sparse_and_complex", "copies_of_the_model", "a_bias_has_no_gradient",
     "micro_batches", "sum_of_micro_batches_divided", "gradients_by_hand",
-    "gathered_before_the_forward", "a_stream_for_each_rank", "in_bf16", "compiled",
-    "by_deepspeed", "averaged_by_mpi")
+    "gathered_before_the_forward", "two_dimensions", "tensor_parallel", "a_stream_for_each_rank",
+    "in_bf16", "compiled", "by_deepspeed", "averaged_by_mpi")
 WRONG_TRAININGS = {  # {function of habits.py: expected verdict}
     "summed_by_mpi": "sum", "no_process_group": "alone",
     "imaginary_part_is_lost": "other gradients", "optimizer_of_another_model": "nothing trains",
     "one_stream_for_all": "same data", "rows_of_one_seed": "same data",
     "one_text_for_all": "same data", "step_within_backward": "own gradients",
     "root_of_a_negative": "not finite", "loss_without_effect": "nothing trains",
-    "optimizer_before_sharding": "nothing trains", "one_model_is_not_wrapped": "part",
+    "optimizer_before_sharding": "nothing trains", "two_dimensions_and_an_ignored_layer": "part",
+    "ranks_of_a_pair_have_other_samples": "unequal data",
+    "one_list_of_indices_for_each_seed": "overlap", "one_model_is_not_wrapped": "part",
     "rank_0_alone_reduces": "sequence", "other_collectives": "sequence",
     "rank_1_ends_early": "own gradients, steps"}
 ADVICE = {"one_stream_for_all": "islice", "rows_of_one_seed": r"order\[rank::world_size\]",
@@ -156,7 +188,8 @@ def test_patterns_of_public_scripts_get_their_verdict(name):
     if name.endswith("by_mpi"):
         result = run_command([*MPIEXEC, HABITS, name], timeout=90, env=CHECKOUT)
     else:
-        result = forked.run([AGREE, "--timeout", 5, HABITS, name], 2, ENVIRONMENT, timeout=90)
+        ranks = 4 if name.startswith("two_dimensions") else 2
+        result = forked.run([AGREE, "--timeout", 5, HABITS, name], ranks, ENVIRONMENT, timeout=90)
     output = result.out + result.err
     if name in CORRECT_TRAININGS:
         assert result.code == 0 and f"verdict: {NOTHING_WRONG}\n" in result.out, output
