@@ -31,10 +31,10 @@ def make_model(device, is_bf16, is_compiled):
         model = nn.Sequential(*parts(**SHAPE))
     bf16 = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)  # FSDP: not autocast;
     precision = bf16 if is_bf16 else MixedPrecisionPolicy()  # shards and Adam stay in fp32
-    for index in range(len(model)):  # the embedding, the blocks, the head
+    for part in model:  # the embedding, the blocks, the head
         if is_compiled:
-            model[index] = torch.compile(model[index])  # FSDP: each part, before fully_shard
-        fully_shard(model[index], mp_policy=precision)  # FSDP: gathered only while it computes
+            part.forward = torch.compile(part.forward)  # FSDP: fully_shard gathers outside it
+        fully_shard(part, mp_policy=precision)  # FSDP: gathered only while it computes
     fully_shard(model, mp_policy=precision)  # FSDP: the model itself last
     model.to_empty(device=device)  # FSDP: allocates this rank's shards, without values
     options = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -60,12 +60,12 @@ def main():
     parser = argparse.ArgumentParser()
     add = parser.add_argument
     add("--text", help="file to train on (Python's documentation)")
-    add("--steps", type=int, default=200, help="train up to this step (200, almost an epoch)")
+    add("--steps", type=int, default=150, help="train up to this step (150 of 204 in an epoch)")
     add("--micro-batch", type=int, default=8, help="sequences that a GPU holds at once (8)")
     add("--precision", choices=("fp32", "bf16", "fp64"), help="(GPU: bf16, CPU: fp32)")
     add("--compile", action="store_true")
     add("--checkpoint", metavar="FOLDER", help="save into this folder, and resume from it")
-    add("--save-steps", type=int, default=80, metavar="N", help="save every N steps (80)")
+    add("--save-steps", type=int, default=60, metavar="N", help="save every N steps (60)")
     args = parser.parse_args()
     rank, world_size, local_rank = find_ranks()
     assert GLOBAL_BATCH % world_size == 0, "a global batch that the ranks cannot share equally"
@@ -104,7 +104,7 @@ def main():
             if step % 20 == 0:
                 dist.all_reduce(loss_sum)
                 loss_sum /= world_size
-                norm = norm.full_tensor()  # FSDP: norm itself is this rank's; every rank calls it
+                norm = norm.full_tensor()  # FSDP: an ordinary tensor; every rank calls it
                 if rank == 0:
                     print(f"step {step}: loss {loss_sum:.4f}, norm {norm:.4f}", flush=True)
             if args.checkpoint and step % args.save_steps == 0:  # FSDP: on every rank

@@ -57,8 +57,9 @@ def test_two_ranks_with_micro_batches_train_as_one_rank(baseline, tmp_path):
     assert_close("parameters, fp64", largest_difference(weights, baseline[0]), FP64)
 
 
-def test_another_number_of_ranks_resumes_within_an_epoch(baseline, checkpoint, tmp_path):
-    weights, numbers = train(tmp_path, 1, *checkpoint)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_number_of_ranks_resumes_within_an_epoch(baseline, checkpoint, tmp_path, ranks):
+    weights, numbers = train(tmp_path, ranks, *checkpoint)
     assert len(numbers) == STEPS - STOP
     assert_close("losses and gradient norms, fp64",
                  largest_difference(numbers, baseline[1][STOP:]), FP64)
