@@ -1,0 +1,120 @@
+"""Train a small GPT, split over many GPUs by FSDP2. Resume in mid-epoch, on any number of ranks.
+
+    python your_script_fsdp.py                                              # one rank
+    mpiexec -n 2 python your_script_fsdp.py --checkpoint saved              # or
+    torchrun --nproc-per-node 2 your_script_fsdp.py --checkpoint saved      # or srun, or PALS
+"""
+
+import argparse
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp  # FSDP
+from torch import nn
+from torch.distributed.checkpoint import state_dict as states  # FSDP
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # FSDP
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+from text import load_text
+from transformer import parts
+from workshop.ranks import find_ranks, run  # `from ranks import`, in another folder
+
+SHAPE = {"layers": 3, "width": 96, "heads": 4, "context": 64}
+GLOBAL_BATCH = 32  # sequences per step, on all ranks together
+
+
+def make_model(device, is_bf16, is_compiled):
+    with torch.device("meta"):  # FSDP: shapes without memory: no rank ever has the whole model
+        model = nn.Sequential(*parts(**SHAPE))
+    bf16 = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)  # FSDP: not autocast;
+    precision = bf16 if is_bf16 else MixedPrecisionPolicy()  # shards and Adam stay in fp32
+    for part in model:  # the embedding, the blocks, the head
+        if is_compiled:
+            part.forward = torch.compile(part.forward)  # FSDP: fully_shard gathers outside it
+        fully_shard(part, mp_policy=precision)  # FSDP: gathered only while it computes
+    fully_shard(model, mp_policy=precision)  # FSDP: the model itself last
+    model.to_empty(device=device)  # FSDP: allocates this rank's shards, without values
+    options = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    for part, whole in zip(model, parts(**SHAPE)):  # FSDP: creates one whole part at a time
+        states.set_model_state_dict(part, whole.state_dict(), options=options)
+    return model
+
+
+def get_state(model, optimizer, step):  # FSDP: shards that know their place in the whole
+    weights, moments = states.get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments, "step": step}
+
+
+def load(model, optimizer, folder):
+    state = get_state(model, optimizer, step=0)
+    dcp.load(state, checkpoint_id=folder)  # FSDP: reads this rank's shards, whoever saved them
+    states.set_state_dict(model, optimizer, model_state_dict=state["model"],
+                          optim_state_dict=state["optimizer"])
+    return state["step"]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    add = parser.add_argument
+    add("--text", help="file to train on (Python's documentation)")
+    add("--steps", type=int, default=150, help="train up to this step (150 of 204 in an epoch)")
+    add("--micro-batch", type=int, default=8, help="sequences that a GPU holds at once (8)")
+    add("--precision", choices=("fp32", "bf16", "fp64"), help="(GPU: bf16, CPU: fp32)")
+    add("--compile", action="store_true")
+    add("--checkpoint", metavar="FOLDER", help="save into this folder, and resume from it")
+    add("--save-steps", type=int, default=60, metavar="N", help="save every N steps (60)")
+    args = parser.parse_args()
+    rank, world_size, local_rank = find_ranks()
+    assert GLOBAL_BATCH % world_size == 0, "a global batch that the ranks cannot share equally"
+    device, backend, precision = torch.device("cpu"), "gloo", args.precision or "fp32"
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        backend, precision = "cpu:gloo,cuda:nccl", args.precision or "bf16"
+    dist.init_process_group(backend)
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64 if precision == "fp64" else torch.float32)
+    train, _ = load_text(argparse.Namespace(**SHAPE, text=args.text), GLOBAL_BATCH)
+    batch, epoch_steps = GLOBAL_BATCH // world_size, len(train) // GLOBAL_BATCH
+    sampler = DistributedSampler(train, drop_last=True)
+    model = make_model(device, precision == "bf16", args.compile)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)  # FSDP: after fully_shard
+    saved = sorted(Path(args.checkpoint).glob("step*/.metadata")) if args.checkpoint else []
+    step = load(model, optimizer, saved[-1].parent) if saved else 0  # FSDP: .metadata comes last
+    while step < args.steps:
+        sampler.set_epoch(step // epoch_steps)  # FSDP: a resumed epoch has its order again,
+        order = list(sampler)[step % epoch_steps * batch:epoch_steps * batch]  # FSDP: and goes on
+        for sequences in islice(DataLoader(train, batch, sampler=order), args.steps - step):
+            loss_sum = torch.zeros((), device=device)
+            for first in range(0, batch, args.micro_batch):
+                last = first + args.micro_batch
+                tokens, targets = (part[first:last].to(device).long() for part in sequences)
+                model.set_requires_gradient_sync(last >= batch)  # FSDP: or every backward reduces
+                logits = model(tokens).to(loss_sum.dtype)
+                loss = cross_entropy(logits.flatten(0, 1), targets.flatten()) * len(tokens) / batch
+                loss.backward()
+                loss_sum += loss.detach()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # FSDP: of all shards
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if step % 20 == 0:
+                dist.all_reduce(loss_sum)
+                loss_sum /= world_size
+                norm = norm.full_tensor()  # FSDP: an ordinary tensor; every rank calls it
+                if rank == 0:
+                    print(f"step {step}: loss {loss_sum:.4f}, norm {norm:.4f}", flush=True)
+            if args.checkpoint and step % args.save_steps == 0:  # FSDP: on every rank
+                dcp.save(get_state(model, optimizer, step),
+                         checkpoint_id=f"{args.checkpoint}/step{step:06}")
+    options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = states.get_model_state_dict(model, options=options)  # FSDP: every rank calls it
+    if rank == 0:  # FSDP: only rank 0 gets them
+        torch.save(weights, "gpt.pt")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,78 @@
+"""The script to take home that shards with FSDP2: one training, on any number of ranks, resumed."""
+
+import re
+
+import forked
+import pytest
+import torch
+from conftest import PROGRAMS, copy_and_edit, environment
+from tolerances import BFLOAT16, FP64, assert_close, assert_far_apart
+
+STEPS, STOP = 8, 3  # of 5 steps in an epoch
+SMALL = (('"layers": 3, "width": 96, "heads": 4, "context": 64',
+          '"layers": 2, "width": 8, "heads": 2, "context": 8'),
+         ("GLOBAL_BATCH = 32", "GLOBAL_BATCH = 12"),
+         ("lr=0.003", "lr=3"),  # for smooth.py's Adam
+         ("parameters(), 1.0", "parameters(), 0.1"),  # below the norms, so all steps are clipped
+         ("step % 20", "step % 1"), (":.4f}, norm {norm:.4f}", ":.15f}, norm {norm:.15f}"))
+
+
+def train(folder, ranks, *flags, changes=()):
+    """Train a small, smooth variant in fp64. Return its weights, and each step's loss and norm."""
+    script = copy_and_edit("05_zero/your_script_fsdp.py", folder, *SMALL, *changes)
+    (folder / "text.txt").write_bytes(bytes((7 * i * i + i // 9) % 251 for i in range(550)))
+    command = [PROGRAMS / "smooth.py", script, "--precision", "fp64", "--text", "text.txt",
+               "--steps", STEPS, *flags]
+    result = forked.run(command, ranks, environment() | {"PYTHONPATH": str(folder)}, 120, folder)
+    assert result.code == 0, result.err
+    weights = torch.cat([tensor.flatten() for tensor in torch.load(folder / "gpt.pt").values()])
+    numbers = re.findall(r"step \d+: loss (\S+), norm (\S+)", result.out)
+    return weights, torch.tensor([[float(number) for number in pair] for pair in numbers],
+                                 dtype=torch.float64)
+
+
+def largest_difference(first, second):
+    return (first - second).abs().max().item()
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory):
+    """Return what one rank computes, with one micro-batch per step."""
+    return train(tmp_path_factory.mktemp("baseline"), 1, "--micro-batch", "12")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Return the flags that name a checkpoint, which two ranks saved in the middle of an epoch."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    flags = ("--checkpoint", folder / "saved")
+    train(folder, 2, *flags, "--steps", STOP, "--save-steps", STOP)
+    return flags
+
+
+def test_two_ranks_with_micro_batches_train_as_one_rank(baseline, tmp_path):
+    weights, numbers = train(tmp_path, 2, "--micro-batch", "4")  # of 6: the second one is smaller
+    assert len(numbers) == STEPS and numbers[:, 1].min() > 0.1
+    assert_close("losses and gradient norms, fp64", largest_difference(numbers, baseline[1]), FP64)
+    assert_close("parameters, fp64", largest_difference(weights, baseline[0]), FP64)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_number_of_ranks_resumes_within_an_epoch(baseline, checkpoint, tmp_path, ranks):
+    weights, numbers = train(tmp_path, ranks, *checkpoint)
+    assert len(numbers) == STEPS - STOP
+    assert_close("losses and gradient norms, fp64",
+                 largest_difference(numbers, baseline[1][STOP:]), FP64)
+    assert_close("parameters, fp64", largest_difference(weights, baseline[0]), FP64)
+
+
+def test_the_comparison_notices_a_resumed_epoch_that_starts_over(baseline, checkpoint, tmp_path):
+    weights, _ = train(tmp_path, 1, *checkpoint,
+                       changes=[("step % epoch_steps * batch:", "0:")])
+    assert_far_apart("parameters, fp64", largest_difference(weights, baseline[0]), FP64)
+
+
+def test_bf16_trains(baseline, tmp_path):
+    weights, numbers = train(tmp_path, 2, "--precision", "bf16")
+    assert weights.dtype == torch.float32  # what the optimizer updates
+    assert_close("loss, bf16", largest_difference(numbers[0, 0] / baseline[1][0, 0], 1), BFLOAT16)
