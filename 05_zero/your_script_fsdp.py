@@ -68,7 +68,8 @@ def main():
     add("--save-steps", type=int, default=60, metavar="N", help="save every N steps (60)")
     args = parser.parse_args()
     rank, world_size, local_rank = find_ranks()
-    assert GLOBAL_BATCH % world_size == 0, "a global batch that the ranks cannot share equally"
+    if GLOBAL_BATCH % world_size:
+        raise SystemExit(f"{GLOBAL_BATCH} sequences per step cannot be split over {world_size} ranks")
     device, backend, precision = torch.device("cpu"), "gloo", args.precision or "fp32"
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
