@@ -69,7 +69,7 @@ def main():
     args = parser.parse_args()
     rank, world_size, local_rank = find_ranks()
     if GLOBAL_BATCH % world_size:
-        raise SystemExit(f"{GLOBAL_BATCH} sequences per step cannot be split over {world_size} ranks")
+        raise SystemExit(f"the ranks have to divide {GLOBAL_BATCH}, the sequences per step")
     device, backend, precision = torch.device("cpu"), "gloo", args.precision or "fp32"
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
