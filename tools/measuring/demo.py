@@ -30,7 +30,7 @@ from workshop.flags import Parser
 CPU = "--device cpu"  # two ranks cannot share a GPU, and CPU and GPU speeds are not comparable
 DIGITS = f"{CPU} --dataset digits --global-batch-size 64"
 EXACT = f"{DIGITS} --precision fp64"
-GPT = f"{CPU} --global-batch-size 64 --layers 2 --width 64 --epochs 1 --max-steps 50"
+GPT = f"{CPU} --global-batch-size 128 --layers 1 --width 48 --epochs 1"
 LARGE = (f"{CPU} --dataset synthetic --image-size 48 --model resnet18 --global-batch-size 64 "
          "--lr 0.01 --epochs 1 --max-steps 8")  # five of them warm up
 RUNS = [  # chapter, name, ranks, flags, name of its baseline on one rank
