@@ -103,8 +103,7 @@ def main():
             optimizer.zero_grad()
             step += 1
             if step % 20 == 0:
-                dist.all_reduce(loss_sum)
-                loss_sum /= world_size
+                dist.all_reduce(loss_sum.div_(world_size))
                 norm = norm.full_tensor()  # FSDP: an ordinary tensor; every rank calls it
                 if rank == 0:
                     print(f"step {step}: loss {loss_sum:.4f}, norm {norm:.4f}", flush=True)
