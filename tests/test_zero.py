@@ -27,7 +27,7 @@ LEARNING_RATE = 2.0  # high, because the smooth variant's Adam hardly rescales t
 
 def sequences():
     """Return the text's bytes, (sequences, context + 1). The last tenth is for the test."""
-    text = torch.tensor(list(GPT_TEXT.encode()))
+    text = torch.tensor(list(GPT_TEXT))
     return text.unfold(0, CONTEXT + 1, CONTEXT)
 
 
@@ -167,11 +167,10 @@ def test_each_byte_is_predicted_once_per_epoch_by_one_rank(tmp_path):
     flags = gpt_flags(tmp_path)
     args = SimpleNamespace(text=flags[-1], context=CONTEXT)
     train_set, test_set = load_module(ROOT / ZERO / "text.py").load_text(args, BATCH)
-    text = GPT_TEXT.encode()
     counted = [bytes(next_tokens.tolist()) for part in (train_set, test_set)
                for _, next_tokens in part]
-    assert b"".join(counted) == text[1:1 + len(counted) * CONTEXT]
-    assert len(text) - 1 - len(counted) * CONTEXT < CONTEXT
+    assert b"".join(counted) == GPT_TEXT[1:1 + len(counted) * CONTEXT]
+    assert len(GPT_TEXT) - 1 - len(counted) * CONTEXT < CONTEXT
     for tokens, next_tokens in train_set:
         assert tokens[1:].tolist() == next_tokens[:-1].tolist()
     for epoch in range(2):
