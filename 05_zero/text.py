@@ -16,13 +16,14 @@ def load_text(args: argparse.Namespace, global_batch: int) -> tuple[TensorDatase
     A sequence is a pair: its bytes, and the next byte for each of them; uint8, (context,) each.
     Sequences do not overlap, so that each byte (except the first) is predicted once per epoch.
     """
-    text = torch.frombuffer(bytearray(read_bytes(args.text)), dtype=torch.uint8)
-    count = (len(text) - 1) // args.context
+    content = read_bytes(args.text)
+    count = (len(content) - 1) // args.context
     test_count = max(1, count // 10)
     if global_batch > count - test_count:
         sys.exit(f"the text has {max(0, count - test_count)} sequences of {args.context} bytes to "
                  f"train on, fewer than the {global_batch} of a step: lower --batch-size or "
                  "--context, or use a longer --text")
+    text = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     tokens = text[:count * args.context].view(count, args.context)
     next_tokens = text[1:count * args.context + 1].view(count, args.context)
     train, test = slice(count - test_count), slice(count - test_count, count)

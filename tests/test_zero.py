@@ -154,6 +154,7 @@ def test_resume_equals_an_uninterrupted_run(chapter, flags, ranks, plain_loop, t
     (ZERO, "--stage 4", "--stage.*4"), (FSDP, "--offload cpu", "GPU"),
     (FSDP, "--stage 1 --checkpoint c", "--checkpoint.*--stage 3"),
     (FSDP, "--text missing", "--text missing: No such file"), (FSDP, "--heads 5", "--heads 5"),
+    (FSDP, "--text /dev/null", "longer --text"),
     (FSDP, "--context 100000", "lower --batch-size or --context")])
 def test_mistakes_get_one_line(chapter, flags, message, tmp_path):
     result = run(chapter, 1, *flags.split(), cwd=tmp_path)
