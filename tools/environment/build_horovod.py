@@ -27,9 +27,9 @@ SETTINGS = {
     "LDFLAGS": "-Wl,-rpath,$ORIGIN/../../../..",  # the environment's libmpi, relative to Horovod
 }
 CHANGES = [  # (file in Horovod 0.28.1, old text, new text)
-    # PyTorch's and TensorFlow's headers are C++17; gloo, linked to both, must be C++17, too
-    ("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"),
-    ("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"),
+    # PyTorch 2.14 needs C++20; gloo, which both libraries link to, has to be C++20, too
+    ("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
+    ("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
     # An unused assignment to constants, which g++ 14 and newer reject
     ("third_party/flatbuffers/include/flatbuffers/stl_emulation.h",
      "  FLATBUFFERS_CONSTEXPR_CPP14 span &operator=(const span &other)\n"
@@ -43,7 +43,7 @@ CHANGES = [  # (file in Horovod 0.28.1, old text, new text)
 ]
 WITHOUT_CUDA = [
     # Build gloo once, and, as one unit, the sources common to the PyTorch and TensorFlow libraries:
-    # half the compile time. As released, each is built twice, for C++14 and C++17.
+    # half the compile time. As released, each is built twice.
     ("horovod/tensorflow/CMakeLists.txt", "LIBS compatible17_gloo)", "LIBS gloo)"),
     ("CMakeLists.txt", "if(HAVE_GLOO AND (DEFINED Tensorflow_CXX17 AND Tensorflow_CXX17))",
      "if(FALSE)"),
