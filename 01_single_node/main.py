@@ -38,7 +38,7 @@ def main():
     if args.device != "cpu" and torch.cuda.is_available():
         device = torch.device("cuda")
         torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
-        torch.backends.cudnn.benchmark = True  # time each convolution algorithm, use the fastest
+        torch.backends.cudnn.benchmark = not torch.version.hip  # try algorithms; not on AMD
     devices.check_device(args, device)  # exits if --device asks for a GPU that is not there
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(args.seed)
@@ -48,8 +48,9 @@ def main():
     flags.check(args, device.type, global_batch)
     train, test = data.load_data(args, global_batch)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
-    # Channels last, so a pixel's channels are adjacent: faster convolutions on a GPU.
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    # Channels last, so a pixel's channels are adjacent: faster convolutions on NVIDIA's GPUs.
+    is_nvidia = device.type == "cuda" and not torch.version.hip
+    layout = torch.channels_last if is_nvidia else torch.contiguous_format
     sampler = RandomSampler(train, generator=torch.Generator())
     # `train` returns whole batches as arrays, faster than image by image; a GPU gets pinned memory.
     options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 hvd.init()
+tf.config.set_visible_devices([], "GPU")  # else each rank would reserve the memory of all GPUs
 random = np.random.default_rng(hvd.rank())  # different data on each rank
 images = random.normal(size=(256, 16)).astype("float32")
 labels = random.normal(size=(256, 1)).astype("float32")

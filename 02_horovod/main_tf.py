@@ -7,7 +7,6 @@ import faulthandler
 import json
 import math
 import os
-import socket
 import sys
 
 import numpy as np
@@ -64,8 +63,7 @@ def main():
     tf.config.threading.set_inter_op_parallelism_threads(threads)  # operations in parallel
     device = "cuda" if gpus else "cpu"
     # Exit if ranks share a GPU: gather() starts TensorFlow, which then cannot change to the CPU.
-    visible = [os.environ.get(f"{prefix}_VISIBLE_DEVICES") for prefix in ("CUDA", "ROCR", "HIP")]
-    gpu_names = devices.gather(f"{socket.gethostname()} {visible} {gpus[0].name}" if gpus else None)
+    gpu_names = devices.gather(devices.describe_visible_gpus() + gpus[0].name if gpus else None)
     if any(gpu_names) and len(set(gpu_names) - {None}) < world_size:
         refuse("two ranks share a GPU: start one rank per GPU, or use --device cpu")
     if not gpus:

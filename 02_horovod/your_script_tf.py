@@ -20,9 +20,11 @@ from workshop.ranks import check_world_size
 hvd.init()
 check_world_size(hvd.size())
 rank, world_size = hvd.rank(), hvd.size()
-gpus = tf.config.list_physical_devices("GPU")
+gpus = tf.config.list_physical_devices("GPU") if hvd.cuda_built() or hvd.rocm_built() else []
 gpus = [gpus[hvd.local_rank() % len(gpus)]] if gpus else []  # %: index 0 if each rank sees one GPU
 tf.config.set_visible_devices(gpus, "GPU")
+for gpu in gpus:
+    tf.config.experimental.set_memory_growth(gpu, True)  # allocate as needed, not all at once
 keras.utils.set_random_seed(0)  # the same split, shuffle and initial weights on all ranks
 
 # Data, as arrays. The last fifth is for the test, as with fit(validation_split=0.2).

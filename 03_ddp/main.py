@@ -42,7 +42,7 @@ def main():
         torch.cuda.set_device(device)  # from here on, "cuda" is this rank's own GPU
         backend = "cpu:gloo,cuda:nccl"  # NCCL connects GPUs
         torch.set_float32_matmul_precision("high")  # TF32: chapter 1
-        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark = not torch.version.hip
     dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))  # all ranks connect
     device = devices.check_device(args, device)  # the CPU on all ranks, if two would share a GPU
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
@@ -58,7 +58,8 @@ def main():
     if rank == 0:
         dist.barrier()
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    is_nvidia = device.type == "cuda" and not torch.version.hip
+    layout = torch.channels_last if is_nvidia else torch.contiguous_format
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)

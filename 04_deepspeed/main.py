@@ -46,7 +46,7 @@ def main():
         torch.cuda.set_device(device)  # from here on, "cuda" is this rank's own GPU
         backend = "cpu:gloo,cuda:nccl"  # NCCL connects GPUs
         torch.set_float32_matmul_precision("high")  # TF32: chapter 1
-        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark = not torch.version.hip
     dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))  # all ranks connect
     device = devices.check_device(args, device)  # the CPU on all ranks, if two would share a GPU
     dtype = torch.float32  # of the parameters; DeepSpeed does not support fp64
@@ -66,7 +66,8 @@ def main():
     deepspeed = import_deepspeed(device, config)
     compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     mean, std = train.images[:256].mean(), train.images[:256].std()  # 256 are enough
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    is_nvidia = device.type == "cuda" and not torch.version.hip
+    layout = torch.channels_last if is_nvidia else torch.contiguous_format
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)

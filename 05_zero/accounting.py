@@ -95,7 +95,7 @@ class Accounting:
             return
         if self.device.type != "cpu":
             gpu = torch.get_device_module(self.device)
-            self.bytes["allocator's peak"] = gpu.max_memory_allocated()
+            self.bytes["peak of the run"] = gpu.max_memory_allocated()
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:  # gloo's thread may hold a bucket briefly
             gc.collect()

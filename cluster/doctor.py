@@ -25,13 +25,13 @@ from datetime import timedelta
 from importlib.metadata import distributions
 
 from cluster.records import append_records
-from workshop.devices import gather
+from workshop.devices import gather, identify_gpu, short_reason
 from workshop.flags import Parser, refuse_unwritable
 from workshop.ranks import find_launcher, find_ranks, run
 
 if __name__ == "__main__":  # before torch is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # exceptions repeat these lines
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # the Guard ends ranks that hang
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # the Guard ends ranks that hang
 try:
     import psutil
     import torch
@@ -44,6 +44,7 @@ if not hasattr(torch, "accelerator"):  # added in 2.6, the oldest that was tried
              "oldest that the chapters were tried with: load a newer module of the site, or make "
              "setup without SITE=")
 
+DRIVERS = "/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"  # the latter in WSL2
 SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the last on GPUs only
 MPI_ADVICE = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
 RENDEZVOUS_ADVICE = ("unset MASTER_PORT; set MASTER_ADDR to rank 0's address in the cluster's "
@@ -54,6 +55,8 @@ GLOO, NCCL = (os.environ.get(f"{name}_SOCKET_IFNAME", "not set") for name in ("G
 NETWORK_ADVICE = (f"set GLOO_SOCKET_IFNAME (now: {GLOO}) and NCCL_SOCKET_IFNAME (now: {NCCL}), "
                   "best in the site's file, to an interface of the cluster's network; a firewall "
                   "must leave all ports open between nodes; NCCL_DEBUG=INFO prints more")
+ONE_NODE_ADVICE = ("set NCCL_P2P_DISABLE=1; is /dev/shm large enough (df -h /dev/shm)? "
+                   "NCCL_DEBUG=INFO prints more")
 
 
 # Time-outs
@@ -88,8 +91,7 @@ class Guard:
         try:
             yield
         except Exception as problem:
-            text = " ".join(str(problem).split())
-            sys.exit(f"{name} failed: {type(problem).__name__}: {text:.200}: {advice}")
+            sys.exit(f"{name} failed: {type(problem).__name__}: {short_reason(problem)}: {advice}")
 
 
 def refuse_unknown_launcher():
@@ -140,15 +142,15 @@ def find_gpu_problem(local_rank):
 def examine():
     """Return the facts of this rank: node, GPUs, cores, versions, interfaces."""
     local_rank = int(os.environ["LOCAL_RANK"])
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(gpus)]
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = [identify_gpu(index) for index in range(count)]
     cores = range(os.cpu_count())
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cores = os.sched_getaffinity(0)
-    return {"node": socket.gethostname(), "local_rank": local_rank, "uuids": uuids,
-            "gpu": uuids[local_rank % gpus] if gpus else None,
+    return {"node": socket.gethostname(), "local_rank": local_rank, "gpus": gpus,
+            "gpu": gpus[local_rank % count] if gpus else None,
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES", "not set"),
-            "has_driver": os.path.exists("/dev/nvidia0"),
+            "has_driver": any(map(os.path.exists, DRIVERS)),
             "gpu_problem": find_gpu_problem(local_rank), "cores": sorted(cores),
             "all_cores": os.cpu_count(), "versions": describe_versions(), "gloo": gloo_interface(),
             "nccl": os.environ.get("NCCL_SOCKET_IFNAME", "not set"),
@@ -188,11 +190,12 @@ def print_facts(ranks, launcher):
               f"interfaces {node_ranks[0]['interfaces']}, gloo uses {node_ranks[0]['gloo']}, "
               f"NCCL_SOCKET_IFNAME: {node_ranks[0]['nccl']}")
     for rank, facts in enumerate(ranks):
+        gpu = (facts["gpu"] or "none").partition(" of ")[0]
         print(f"rank {rank}: {facts['node']}, local rank {facts['local_rank']}, "
-              f"CPU cores: {format_ranges(facts['cores'])}, GPUs: {len(facts['uuids'])} "
-              f"(CUDA_VISIBLE_DEVICES: {facts['visible_devices']}), uses: {facts['gpu'] or 'none'}")
+              f"CPU cores: {format_ranges(facts['cores'])}, GPUs: {len(facts['gpus'])} "
+              f"(CUDA_VISIBLE_DEVICES: {facts['visible_devices']}), uses: {gpu}")
     requested = os.environ.get("SLURM_GPUS_ON_NODE")
-    if requested and not any(facts["uuids"] for facts in ranks):
+    if requested and not any(facts["gpus"] for facts in ranks):
         print(f"note: the job has {requested} GPUs per node, and PyTorch sees none of them; it is "
               f"built for CUDA: {torch.version.cuda}")
     job_nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
@@ -230,7 +233,7 @@ def diagnose(ranks):
 
 def diagnose_gpus(node_ranks, any_gpu):
     """Return the problems with the GPUs of one node's ranks, as lines."""
-    gpus = {uuid for facts in node_ranks for uuid in facts["uuids"]}
+    gpus = {gpu for facts in node_ranks for gpu in facts["gpus"]}
     used = [facts["gpu"] for facts in node_ranks]
     if None in used and (node_ranks[0]["has_driver"] or any_gpu):
         facts = node_ranks[used.index(None)]
@@ -240,9 +243,10 @@ def diagnose_gpus(node_ranks, any_gpu):
         return [f"{len(node_ranks)} ranks see {len(gpus)} GPUs: start one rank per GPU (mpiexec "
                 "--ppn, srun --ntasks-per-node, torchrun --nproc-per-node)"]
     if gpus and len(set(used)) < len(used):
-        return ["several ranks use the same GPU: unset CUDA_VISIBLE_DEVICES, or set it to "
-                "another GPU for each rank; start at most one torchrun per node"]
-    return [f"cannot run a kernel on GPU {facts['gpu']}: {facts['gpu_problem']:.150}: {GPU_ADVICE}"
+        return ["several ranks use the same GPU, or slices (MIG) of it: unset "
+                "CUDA_VISIBLE_DEVICES, or set it to another GPU for each rank; start at most one "
+                "torchrun per node"]
+    return [f"cannot run a kernel on {facts['gpu']}: {facts['gpu_problem']:.150}: {GPU_ADVICE}"
             for facts in node_ranks if facts["gpu"] and facts["gpu_problem"]]
 
 
@@ -281,25 +285,30 @@ def time_all_reduce(size, device):
     return statistics.median(times[1:])  # the first all-reduce also connects the ranks
 
 
-def measure_all_reduces(store, rank, world_size, seconds):
-    """Time and check all-reduces over the chapters' backends; return their records."""
-    records = []
-    libraries, backends = {"cpu": "gloo"}, "gloo"
+def connect(store, rank, world_size, seconds):
+    """Initialize the process group with the chapters' backends; return the number of nodes."""
+    backends = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        libraries["cuda"], backends = "NCCL", "cpu:gloo,cuda:nccl"
+        backends = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backends, timeout=timedelta(seconds=seconds / 2), store=store,
                             rank=rank, world_size=world_size)
-    for device, library in libraries.items():
-        for name, size in list(SIZES.items())[:3 if device == "cpu" else 4]:
-            median = time_all_reduce(size, device)
-            bandwidth = 2 * (world_size - 1) / world_size * size / median / 1e9
-            records.append({"all_reduce": library, "bytes": size, "seconds": median})
-            if rank == 0:
-                print(f"all-reduce over {library}, {name}: {median:.6f} s, "
-                      f"bus bandwidth {bandwidth:.3f} GB/s")
-    nodes = len(set(gather(socket.gethostname())))  # also a barrier: no rank exits early
-    return [record | {"ranks": world_size, "nodes": nodes} for record in records]
+    return len(set(gather(socket.gethostname())))
+
+
+def measure_all_reduces(library, nodes):
+    """Time and check all-reduces of several sizes over gloo or NCCL; return their records."""
+    records, world_size = [], dist.get_world_size()
+    device = "cuda" if library == "NCCL" else "cpu"
+    for name, size in list(SIZES.items())[:3 if device == "cpu" else 4]:
+        median = time_all_reduce(size, device)
+        bandwidth = 2 * (world_size - 1) / world_size * size / median / 1e9
+        records.append({"all_reduce": library, "bytes": size, "seconds": median,
+                        "ranks": world_size, "nodes": nodes})
+        if dist.get_rank() == 0:
+            print(f"all-reduce over {library}, {name}: {median:.6f} s, "
+                  f"bus bandwidth {bandwidth:.3f} GB/s")
+    return records
 
 
 def main():
@@ -327,8 +336,14 @@ def main():
         store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
     with guard.stage("collecting what each rank sees of its GPUs", GPU_ADVICE):
         judge(store, launcher, rank, world_size)
-    with guard.stage("the all-reduce", NETWORK_ADVICE):
-        records = measure_all_reduces(store, rank, world_size, seconds)
+    with guard.stage("the all-reduce over gloo", NETWORK_ADVICE):
+        nodes = connect(store, rank, world_size, seconds)
+        records = measure_all_reduces("gloo", nodes)
+    if torch.cuda.is_available():
+        with guard.stage("the all-reduce over NCCL",
+                         NETWORK_ADVICE if nodes > 1 else ONE_NODE_ADVICE):
+            records += measure_all_reduces("NCCL", nodes)
+    gather(None)  # no rank exits early
     if rank == 0:
         print("nothing wrong was found")
         if args.results:

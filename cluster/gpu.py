@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 from cluster.launch import ROOT, describe_failure, rank_command, run_job
-from cluster.records import append_records, describe_machine, processor_name, read_records
+from cluster.nccl import nccl
+from cluster.records import append_records, describe_machine, outcome, processor_name, read_records
 from workshop.flags import Parser
 
 # Of ResNet-50, per image of 224 pixels: multiply and add; the backward pass costs twice the forward
@@ -46,12 +47,6 @@ def run_program(ranks, program, *flags, timeout=120):
         return exit_code, output, read_records(results)
 
 
-def outcome(name, passed, output=""):
-    """Return a record of a result, with the last lines of the output if it has not passed."""
-    last_lines = "" if passed else "\n".join(output.splitlines()[-12:])
-    return {"test": name, "passed": bool(passed), "output": last_lines}
-
-
 def doctor(device, gpus):
     """Does the doctor find a problem? How fast are all-reduces?"""
     exit_code, output, records = run_program(gpus, "cluster.doctor")
@@ -75,8 +70,8 @@ def compare_devices(device, gpus):
             loss = records[0]["loss"] if records else math.nan
             cpu_loss = loss if cpu_loss is None else cpu_loss
             difference = abs(loss - cpu_loss)
-            yield {"loss": loss, "difference": difference} | outcome(
-                f"{name}, {precision}: same loss as on the CPU", difference < tolerance, output)
+            yield outcome(f"{name}, {precision}: same loss as on the CPU",
+                          difference < tolerance, output, loss=loss, difference=difference)
     for first, second in ("cpu", device), (device, "cpu"):
         with tempfile.TemporaryDirectory() as folder:
             program = "01_single_node", "--checkpoint", f"{folder}/c.pt"
@@ -98,7 +93,7 @@ def plain_loop(device, batch, image_size, settings):
     allow_tf32 = settings != "fp32"
     torch.backends.cudnn.allow_tf32 = allow_tf32
     torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = not torch.version.hip  # AMD's search takes minutes
     layout = torch.channels_last if "channels last" in settings else torch.contiguous_format
     build_model = resnet50 if device == "cuda" else resnet18
     model = build_model(num_classes=10).to(device, memory_format=layout)
@@ -133,8 +128,8 @@ def single_gpu_speed(device, gpus):
         code = f"import json; from cluster import gpu; print(json.dumps({call}))"
         try:
             output = run_job([sys.executable, "-c", code], timeout=150)
-        except subprocess.CalledProcessError as problem:  # 512 images may not fit in memory
-            reason = problem.output.strip().splitlines()[-1][:150]
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
+            reason = describe_failure(problem).splitlines()[-1][:150]  # often: out of memory
             yield {"settings": settings, "batch": batch, "failed": reason}
             continue
         speed, peak = json.loads(re.findall(r"^\[.*\]$", output, re.M)[-1])
@@ -151,6 +146,8 @@ def run_chapter(ranks, chapter, device, image_size, batch, precision):
         ranks, chapter, "--device", device, "--dataset", "synthetic", "--model", model,
         "--image-size", image_size, "--batch-size", batch, "--precision", precision, "--lr", 0.001,
         "--epochs", 1, "--max-steps", 5 + STEPS[device])
+    if not records and "out of memory" in output:
+        return [{"main.py": chapter, "ranks": ranks, "batch": batch, "failed": "out of memory"}]
     if not records:
         return [outcome(f"{chapter}, {ranks} ranks, {precision}", False, output)]
     speed = records[0]["images_per_second"]
@@ -173,7 +170,8 @@ def scaling(device, gpus):
         yield from run_chapter(ranks, "03_ddp", device, image_size, batch, "bf16")
 
 
-PARTS = {"doctor": doctor, "same": compare_devices, "speed": single_gpu_speed, "scaling": scaling}
+PARTS = {"doctor": doctor, "same": compare_devices, "nccl": nccl, "speed": single_gpu_speed,
+         "scaling": scaling}
 
 
 def format_record(record):
@@ -181,7 +179,9 @@ def format_record(record):
     texts = []
     for key, value in record.items():
         text = f"{value:,.4g}" if isinstance(value, float) else value
-        if value != "":
+        if isinstance(value, list):
+            text = "".join(f"\n        {line}" for line in value)
+        if value not in ("", None):
             texts.append(f"{key}: {text}")
     return "   ".join(texts)
 

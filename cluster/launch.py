@@ -71,8 +71,11 @@ def finish_job(process: subprocess.Popen, timeout: float = 600) -> subprocess.Co
     """Wait for a job; end all its ranks after the time-out, or if this program is interrupted."""
     try:
         output, errors = process.communicate(timeout=timeout)
-    except BaseException:  # the time-out, Ctrl-C, end_on_sigterm()
+    except BaseException as problem:  # the time-out, Ctrl-C, end_on_sigterm()
         end_job(process)
+        if isinstance(problem, subprocess.TimeoutExpired):
+            with suppress(subprocess.TimeoutExpired):
+                problem.output = process.communicate(timeout=2)[0]
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
@@ -99,10 +102,13 @@ def run_job(arguments: list[object], timeout: float = 600, cwd: str | Path = ROO
 def describe_failure(problem: Exception) -> str:
     """Return why a job failed, with its exit code and the last lines of its output."""
     if isinstance(problem, subprocess.CalledProcessError):
-        return "\n".join([f"exit code {problem.returncode}", *problem.output.splitlines()[-10:]])
-    if isinstance(problem, subprocess.TimeoutExpired):
-        return f"timed out after {problem.timeout} s"
-    return str(problem)
+        reason = f"exit code {problem.returncode}"
+    elif isinstance(problem, subprocess.TimeoutExpired):
+        reason = f"timed out after {problem.timeout:.0f} s"
+    else:
+        return str(problem)
+    output = problem.output if isinstance(problem.output, str) else ""
+    return "\n".join([reason, *output.splitlines()[-10:]])
 
 
 def end_on_sigterm() -> None:

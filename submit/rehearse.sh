@@ -67,7 +67,10 @@ report() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report w
         return 0
     fi
     cat "$log.submit" >>"$log"
-    reasons=$(grep -E "^(wrong|doctor.py|main.py|qsub|[A-Za-z.]*Error): |error: .*(code|fail)" "$log" | sort -u | head -n 4)
+    reasons=$({
+        grep -E "^(wrong|doctor.py|main.py|qsub|[A-Za-z.]*Error): |error: .*(code|fail)" "$log"
+        grep -A1 "^Last error:" "$log"  # of NCCL
+    } | sort -u | head -n 4)
     printf '%s: not ready\n%s\n    full log: %s\n' "$name" "${reasons:-$(tail -n 3 "$log")}" "$log"
     return 1
 }

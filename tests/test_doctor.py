@@ -42,7 +42,8 @@ def test_one_and_two_ranks_without_a_fault():
     ("SLURM_NTASKS=4, but", [*WITHOUT_SIBLINGS, *PYTHON], ALLOCATION),  # a batch script's process
     ("mpiexec comes from Open MPI", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
     ("psutil.*activate the environment", [sys.executable, "-S", *DOCTOR], {}),
-    ("all-reduce failed.*none9: set GLOO", [*MPIEXEC, *PYTHON], {"GLOO_SOCKET_IFNAME": "none9"})])
+    ("all-reduce over gloo failed.*none9: set GLOO", [*MPIEXEC, *PYTHON],
+     {"GLOO_SOCKET_IFNAME": "none9"})])
 def test_what_keeps_a_rank_from_training_is_reported(finding, command, variables):
     assert_reported(finding, run_concurrently((command, variables)))
 
@@ -66,13 +67,13 @@ def test_ranks_that_cannot_connect_are_reported():
 
 @pytest.mark.check
 @pytest.mark.parametrize(("rank_0", "rank_1", "finding"), [
-    ({"uuids": ["a", "b"], "gpu": "a"}, {"uuids": ["a", "b"], "gpu": "b"}, None),
-    ({"uuids": ["a", "b"], "gpu": "a"}, {"uuids": ["a", "b"], "gpu": "a"}, "the same GPU"),
-    ({"uuids": ["a"], "gpu": "a"}, {"uuids": ["a"], "gpu": "a"}, "2 ranks see 1 GPUs"),
+    ({"gpus": ["a", "b"], "gpu": "a"}, {"gpus": ["a", "b"], "gpu": "b"}, None),
+    ({"gpus": ["a", "b"], "gpu": "a"}, {"gpus": ["a", "b"], "gpu": "a"}, "the same GPU"),
+    ({"gpus": ["a"], "gpu": "a"}, {"gpus": ["a"], "gpu": "a"}, "2 ranks see 1 GPUs"),
     ({"has_driver": True, "gpu_problem": "The NVIDIA driver on your system is too old"}, {},
      "sees no GPU: The NVIDIA driver on your system is too old: ask for one GPU per rank"),
-    ({"uuids": ["a"], "gpu": "a", "gpu_problem": "no kernel image"}, {"uuids": ["b"], "gpu": "b"},
-     "cannot run a kernel on GPU a: no kernel image"),
+    ({"gpus": ["a"], "gpu": "a", "gpu_problem": "no kernel image"}, {"gpus": ["b"], "gpu": "b"},
+     "cannot run a kernel on a: no kernel image"),
     ({"cores": [0]}, {"cores": [0]}, "bound to core 0"),
     ({"node": "nid1", "gloo": "127.0.1.1"}, {"node": "nid2"},
      "nid1: its hostname resolves to 127.0.1.1"),

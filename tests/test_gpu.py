@@ -1,10 +1,54 @@
-"""cluster/gpu.py on the CPU, and --profile."""
+"""cluster/gpu.py on the CPU, which GPUs NCCL takes for one, and --profile."""
 
 import json
+import os
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import assert_refused, read_records, run, run_command
+
+from workshop.devices import identify_gpu, short_reason
+
+WHOLE = {"pci_domain_id": 0, "pci_bus_id": 7, "pci_device_id": 0, "uuid": "a"}
+OTHER = WHOLE | {"pci_bus_id": 8, "uuid": "b"}
+SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("first", "second", "variables", "nccl", "are_one"), [
+    (WHOLE, WHOLE, {}, 30, True),
+    (WHOLE, OTHER, {}, 30, False),
+    (WHOLE, WHOLE | {"uuid": "b"}, {}, 30, True),  # two slices (MIG)
+    (WHOLE | {"uuid": "XX"}, OTHER | {"uuid": "XX"}, {}, 30, False),  # AMD's without a UUID
+    ({"uuid": "a"}, {"uuid": "a"}, {}, 28, True),  # an older PyTorch
+    ({"uuid": "a"}, {"uuid": "b"}, {}, 28, False),
+    (WHOLE, WHOLE, {"NCCL_HOSTID": "node of rank "}, 28, False),
+    (WHOLE, WHOLE, SHARED, 30, False),
+    (WHOLE, WHOLE, SHARED, 29, True)])
+def test_two_ranks_gpus_are_one_if_nccl_takes_them_for_one(
+        first, second, variables, nccl, are_one, monkeypatch):
+    texts = []
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, nccl, 7))
+    for rank, properties in enumerate((first, second)):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, f"{value}{rank}" if name == "NCCL_HOSTID" else value)
+        monkeypatch.setattr(os, "getpid", lambda rank=rank: rank)
+        gpu = SimpleNamespace(**properties)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, gpu=gpu: gpu)
+        texts.append(identify_gpu(torch.device("cuda", 0)))
+    assert (texts[0] == texts[1]) == are_one, texts
+
+
+@pytest.mark.check
+def test_the_reason_of_nccl_is_not_cut_off():
+    text = ("NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled system"
+            " error (run with NCCL_DEBUG=INFO for details), NCCL version 2.29.7\nncclSystemError:"
+            " System call (e.g. socket, malloc) or external library call failed or device error."
+            "\nLast error:\nError: network AWS Libfabric not found.")
+    assert short_reason(RuntimeError(text)) == "Error: network AWS Libfabric not found."
+    assert short_reason(ValueError("a\nb"), 2) == "a "
 
 
 def test_a_profile_has_three_steps(tmp_path):
@@ -21,8 +65,8 @@ def test_a_profile_has_three_steps(tmp_path):
 def test_all_parts_run_on_the_cpu(tmp_path):
     results = tmp_path / "gpu.jsonl"
     result = run_command([sys.executable, "-m", "cluster.gpu", "--device", "cpu",
-                          "--results", results], timeout=900)
+                          "--results", results], timeout=1500)
     assert result.code == 0, result.out + result.err
     parts = {record["part"] for record in read_records(results)}
-    assert parts == {"doctor", "same", "speed", "scaling"}
+    assert parts == {"doctor", "same", "nccl", "speed", "scaling"}
     assert "passed: False" not in result.out and "bf16, channels last" in result.out

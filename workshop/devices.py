@@ -2,13 +2,21 @@
 
 import argparse
 import os
+import shutil
+import socket
+import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from workshop.ranks import find_launcher, refuse
 
 
 def gather(value: object) -> list:
-    """Return the values of all ranks, in rank order, on every rank. All ranks have to call it."""
+    """Return the values of all ranks, in rank order, on every rank. All ranks have to call it.
+
+    value: of any type that pickle knows, without tensors on GPUs.
+    """
     hvd = sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow")
     if hvd:
         return hvd.allgather_object(value, name="values")  # the default name is the value's type
@@ -21,16 +29,13 @@ def gather(value: object) -> list:
 
 
 def check_device(args: argparse.Namespace, device: object) -> object:
-    """Return this torch.device, or, on all ranks, the CPU if two ranks would share a GPU.
+    """Return this torch.device, or, on all ranks, the CPU if NCCL would refuse two ranks' GPUs.
 
-    NCCL refuses two ranks on one GPU. All ranks have to call this function, after they have
-    connected. With --device cuda they exit instead of changing to the CPU.
+    All ranks have to call this function, after they have connected. With --device cuda they exit
+    instead of changing to the CPU.
     """
     import torch
-    gpu = None
-    if device.type != "cpu":
-        gpu = str(torch.cuda.get_device_properties(device).uuid)
-    gpus = gather(gpu)
+    gpus = gather(identify_gpu(device) if device.type != "cpu" else None)
     if None in gpus or len(set(gpus)) < len(gpus):
         refuse_cpu(args)
         device = torch.device("cpu")
@@ -39,6 +44,43 @@ def check_device(args: argparse.Namespace, device: object) -> object:
         if len(gpus) > 1 and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)  # else the ranks compete for the cores
     return device
+
+
+def identify_gpu(device: object) -> str:
+    """Return a GPU's PCI address (or its UUID, if PyTorch knows no address) and host, as text.
+
+    NCCL refuses two ranks with equal texts, also on two slices (MIG) of a GPU. As for NCCL,
+    NCCL_HOSTID replaces the host's name and boot id (NCCL 2.30.7, src/misc/utils.cc:117), and with
+    NCCL_MULTI_RANK_GPU_ENABLE=1 ranks may share a GPU (since 2.30, src/init.cc:1055).
+    """
+    import torch
+    properties = torch.cuda.get_device_properties(device)
+    address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    gpu = f"UUID {getattr(properties, 'uuid', device)}"
+    if None not in address:
+        gpu = "PCI {:04x}:{:02x}:{:02x}".format(*address)
+    host = socket.gethostname()
+    with suppress(OSError):
+        host += " " + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    host = os.environ.get("NCCL_HOSTID", host)
+    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.nccl.version() >= (2, 30):
+        host += f" process {os.getpid()}"
+    return f"{gpu} of {host}"
+
+
+def describe_visible_gpus() -> str:
+    """Return this host, and which GPUs this rank sees, as text, without PyTorch."""
+    visible = [os.environ.get(f"{prefix}_VISIBLE_DEVICES") for prefix in ("CUDA", "ROCR", "HIP")]
+    gpus = ""
+    if shutil.which("nvidia-smi"):  # Slurm's cgroups hide other ranks' GPUs from it
+        gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    return f"{socket.gethostname()} {visible} {gpus}"
+
+
+def short_reason(problem: Exception, length: int = 200) -> str:
+    """Return an exception's text on one line, cut; NCCL's reason comes after "Last error:"."""
+    text = " ".join(str(problem).split())
+    return (text.partition("Last error: ")[2] or text)[:length]
 
 
 def refuse_cpu(args: argparse.Namespace) -> None:

@@ -10,6 +10,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
+from workshop.devices import short_reason
+
 DEFAULTS = {  # of the supported keys; a value must have the type of its default
     "gradient_accumulation_steps": 1, "gradient_clipping": 0.0, "bf16": {}, "fp16": {},
     "checkpoint": {}, "zero_optimization": {}, "zero_allow_untested_optimizer": True,
@@ -102,9 +104,8 @@ def initialize(deepspeed: ModuleType, model: nn.Module, **options: object) -> tu
     try:
         engine, optimizer, _, _ = deepspeed.initialize(model=model, **options)
     except Exception as problem:
-        reason = " ".join(str(problem).split())[:150]
-        sys.exit(f"deepspeed.initialize(), with ds_config.json, failed: "
-                 f"{type(problem).__name__}: {reason}")
+        sys.exit("deepspeed.initialize(), with ds_config.json, failed: "
+                 f"{type(problem).__name__}: {short_reason(problem)}")
     dtype = next(model.parameters()).dtype  # DeepSpeed has cast the parameters
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and dtype != torch.float32:

@@ -79,13 +79,31 @@ def projections(tensor: torch.Tensor, offset: int = 0) -> list[float]:
     whole tensor are the sum of its shards' projections. offset: a shard's in the whole tensor.
     """
     flat, before = local_part(tensor).reshape(-1), offset % COLUMNS
-    if before + len(flat) > COLUMNS:  # add up the elements that have the same weights
-        after = -(before + len(flat)) % COLUMNS
-        dtype = torch.float32 if flat.device.type == "mps" else torch.float64
-        rows = torch.nn.functional.pad(flat, (before, after)).view(-1, COLUMNS)
-        flat, before = rows.sum(0, dtype=dtype), 0
+    if before + len(flat) > COLUMNS:
+        flat, before = sum_columns(flat, before), 0
     weights = random_weights()[before:before + len(flat)]
     return (flat.cpu().double() @ weights).tolist()
+
+
+def sum_columns(flat, before):
+    """Return the sums of the elements that have the same weights, without a copy on the device."""
+    first = -before % COLUMNS  # elements up to the first whole row
+    rows = len(flat[first:]) // COLUMNS
+    end = first + rows * COLUMNS
+    sums = torch.zeros(COLUMNS, dtype=torch.float64)
+    sums[COLUMNS - first:] += flat[:first].cpu()
+    if rows:
+        dtype = torch.float64 if has_float64(flat.device) else torch.float32
+        sums += flat[first:end].view(rows, COLUMNS).sum(0, dtype=dtype).cpu()
+    sums[:len(flat) - end] += flat[end:].cpu()
+    return sums
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return False for GPUs that cannot compute in float64: Apple's, and some of Intel's."""
+    if device.type == "xpu":
+        return getattr(torch.xpu.get_device_properties(device), "has_fp64", True)
+    return device.type != "mps"
 
 
 def gradient_projections(name: str, tensor: torch.Tensor, offset: int = 0

@@ -14,6 +14,8 @@ def never_raise(hook: Callable) -> Callable:
     def call(*args, **kwargs):
         if torch.compiler.is_compiling():  # torch.compile would compile the hook, too
             return None
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return None  # reading a tensor would end the capture of a CUDA graph
         try:
             return hook(*args, **kwargs)
         except Exception as problem:

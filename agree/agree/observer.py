@@ -140,7 +140,7 @@ class Observer:
             self.on_gpu = device.type != "cpu"
             self.record["device"] = str(device)
             if device.type == "cuda":
-                self.record["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
+                self.record["gpu"] = identify_gpu(device)
 
     def name_parameter(self, parameter, name):
         """Give a parameter the name that it has on all ranks, and record its gradients."""
@@ -337,14 +337,19 @@ class Observer:
                 parameter.register_hook(functools.partial(self.note_gradient, parameter, name))
 
     def states_of(self, parameters):
-        return {name: parameter_state(parameter) for parameter, name in list(parameters.items())
-                if parameter.device.type != "meta"}
+        states = {}
+        for parameter, name in list(parameters.items()):
+            self.events += 1  # large models take longer than the limit for a hang
+            if parameter.device.type != "meta":
+                states[name] = parameter_state(parameter)
+        return states
 
     def note_used_gradients(self, optimizer):
         if "FSDP1" in self.record["wrappers"]:  # FSDP1 has no hook for a rank's own gradients
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
+                self.events += 1
                 name = self.names.get(parameter)
                 if name and parameter.grad is not None:
                     self.used_gradients |= self.projections_of(name, parameter.grad)
@@ -397,6 +402,23 @@ class Observer:
         frame = sys._current_frames().get(threading.main_thread().ident)
         return {"stack": frames.places(frame, self.script), "events": self.events,
                 "waits": frames.waits(frame, self.on_gpu)}
+
+
+def identify_gpu(device) -> str:
+    """Return a GPU's PCI address and host, by which NCCL tells two ranks' GPUs apart, as text.
+
+    As for NCCL, NCCL_HOSTID replaces the host, and with NCCL_MULTI_RANK_GPU_ENABLE=1 ranks may
+    share a GPU, since 2.30 (NCCL 2.30.7, src/init.cc:1055, src/misc/utils.cc:117).
+    """
+    properties = torch.cuda.get_device_properties(device)
+    address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    gpu = f"UUID {getattr(properties, 'uuid', device)}"  # if PyTorch knows no address
+    if None not in address:
+        gpu = "PCI {:04x}:{:02x}:{:02x}".format(*address)
+    host = os.environ.get("NCCL_HOSTID", socket.gethostname())
+    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.nccl.version() >= (2, 30):
+        host += f", process {os.getpid()}"
+    return f"{gpu} of {host}"
 
 
 def is_fsdp2(module) -> bool:

@@ -632,10 +632,10 @@ def judge_data(reports):
 def judge_devices(reports):
     """Return the lines and findings of the ranks' devices."""
     findings = {}
-    gpus = Counter((report["host"], report["gpu"]) for report in reports if report["gpu"])
-    for (host, gpu), ranks in gpus.items():
+    gpus = Counter(report["gpu"] for report in reports if report["gpu"])
+    for gpu, ranks in gpus.items():
         if ranks > 1:
-            findings["one GPU"] = f"{ranks} on {gpu} of {host}"
+            findings["one GPU"] = f"{ranks} on {gpu}"
     return [("devices", listed(sorted({report["device"] for report in reports})))], findings
 
 

@@ -212,7 +212,7 @@ def test_the_end_does_not_initialize_mpi():
 @pytest.mark.check
 def test_two_ranks_on_one_gpu_are_reported():
     """Rank reports are made up, so no GPU is needed."""
-    reports = [{"host": host, "gpu": "x", "device": "cuda:0"} for host in "ab"]
+    reports = [{"gpu": gpu, "device": "cuda:0"} for gpu in "ab"]
     assert not verdicts.judge_devices(reports)[1]
     assert verdicts.judge_devices([*reports, reports[0]])[1].keys() == {"one GPU"}
 

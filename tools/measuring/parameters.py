@@ -11,18 +11,23 @@ import numpy as np
 
 def parameters(checkpoint: str | Path) -> np.ndarray:
     """Return all parameters of a checkpoint in one vector, in fp64."""
+    return np.concatenate([tensor.ravel() for tensor in named_parameters(checkpoint).values()])
+
+
+def named_parameters(checkpoint: str | Path) -> dict[str, np.ndarray]:
+    """Return {name: array in fp64} of a checkpoint's parameters, in its own order."""
     import torch
 
     if Path(checkpoint).is_dir():
         latest = Path(checkpoint, "latest").read_text()
-        tensors = read_rank_files(Path(checkpoint, latest)).values()
+        tensors = read_rank_files(Path(checkpoint, latest))
     elif "settings.npy" in zipfile.ZipFile(checkpoint).namelist():  # main_tf.py of chapters 1 and 2
         with np.load(checkpoint) as arrays:
-            names = [name for name in arrays if "/" in name and not name.startswith("sgd/")]
-            tensors = [arrays[name] for name in names]
+            tensors = {name: arrays[name] for name in arrays
+                       if "/" in name and not name.startswith("sgd/")}
     else:
-        tensors = torch.load(checkpoint, map_location="cpu")["model"].values()
-    return np.concatenate([np.asarray(tensor, dtype=np.float64).ravel() for tensor in tensors])
+        tensors = torch.load(checkpoint, map_location="cpu")["model"]
+    return {name: np.asarray(tensor, dtype=np.float64) for name, tensor in tensors.items()}
 
 
 def read_rank_files(folder):
