@@ -5,8 +5,13 @@
     torchrun --nproc-per-node 2 your_script_ddp.py       # or
     srun -n 2 --kill-on-bad-exit=1 python your_script_ddp.py
 
-In another folder, put a copy of ranks.py next to this file, and import from `ranks`.
+In another folder, put a copy of ranks.py next to this file, and import from `ranks`. With
+--checkpoint FILE a training that SIGTERM stopped goes on where it was, on any number of ranks.
 """
+
+import argparse
+import os
+import signal
 
 import torch
 import torch.distributed as dist  # DDP
@@ -16,6 +21,15 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split  # DDP
 
 from workshop.ranks import find_ranks, run  # DDP: `from ranks import`, in another folder
+
+
+class Sampler(DistributedSampler):
+    skip = 0  # RESUME: samples of this rank that the stopped job has trained in this epoch
+
+    def __iter__(self):
+        order = list(super().__iter__())[self.skip:]
+        self.skip = 0
+        return iter(order)
 
 
 def load():
@@ -30,24 +44,54 @@ def gather(value):  # DDP: the values of all ranks, on every rank
     return values  # DDP
 
 
+def ignore_sigterm(_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def save(file, state):  # RESUME: every rank calls it; rank 0 writes
+    generators = [torch.get_rng_state()]  # RESUME: of dropout, noise, ...
+    if torch.cuda.is_available():
+        generators.append(torch.cuda.get_rng_state())
+    state["generators"] = gather(generators)
+    if dist.get_rank() == 0:
+        torch.save(state, f"{file}.tmp")
+        os.replace(f"{file}.tmp", file)  # RESUME: never a half-written file
+
+
+def set_generators(saved):
+    if len(saved) == dist.get_world_size():  # RESUME: else this job draws other random numbers
+        state, *gpu_state = saved[dist.get_rank()]
+        torch.set_rng_state(state)
+        if gpu_state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(*gpu_state)
+
+
 def main():
-    rank, world_size, local_rank = find_ranks()  # DDP: under any launcher
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--checkpoint", metavar="FILE", help="save into FILE, and resume from it")
+    args = parser.parse_args()
+    find_ranks()  # DDP: for mpiexec and srun; it sets the variables that torchrun sets
+    local_rank = int(os.environ["LOCAL_RANK"])  # DDP: my number on this node
     device, backend = torch.device("cpu"), "gloo"  # DDP: the library that connects CPUs
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())  # DDP: its own GPU
         torch.cuda.set_device(device)  # DDP: from here on, "cuda" is this GPU
         backend = "cpu:gloo,cuda:nccl"  # DDP: NCCL connects GPUs
     dist.init_process_group(backend)  # DDP: all ranks connect
+    rank, world_size = dist.get_rank(), dist.get_world_size()  # DDP
     torch.manual_seed(0)
     if rank == 0:  # DDP: one rank prints; flush, as output to a launcher is buffered
         print(f"{world_size} ranks on {device}", flush=True)  # DDP
 
     train, test = load()
-    sampler = DistributedSampler(train, drop_last=True)  # DDP: shuffles, and splits the images
-    train_loader = DataLoader(train, batch_size=64 // world_size,  # DDP: per rank; 64 in all
+    batch = 64 // world_size  # DDP: per rank; 64 in all
+    sampler = Sampler(train, drop_last=True)  # DDP: shuffles, and splits the images
+    train_loader = DataLoader(train, batch,
                               sampler=sampler,  # DDP: instead of shuffle=True
+                              generator=torch.Generator(),  # RESUME: not that of dropout
                               drop_last=True, num_workers=1,  # DDP: per rank
                               multiprocessing_context="spawn",  # DDP: with gloo a fork may hang
+                              worker_init_fn=ignore_sigterm,  # RESUME: they get it, too
                               persistent_workers=True)  # DDP: spawned workers start slowly
     test_loader = DataLoader(test, batch_size=64, sampler=range(rank, len(test), world_size))  # DDP
 
@@ -58,10 +102,20 @@ def main():
     ddp = nn.parallel.DistributedDataParallel(model)  # DDP: averages gradients
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-    for epoch in range(5):
+    step, loss_sum, sigterms = 0, 0.0, []
+    if args.checkpoint:  # RESUME: a scheduler sends SIGTERM before it ends the job
+        signal.signal(signal.SIGTERM, lambda *_: sigterms.append(True))
+    if args.checkpoint and os.path.exists(args.checkpoint):
+        saved = torch.load(args.checkpoint, map_location="cpu")  # RESUME: on every rank
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step = saved["step"]
+        loss_sum = saved["loss_sum"] if step % len(train_loader) else 0.0
+        set_generators(saved["generators"])
+    for epoch in range(step // len(train_loader), 5):
         sampler.set_epoch(epoch)  # DDP: or each epoch has the same order
+        sampler.skip = step % len(train_loader) * batch  # RESUME: what this epoch has trained
         model.train()
-        loss_sum = 0.0
         for images, labels in train_loader:
             images, labels = images.to(device), labels.to(device)
             optimizer.zero_grad()
@@ -69,9 +123,19 @@ def main():
             loss.backward()
             optimizer.step()
             loss_sum += loss.item()
+            step += 1
+            if args.checkpoint and step % 5 == 0:  # RESUME: all ranks decide at the same step
+                is_last = any(gather(bool(sigterms)))
+                if is_last or step % 20 == 0:
+                    save(args.checkpoint, {
+                        "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                        "step": step, "loss_sum": sum(gather(loss_sum)) / world_size})
+                if is_last:
+                    return
         loss_sum = sum(gather(loss_sum)) / world_size  # DDP: the mean over the ranks
         if rank == 0:  # DDP
             print(f"epoch {epoch + 1}: loss {loss_sum / len(train_loader):.4f}", flush=True)
+        loss_sum = 0.0
 
     model.eval()
     correct = 0

@@ -6,6 +6,7 @@
 """
 
 import argparse
+import signal
 from itertools import islice
 from pathlib import Path
 
@@ -43,9 +44,19 @@ def make_model(device, is_bf16, is_compiled):
     return model
 
 
+def gather(value):  # the values of all ranks, on every rank
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def get_state(model, optimizer, step):  # FSDP: shards that know their place in the whole
     weights, moments = states.get_state_dict(model, optimizer)
-    return {"model": weights, "optimizer": moments, "step": step}
+    generators = [torch.get_rng_state()]  # RESUME: of dropout, noise, ... on each rank
+    if torch.cuda.is_available():
+        generators.append(torch.cuda.get_rng_state())
+    return {"model": weights, "optimizer": moments, "step": step,
+            "generators": gather([state.numpy().tobytes() for state in generators])}
 
 
 def load(model, optimizer, folder):
@@ -53,6 +64,10 @@ def load(model, optimizer, folder):
     dcp.load(state, checkpoint_id=folder)  # FSDP: reads this rank's shards, whoever saved them
     states.set_state_dict(model, optimizer, model_state_dict=state["model"],
                           optim_state_dict=state["optimizer"])
+    if len(state["generators"]) == dist.get_world_size():  # RESUME: else this job draws others
+        for set_state, generator in zip((torch.set_rng_state, torch.cuda.set_rng_state),
+                                        state["generators"][dist.get_rank()]):
+            set_state(torch.frombuffer(bytearray(generator), dtype=torch.uint8))
     return state["step"]
 
 
@@ -85,6 +100,9 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)  # FSDP: after fully_shard
     saved = sorted(Path(args.checkpoint).glob("step*/.metadata")) if args.checkpoint else []
     step = load(model, optimizer, saved[-1].parent) if saved else 0  # FSDP: .metadata comes last
+    sigterms = []
+    if args.checkpoint:  # RESUME: a scheduler sends SIGTERM before it ends the job
+        signal.signal(signal.SIGTERM, lambda *_: sigterms.append(True))
     while step < args.steps:
         sampler.set_epoch(step // epoch_steps)  # FSDP: a resumed epoch has its order again,
         order = list(sampler)[step % epoch_steps * batch:epoch_steps * batch]  # FSDP: and goes on
@@ -107,9 +125,12 @@ def main():
                 norm = norm.full_tensor()  # FSDP: an ordinary tensor; every rank calls it
                 if rank == 0:
                     print(f"step {step}: loss {loss_sum:.4f}, norm {norm:.4f}", flush=True)
-            if args.checkpoint and step % args.save_steps == 0:  # FSDP: on every rank
+            stops = step % 5 == 0 and any(gather(bool(sigterms)))  # RESUME: all ranks alike
+            if args.checkpoint and (stops or step % args.save_steps == 0):  # FSDP: on every rank
                 dcp.save(get_state(model, optimizer, step),
                          checkpoint_id=f"{args.checkpoint}/step{step:06}")
+            if stops:
+                return
     options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = states.get_model_state_dict(model, options=options)  # FSDP: every rank calls it
     if rank == 0:  # FSDP: only rank 0 gets them

@@ -9,6 +9,12 @@ from conftest import ROOT, copy_and_edit, environment, skip_without
 from tolerances import FP64, assert_close
 
 ORDINARY, CONVERTED = "your_script.py", "your_script_ddp.py"
+FIVE_EPOCHS = {ORDINARY: "range(5)", CONVERTED: "len(train_loader), 5)"}
+DROPOUT = ("nn.Flatten(),\n", "nn.Flatten(), nn.Dropout(),\n")
+STOPPED = ("            step += 1\n", """            step += 1
+            if (step, rank) == (31, 1):
+                os.kill(os.getpid(), signal.SIGTERM)
+""")
 ORDER = """from torch.utils.data import DistributedSampler
 
 class Order(DistributedSampler):
@@ -28,8 +34,8 @@ def copy_for_fp64(name, folder, *changes):
     return copy_and_edit(
         "03_ddp", folder, (".float()", ".double()"), (workers, "num_workers=0)"),
         ("10)).to(device)", "10)).double().to(device)"),
-        ("range(5)", "range(2)"), ('"digits.pt"', repr(str(folder / "digits.pt"))), *changes,
-        name=name)
+        (FIVE_EPOCHS[name], FIVE_EPOCHS[name].replace("5", "2")),
+        ('"digits.pt"', repr(str(folder / "digits.pt"))), *changes, name=name)
 
 
 def weights_and_lines(script, result):
@@ -54,9 +60,41 @@ def test_the_conversion_trains_as_the_ordinary_script(baseline_run, tmp_path):
     weights, lines = weights_and_lines(script, result)
     expected_weights, expected_lines = baseline_run
     assert weights.keys() == expected_weights.keys()
-    for name, tensor in expected_weights.items():
-        assert_close("parameters, fp64", (weights[name] - tensor).abs().max().item(), FP64)
+    assert_same_weights(weights, expected_weights)
     assert lines == ["2 ranks on cpu", *expected_lines]  # once, and not once per rank
+
+
+def train_in_parts(folder, ranks, *changes):
+    """Train on `ranks[0]` ranks, of which rank 1 gets SIGTERM at step 31, then on `ranks[1]`.
+
+    Return the weights. A single number trains without a stop.
+    """
+    for number, start_ranks in enumerate(ranks):
+        is_last = number + 1 == len(ranks)
+        script = copy_for_fp64(CONVERTED, folder / str(number), *changes,
+                               *[] if is_last else [STOPPED])
+        result = forked.run([script, "--checkpoint", folder / "c"], start_ranks, environment(),
+                            timeout=120)
+        assert result.code == 0, result.err
+        assert (script.parent / "digits.pt").exists() == is_last
+        assert is_last or torch.load(folder / "c")["step"] == 35  # of 22 in an epoch
+    return torch.load(script.parent / "digits.pt")
+
+
+def assert_same_weights(weights, expected):
+    for name, tensor in expected.items():
+        assert_close("parameters, fp64", (weights[name] - tensor).abs().max().item(), FP64)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_another_number_of_ranks_goes_on_within_the_epoch(ranks, baseline_run, tmp_path):
+    assert_same_weights(train_in_parts(tmp_path, [2, ranks]), baseline_run[0])
+
+
+def test_a_stopped_training_goes_on_with_its_random_numbers(tmp_path_factory):
+    folders = [tmp_path_factory.mktemp(name) for name in ("whole", "parts")]
+    assert_same_weights(train_in_parts(folders[1], [2, 2], DROPOUT),
+                        train_in_parts(folders[0], [2], DROPOUT))
 
 
 @pytest.mark.slow
