@@ -87,7 +87,7 @@ class Stream(IterableDataset):
 
     def part(self, rank, worker, workers, done=0):
         """Return what a worker still reads after `done` steps. A rank's workers take turns."""
-        steps = self.steps()
+        steps = self.steps()  # worker 0 of 2 reads for steps 0, 2, 4, ...
         start = rank * steps + sum(len(range(other, steps, workers)) for other in range(worker))
         stop = start + len(range(worker, steps, workers))
         start += len(range(worker, done, workers))
@@ -161,8 +161,8 @@ def main():
                   f"samples, {np.unique(everything).size} different, "
                   f"loss {sum(losses) / max(len(losses), 1):.4f}", flush=True)
         if step == args.max_steps:
-            rest = {epoch: stream.left(len(losses), max(args.workers, 1))}
-            if rank == 0:
+            if rank == 0:  # it knows what all ranks have read
+                rest = {epoch: stream.left(len(losses), max(args.workers, 1))}
                 torch.save({"model": model.state_dict(), "epoch": epoch, "rest": rest}, CHECKPOINT)
             break
 
