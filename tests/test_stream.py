@@ -1,0 +1,146 @@
+"""reading_data/stream.py: each sample once per epoch, and resumed, on any ranks and workers."""
+
+import gzip
+import itertools
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import ROOT, copy_and_edit, load_module, run
+from torch.utils.data import DataLoader, get_worker_info
+
+SOURCE = "reading_data/stream.py"
+BATCH = 3  # per rank
+LENGTHS = {"unequal": [5, 40, 1, 13, 22], "two files": [31, 4]}
+@pytest.fixture(scope="module")
+def source():
+    return load_module(ROOT / SOURCE)
+
+
+@pytest.fixture
+def files(tmp_path, request):
+    """Return paths and lengths of files whose samples are numbered across all files."""
+    lengths, numbers = LENGTHS[getattr(request, "param", "unequal")], itertools.count()
+    paths = [tmp_path / f"{file}.csv.gz" for file in range(len(lengths))]
+    for path, length in zip(paths, lengths):
+        with gzip.open(path, "wt") as file:
+            file.writelines(f"{next(numbers)},0,0\n" for _ in range(length))
+    return paths, lengths
+
+
+def read_epoch(module, files, ranks, workers, epoch=1, rest=None):
+    """Return each rank's batches of sample numbers, as a DataLoader deals them, and the stream."""
+    batches = []
+    for rank in range(ranks):
+        stream = module.Stream(*files, BATCH, rank, ranks, rest or {})
+        stream.set_epoch(epoch)
+        by_worker = []
+        for worker in range(workers):
+            module.get_worker_info = lambda worker=worker: (
+                SimpleNamespace(id=worker, num_workers=workers) if workers > 1 else None)
+            samples = [index for index, *_ in stream]
+            assert len(samples) % BATCH == 0
+            by_worker.append(np.reshape(samples, (-1, BATCH)).tolist())
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*by_worker))
+        batches.append([batch for batch in turns if batch])
+    return batches, stream
+
+
+def flatten(batches):
+    return np.array(batches, int).ravel().tolist()
+
+
+def check_epochs(module, files, ranks, workers):
+    """Assert that two epochs have the same number of steps, each sample once, another order."""
+    total, orders, reads, read = sum(files[1]), [], [], module.read
+    module.read = lambda path: reads.append(path) or read(path)
+    for epoch in range(2):
+        batches, stream = read_epoch(module, files, ranks, workers, epoch)
+        assert {len(steps) for steps in batches} == {total // (ranks * BATCH)} == {stream.steps()}
+        samples = flatten(batches)
+        assert len(samples) == len(set(samples)) > total - ranks * BATCH
+        orders.append(samples)
+    assert len(reads) < 2 * (len(files[0]) + ranks * workers)
+    assert orders[0] != orders[1]
+    assert len(orders[0]) == total or set(orders[0]) != set(orders[1])  # others are dropped
+
+
+def check_resume(module, files, layouts, done):
+    """Interrupt an epoch `done` steps after each start; each (ranks, workers) reads the rest."""
+    total, rest, seen = sum(files[1]), {}, []
+    for ranks, workers in layouts:
+        batches, stream = read_epoch(module, files, ranks, workers, rest=rest)
+        seen += flatten([steps[:done] for steps in batches])
+        rest = {1: stream.left(done, workers)}
+        again, _ = read_epoch(module, files, ranks, workers, rest=rest)
+        assert again == [steps[done:] for steps in batches]  # in the same order on the same ranks
+    assert sum(end - begin for _, begin, end in rest[1]) == total - len(seen)
+    samples = seen + flatten(again)
+    assert len(samples) == len(set(samples)) > total - ranks * BATCH
+
+
+def check_persistent_workers(module, files):
+    """Assert that a real DataLoader's workers deal as assumed above, and see the new epoch."""
+    expected = [read_epoch(module, files, 1, 2, epoch)[0][0] for epoch in range(2)]
+    stream = module.Stream(*files, BATCH, 0, 1, {})
+    loader = DataLoader(stream, BATCH, num_workers=2, persistent_workers=True,
+                        multiprocessing_context="fork", timeout=30)
+    module.get_worker_info = get_worker_info
+    for epoch in range(2):
+        stream.set_epoch(epoch)
+        assert [indices.tolist() for indices, *_ in loader] == expected[epoch]
+
+
+@pytest.mark.parametrize("files", LENGTHS, indirect=True)
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_each_sample_once_in_equally_many_steps(ranks, workers, files, source):
+    check_epochs(source, files, ranks, workers)
+
+
+@pytest.mark.parametrize("done", [1, 2, 4])
+@pytest.mark.parametrize("layouts", [[(1, 1), (2, 2)], [(2, 1), (1, 2)], [(3, 2), (2, 1), (1, 2)]])
+def test_an_epoch_is_resumed_on_other_ranks(layouts, done, files, source):
+    check_resume(source, files, layouts, done)
+
+
+def test_persistent_workers_see_the_new_epoch(files, source):
+    check_persistent_workers(source, files)
+
+
+PART = "self.part(self.rank, worker, workers)"
+MISTAKES = {
+    "ranks not split": (check_epochs, ("part(self.rank, worker,", "part(0, worker,")),
+    "workers not split": (check_epochs, ("if info else (0, 1)", "if None else (0, 1)")),
+    "files split": (
+        check_epochs, (PART, "self.spans()[self.rank::self.world_size][worker::workers]")),
+    "one order": (check_epochs, ("default_rng(epoch)", "default_rng(0)"),
+                  ("(self.epoch.item(), file)", "file")),
+    "epoch not shared": (check_persistent_workers, (".share_memory_()", "")),
+    "wrong worker first": (check_resume, ("part(rank, turn % workers", "part(rank, turn - done")),
+    "from the beginning": (check_resume, ("start += len(range(worker, done, workers))", "pass")),
+    "dropped samples forgotten": (check_resume, ("return spans + dropped", "return spans")),
+}
+ARGUMENTS = {check_epochs: (2, 2), check_resume: ([(2, 2), (1, 1)], 1),
+             check_persistent_workers: ()}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_detected(mistake, files, tmp_path):
+    check, *changes = MISTAKES[mistake]
+    module = load_module(copy_and_edit(SOURCE, tmp_path, *changes))
+    with pytest.raises(AssertionError):
+        check(module, files, *ARGUMENTS[check])
+
+
+def test_two_ranks_train_and_one_continues(tmp_path):
+    """The program itself counts the different samples; spawned workers see the second epoch."""
+    first = run(SOURCE, 2, "--workers", 1, "--max-steps", 30, cwd=tmp_path, timeout=120)
+    rest = run(SOURCE, 1, "--workers", 0, "--resume", cwd=tmp_path, timeout=60)
+    assert first.code == rest.code == 0, first.err + rest.err
+    epochs = re.findall(r"(\d): (\d+) of (\d+) steps, (\d+) samples, (\d+) different",
+                        first.out + rest.out)
+    assert [tuple(map(int, epoch)) for epoch in epochs] == [
+        (1, 22, 22, 1408, 1408), (2, 8, 22, 512, 512), (2, 14, 14, 896, 896),
+        (3, 22, 22, 1408, 1408)]
