@@ -5,13 +5,15 @@
     torchrun --nproc-per-node 2 your_script_ddp.py       # or
     srun -n 2 --kill-on-bad-exit=1 python your_script_ddp.py
 
-In another folder, put a copy of ranks.py next to this file, and import from `ranks`. With
---checkpoint FILE a training that SIGTERM stopped goes on where it was, on any number of ranks.
+In another folder, put a copy of ranks.py next to this file, and import from `ranks`. Lines marked
+RESUME: with --checkpoint FILE a job goes on where SIGTERM stopped the last one, on any number of
+ranks.
 """
 
 import argparse
 import os
 import signal
+from itertools import islice
 
 import torch
 import torch.distributed as dist  # DDP
@@ -21,15 +23,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split  # DDP
 
 from workshop.ranks import find_ranks, run  # DDP: `from ranks import`, in another folder
-
-
-class Sampler(DistributedSampler):
-    skip = 0  # RESUME: samples of this rank that the stopped job has trained in this epoch
-
-    def __iter__(self):
-        order = list(super().__iter__())[self.skip:]
-        self.skip = 0
-        return iter(order)
 
 
 def load():
@@ -84,11 +77,11 @@ def main():
         print(f"{world_size} ranks on {device}", flush=True)  # DDP
 
     train, test = load()
-    batch = 64 // world_size  # DDP: per rank; 64 in all
-    sampler = Sampler(train, drop_last=True)  # DDP: shuffles, and splits the images
-    train_loader = DataLoader(train, batch,
+    sampler = DistributedSampler(train, drop_last=True)  # DDP: shuffles, and splits the images
+    generator = torch.Generator()  # RESUME: the workers' own; dropout has another one
+    train_loader = DataLoader(train, batch_size=64 // world_size,  # DDP: per rank; 64 in all
                               sampler=sampler,  # DDP: instead of shuffle=True
-                              generator=torch.Generator(),  # RESUME: not that of dropout
+                              generator=generator,
                               drop_last=True, num_workers=1,  # DDP: per rank
                               multiprocessing_context="spawn",  # DDP: with gloo a fork may hang
                               worker_init_fn=ignore_sigterm,  # RESUME: they get it, too
@@ -114,9 +107,10 @@ def main():
         set_generators(saved["generators"])
     for epoch in range(step // len(train_loader), 5):
         sampler.set_epoch(epoch)  # DDP: or each epoch has the same order
-        sampler.skip = step % len(train_loader) * batch  # RESUME: what this epoch has trained
+        generator.manual_seed(epoch * world_size + rank)  # RESUME: the same in another job
         model.train()
-        for images, labels in train_loader:
+        trained = step % len(train_loader)  # RESUME: reads these batches again, and drops them
+        for images, labels in islice(train_loader, trained, None):
             images, labels = images.to(device), labels.to(device)
             optimizer.zero_grad()
             loss = cross_entropy(ddp(images), labels)  # DDP: ddp, not model

@@ -93,7 +93,8 @@ class Cluster:
         while time.monotonic() < deadline:
             report = self.run("scontrol", "show", "job", job)
             state, code = re.search(r"JobState=(\S+).*ExitCode=(\S+)", report, re.S).groups()
-            if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+            if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING",
+                             "SIGNALING", "REQUEUED"):
                 return f"{state} {code}", (self.folder / chapter / f"job-{job}.txt").read_text()
             time.sleep(0.2)
         self.run("scancel", job)
@@ -251,8 +252,8 @@ def test_check_script_accepts_ours_and_reports_wrong_headers(tmp_path):
 
 
 TIME_LIMITED = """#!/bin/bash
-#SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --time=1 --output=job-%j.txt
-#SBATCH --signal=TERM@20 --requeue --open-mode=append
+#SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --time=2 --output=job-%j.txt
+#SBATCH --signal=TERM@10 --requeue --open-mode=append
 . "$VENV/bin/activate"
 srun --kill-on-bad-exit=1 python your_script_ddp.py --checkpoint digits.checkpoint
 [ -e digits.pt ] || scontrol requeue "$SLURM_JOB_ID"
@@ -262,11 +263,11 @@ srun --kill-on-bad-exit=1 python your_script_ddp.py --checkpoint digits.checkpoi
 @pytest.mark.slow
 @needs_slurm
 def test_a_job_that_its_time_limit_ends_goes_on_by_itself(cluster, tmp_path):
-    """As YOUR_SCRIPT.md says. The job needs more than its minute, and has two data workers."""
+    """As YOUR_SCRIPT.md says. The job needs more than its two minutes, and has data workers."""
     folder = cluster.folder / "time limit"
     copy_and_edit("03_ddp", folder, (".float()", ".double()"),
                   ("10)).to(device)", "10)).double().to(device)"),
-                  ("step += 1\n", "step += 1; time.sleep(0.5)\n"),
+                  ("step += 1\n", "step += 1; time.sleep(1)\n"),
                   ("import signal\n", "import signal, time\n"), name="your_script_ddp.py")
     (folder / "limited.slurm").write_text(TIME_LIMITED)
     job = re.search(r"\d+", cluster.run("sbatch", "limited.slurm", chapter=folder.name))[0]
