@@ -29,7 +29,7 @@ CONVERTED = (ROOT / "03_ddp" / "your_script_ddp.py").read_text()
 QUICK = (re.search(r"num_workers=.*?\)", CONVERTED, re.S).group(), "num_workers=0)")
 
 # Changes to chapter 3's your_script_ddp.py.
-SAMPLER = "sampler=sampler,  # DDP: instead of shuffle=True"
+SAMPLER = re.search(r"sampler=sampler,.*generator=generator,", CONVERTED, re.S).group()
 WRAPPER = re.search("ddp = nn.parallel.*", CONVERTED).group()
 NO_WRAPPER = (WRAPPER, "ddp = model")
 SHUFFLED = (SAMPLER, "shuffle=True,")
@@ -48,7 +48,7 @@ LOSS = "            loss_sum += loss.item()"
 NOISE_ON_WEIGHTS = "            model[0].weight.data += rank * torch.randn_like(model[0].weight)"
 BARRIER_ON_RANK_0 = "            if rank == 0:\n                torch.distributed.barrier()"
 SEED, SEED_BY_RANK = "torch.manual_seed(0)", "torch.manual_seed(rank)"
-EPOCHS = "    for epoch in range(5):\n"
+EPOCHS = re.search("    for epoch in .*\n", CONVERTED).group()
 
 # Changes to chapter 5's fsdp.py.
 SMALL = ["--layers", 2, "--width", 16, "--heads", 2, "--context", 8, "--global-batch-size", 8]
