@@ -1,0 +1,103 @@
+"""Lightning, accelerate and Hugging Face's Trainer: 2 ranks train as 1, and what agree says."""
+
+import re
+import sys
+from pathlib import Path
+
+import forked
+import pytest
+import torch
+from conftest import ROOT, copy_and_edit, environment
+from tolerances import FP64, assert_close, assert_far_apart
+
+AGREE = ROOT / "agree" / "agree" / "__main__.py"
+PACKAGES = Path(sys.prefix, "frameworks")  # set-up installs them there: nothing else imports them
+ENVIRONMENT = environment() | {"ACCELERATE_USE_CPU": "true"}
+NOTHING_WRONG = "nothing wrong was found"
+FLAGS = {"lightning_script": ["--devices", 2], "accelerate_script": [], "trainer_script": []}
+
+LOADER = "shuffle=True, drop_last=True"
+SAME_ORDER = {  # changes for one rank, so that it sees the order of two
+    "lightning_script": [
+        ("shuffle=True", "sampler=torch.utils.data.DistributedSampler(train, 1, 0, seed=0)")]}
+MISTAKES = {  # {script: {case: (changes, agree's finding)}}
+    "lightning_script": {
+        "the sampler is not replaced": (
+            [("logger=False", "logger=False, use_distributed_sampler=False")], "same data"),
+        "one device for two ranks": ([("devices=args.devices", "devices=1")], "alone")},
+    "accelerate_script": {
+        "the loader is not prepared": (
+            [("model, optimizer, train_loader, test_loader, scheduler = acc",
+              "model, optimizer, test_loader, scheduler = acc"),
+             ("model, optimizer, train_loader, test_loader, scheduler)",
+              "model, optimizer, test_loader, scheduler)")], "same data"),
+        "the model is not prepared": (
+            [("    model, optimizer, train_loader, test_loader, scheduler = acc",
+              "    plain = model\n    model, optimizer, train_loader, test_loader, scheduler = acc"),
+             ("cross_entropy(model(images)", "cross_entropy(plain(images)")], "own gradients")},
+    "trainer_script": {
+        "a loader of one's own": (
+            [("    trainer.train()", "    trainer.get_train_dataloader = lambda: DataLoader(\n"
+              "        data[:1436], args.batch_size, shuffle=True)\n    trainer.train()"),
+             ("import torch\n", "import torch\nfrom torch.utils.data import DataLoader\n")],
+            "same data")},
+}
+UNEVEN_TOKENS = ("dataloader_drop_last=True", "dataloader_drop_last=True,\n"
+                 "        average_tokens_across_devices=False")
+
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch):
+    """Let the ranks, which inherit this process's path, import the frameworks."""
+    monkeypatch.syspath_prepend(PACKAGES)
+
+
+def train(script, ranks, folder, *changes, steps=1000):
+    """Train a changed copy of a script with a global batch of 64, two ranks under agree.
+
+    Return the weights that it saved, or None, and the result of forked.run().
+    """
+    program = copy_and_edit("tests/frameworks", folder, *changes, name=f"{script}.py")
+    arguments = [program, "--weights", folder / "weights.pt", "--batch-size", 64 // ranks]
+    if ranks > 1:
+        arguments = [AGREE, "--steps", steps, *arguments, *FLAGS[script]]
+    result = forked.run(arguments, ranks, ENVIRONMENT, timeout=180, cwd=folder)
+    weights = folder / "weights.pt"
+    return torch.load(weights) if weights.exists() else None, result
+
+
+def largest_difference(weights, expected):
+    assert weights.keys() == expected.keys()
+    return max((weights[name] - expected[name]).abs().max().item() for name in expected)
+
+
+@pytest.mark.parametrize("script", FLAGS)
+def test_two_ranks_train_as_one_and_agree_finds_nothing_wrong(script, tmp_path):
+    expected, one = train(script, 1, tmp_path / "one", *SAME_ORDER.get(script, []))
+    assert one.code == 0, one.err
+    weights, two = train(script, 2, tmp_path / "two")
+    assert two.code == 0 and NOTHING_WRONG in two.out, two.out + two.err
+    assert_close("parameters, fp64", largest_difference(weights, expected), FP64)
+    if script == "lightning_script":  # its sampler repeats an image in the evaluation
+        assert "validation: 361" in one.out and "validation: 362" in two.out
+    if script == "accelerate_script":
+        assert "gather: 364, gather_for_metrics: 361" in two.out
+        assert "scheduler's steps: 22" in one.out and "scheduler's steps: 44" in two.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "name"), [(script, name) for script, cases in MISTAKES.items() for name in cases])
+def test_agree_names_the_mistake(script, name, tmp_path):
+    changes, finding = MISTAKES[script][name]
+    _, result = train(script, 2, tmp_path / "two", *changes, steps=5)
+    assert result.code == 1, result.out + result.err
+    assert re.search(f"^{finding}", result.out, re.M), result.out
+
+
+@pytest.mark.slow
+def test_agree_cannot_see_tokens_averaged_per_rank(tmp_path):
+    expected, _ = train("trainer_script", 1, tmp_path / "one")
+    weights, two = train("trainer_script", 2, tmp_path / "two", UNEVEN_TOKENS)
+    assert two.code == 0 and NOTHING_WRONG in two.out, two.out + two.err
+    assert_far_apart("tokens", largest_difference(weights, expected), FP64)
