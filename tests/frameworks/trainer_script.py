@@ -1,4 +1,4 @@
-"""A script for Hugging Face's Trainer: a tiny GPT predicts the next pixel of a digit that is ink."""
+"""A script for Hugging Face's Trainer: a tiny GPT predicts the pixels of handwritten digits."""
 
 import argparse
 
