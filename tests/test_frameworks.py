@@ -1,5 +1,6 @@
 """Lightning, accelerate and Hugging Face's Trainer: 2 ranks train as 1, and what agree says."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -23,7 +24,8 @@ MISTAKES = {  # {script: {case: (changes, agree's finding)}}
     "lightning_script": {
         "the sampler is not replaced": (
             [("logger=False", "logger=False, use_distributed_sampler=False")], "same data"),
-        "one device for two ranks": ([("devices=args.devices", "devices=1")], "alone")},
+        "one device for two ranks": ([("devices=args.devices", "devices=1")], "alone"),
+        "a split without a seed": ([("L.seed_everything(0)", "torch.seed()")], "overlap")},
     "accelerate_script": {
         "the loader is not prepared": (
             [("model, optimizer, train_loader, test_loader, scheduler = acc",
@@ -40,8 +42,16 @@ MISTAKES = {  # {script: {case: (changes, agree's finding)}}
              ("import torch\n", "import torch\nfrom torch.utils.data import DataLoader\n")],
             "same data")},
 }
-UNEVEN_TOKENS = ("dataloader_drop_last=True", "dataloader_drop_last=True,\n"
-                 "        average_tokens_across_devices=False")
+MISSED = {  # changes to trainer_script.py
+    "tokens averaged per rank": ("dataloader_drop_last=True", "dataloader_drop_last=True,\n"
+                                 "        average_tokens_across_devices=False"),
+    "an order per rank": (
+        "    data = load()\n", "    import os\n    data = load()\n"
+        "    torch.manual_seed(int(os.environ['RANK']))\n"
+        "    data = [data[index] for index in torch.randperm(1797)]\n    torch.manual_seed(0)\n")}
+SAVE_STEPS = ('save_strategy="no"', 'save_strategy="steps", save_steps=4')
+SAVE_MID_EPOCH = ("enable_checkpointing=False", "callbacks=L.pytorch.callbacks.ModelCheckpoint("
+                  "'checkpoints', '{step}', every_n_train_steps=11, save_top_k=-1)")
 
 
 @pytest.fixture(autouse=True)
@@ -94,8 +104,37 @@ def test_agree_names_the_mistake(script, name, tmp_path):
 
 
 @pytest.mark.slow
-def test_agree_cannot_see_tokens_averaged_per_rank(tmp_path):
+@pytest.mark.parametrize("name", MISSED)
+def test_agree_does_not_see(name, tmp_path):
     expected, _ = train("trainer_script", 1, tmp_path / "one")
-    weights, two = train("trainer_script", 2, tmp_path / "two", UNEVEN_TOKENS)
+    weights, two = train("trainer_script", 2, tmp_path / "two", MISSED[name])
     assert two.code == 0 and NOTHING_WRONG in two.out, two.out + two.err
-    assert_far_apart("tokens", largest_difference(weights, expected), FP64)
+    assert_far_apart(name, largest_difference(weights, expected), FP64)
+
+
+def train_and_resume(script, folder, save, call, resumed_call, checkpoints):
+    """Return the weights of a whole training and of a resumed one, and the latter's messages."""
+    expected, whole = train(script, 1, folder / "whole", save)
+    assert whole.code == 0, whole.err
+    shutil.copytree(folder / "whole" / checkpoints, folder / "resumed" / checkpoints)
+    weights, resumed = train(script, 1, folder / "resumed", save, (call, resumed_call))
+    assert resumed.code == 0, resumed.err
+    return expected, weights, resumed.err
+
+
+@pytest.mark.slow
+def test_trainer_resumes_in_the_middle_of_an_epoch(tmp_path):
+    expected, weights, _ = train_and_resume(
+        "trainer_script", tmp_path, SAVE_STEPS, "trainer.train()",
+        'trainer.train(resume_from_checkpoint="results/checkpoint-4")', "results")
+    assert largest_difference(weights, expected) == 0
+
+
+@pytest.mark.slow
+def test_lightning_starts_the_epoch_again_and_warns(tmp_path):
+    expected, weights, messages = train_and_resume(
+        "lightning_script", tmp_path, SAVE_MID_EPOCH, "test_loader)\n    if",
+        'test_loader, ckpt_path="checkpoints/step=11.ckpt", weights_only=False)\n    if',
+        "checkpoints")
+    assert "your dataloader is not resumable" in messages
+    assert_far_apart("resumed", largest_difference(weights, expected), FP64)
