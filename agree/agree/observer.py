@@ -293,10 +293,10 @@ class Observer:
         self.events += 1
         self.step_depth += 1
         if self.step_depth == 1:
-            self.begin_step(optimizer)
+            self.begin_step(optimizer, has_closure(args, kwargs))
         self.note_used_gradients(optimizer)
 
-    def begin_step(self, optimizer):
+    def begin_step(self, optimizer, calls_backward):
         """Record the parameters before a step."""
         self.step = None
         key = id(optimizer)
@@ -311,7 +311,7 @@ class Observer:
         found_inf = getattr(optimizer, "found_inf", None)  # GradScaler sets it for fused optimizers
         if found_inf is not None and found_inf.item():  # the optimizer skips this step
             return
-        has_gradients = self.backwards > self.backwards_at_last_step[key]
+        has_gradients = calls_backward or self.backwards > self.backwards_at_last_step[key]
         if has_gradients and self.step_counts[key] == self.steps:
             self.on_finish()
         self.step = {
@@ -357,7 +357,7 @@ class Observer:
     @never_raise
     def after_step(self, optimizer, args, kwargs):
         self.step_depth -= 1
-        if any(map(callable, [*args[1:], *kwargs.values()])):  # a closure calls backward()
+        if has_closure(args, kwargs):
             self.note_used_gradients(optimizer)
         if self.step_depth:
             return
@@ -419,6 +419,11 @@ def identify_gpu(device) -> str:
     if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.nccl.version() >= (2, 30):
         host += f", process {os.getpid()}"
     return f"{gpu} of {host}"
+
+
+def has_closure(args, kwargs) -> bool:
+    """True if an optimizer's step calls backward() itself. args begins with the optimizer."""
+    return any(map(callable, [*args[1:], *kwargs.values()]))
 
 
 def is_fsdp2(module) -> bool:

