@@ -106,7 +106,9 @@ def main():
     while step < args.steps:
         sampler.set_epoch(step // epoch_steps)  # FSDP: a resumed epoch has its order again,
         order = list(sampler)[step % epoch_steps * batch:epoch_steps * batch]  # FSDP: and goes on
-        for sequences in islice(DataLoader(train, batch, sampler=order), args.steps - step):
+        loader = DataLoader(train, batch, sampler=order,
+                            generator=torch.Generator())  # RESUME: not that of dropout
+        for sequences in islice(loader, args.steps - step):
             loss_sum = torch.zeros((), device=device)
             for first in range(0, batch, args.micro_batch):
                 last = first + args.micro_batch

@@ -15,6 +15,10 @@ SMALL = (('"layers": 3, "width": 96, "heads": 4, "context": 64',
          ("lr=0.003", "lr=3"),  # for smooth.py's Adam
          ("parameters(), 1.0", "parameters(), 0.1"),  # below the norms, so all steps are clipped
          ("step % 20", "step % 1"), (":.4f}, norm {norm:.4f}", ":.15f}, norm {norm:.15f}"))
+STOPPED = (("            step += 1\n", """            step += 1
+            if (step, rank) == (3, 1):
+                os.kill(os.getpid(), signal.SIGTERM)
+"""), ("import signal", "import os\nimport signal"))
 
 
 def train(folder, ranks, *flags, changes=()):
@@ -49,11 +53,7 @@ def checkpoint(tmp_path_factory):
     """Return the flags that name a checkpoint of two ranks, stopped by SIGTERM in mid-epoch."""
     folder = tmp_path_factory.mktemp("checkpoint")
     flags = ("--checkpoint", folder / "saved")
-    _, numbers = train(folder, 2, *flags, changes=[
-        ("            step += 1\n", """            step += 1
-            if (step, rank) == (3, 1):
-                os.kill(os.getpid(), signal.SIGTERM)
-"""), ("import signal", "import os\nimport signal")])
+    _, numbers = train(folder, 2, *flags, changes=STOPPED)
     assert len(numbers) == STOP
     return flags
 
@@ -72,6 +72,18 @@ def test_another_number_of_ranks_resumes_within_an_epoch(baseline, checkpoint, t
     assert_close("losses and gradient norms, fp64",
                  largest_difference(numbers, baseline[1][STOP:]), FP64)
     assert_close("parameters, fp64", largest_difference(weights, baseline[0]), FP64)
+
+
+def test_the_same_number_of_ranks_resumes_with_its_random_numbers(tmp_path):
+    dropout = ("logits = model(tokens)", "logits = nn.functional.dropout(model(tokens), 0.5)")
+    for name, starts in (("whole", [()]), ("parts", [STOPPED, ()])):
+        (tmp_path / name).mkdir()
+        for number, changes in enumerate(starts):
+            weights, _ = train(tmp_path / name / str(number), 2, "--checkpoint",
+                               tmp_path / name / "saved", changes=[dropout, *changes])
+        if name == "whole":
+            expected = weights
+    assert_close("parameters, fp64", largest_difference(weights, expected), FP64)
 
 
 def test_the_comparison_notices_a_resumed_epoch_that_starts_over(baseline, checkpoint, tmp_path):

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from itertools import combinations, product
-from operator import itemgetter
 from statistics import median
 
 from .messages import SYMPTOMS, find_fix
@@ -391,6 +390,9 @@ def classify_factor(factor, world_size):
 def is_loss_divided(rank_steps):
     """Return True if a loss was divided by the world size or by all ranks' samples."""
     samples = sum(len(batch) for step in rank_steps for batch in step["samples"])
+    if any(abs(divisor * len(rank_steps) - 1) < FACTOR_TOLERANCE
+           for divisor in rank_steps[0]["divisors"]):
+        return False  # it was multiplied by the number of ranks, too
     return any(abs(divisor - expected) < FACTOR_TOLERANCE * expected
                for divisor in rank_steps[0]["divisors"]
                for expected in (len(rank_steps) * rank_steps[0]["micro_batches"], samples))
@@ -667,6 +669,8 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
     for name in sorted(intended_if_model_parallel(reports) & findings.keys()):
         notes.append(f"{name} ({findings.pop(name)}), which may be intended: each rank has a part "
                      "of the model")
+    if "FSDP1" in reports[0]["wrappers"]:
+        notes.append("FullyShardedDataParallel: weights and gradients were not compared")
     communicates = any(report[key] for report in reports
                        for key in ("process_group", "horovod", "wrappers", "mpi"))
     if not communicates and findings.keys() & {"own gradients", "same data"}:
@@ -759,6 +763,8 @@ def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> 
     if findings:
         verdict = f"wrong: {listed(sorted(findings))}"
     else:
-        verdict = NOT_CHECKED if any(map(itemgetter("failed_hooks"), reports)) else NOTHING_WRONG
+        is_seen = not any(report["failed_hooks"] or "FSDP1" in report["wrappers"]
+                          for report in reports)
+        verdict = NOTHING_WRONG if is_seen else NOT_CHECKED
     say(f"verdict: {verdict}", flush=True)
     return verdict
