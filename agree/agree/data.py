@@ -27,6 +27,11 @@ class Data:
         wrap_method(iterator, "_reset", before=self.begin_next_epoch)
         wrap_method(iterator, "_next_index", after=self.note_indices)
         wrap_method(iterator, "__next__", after=self.note_batch)
+        wrap_method(data.DistributedSampler, "set_epoch", after=self.note_set_epoch)
+
+    @never_raise
+    def note_set_epoch(self, _, sampler, *__):
+        sampler.agree_epoch_is_set = True
 
     @never_raise
     def begin_epoch(self, iterator, loader, *_):
@@ -35,7 +40,8 @@ class Data:
         is_shuffled = isinstance(sampler, data.DistributedSampler) and sampler.shuffle
         is_list = isinstance(sampler, (list, tuple))  # of all indices of an epoch
         epoch = {"indices": [], "used": False, "is_list": is_list,
-                 "seed": sampler.seed + sampler.epoch if is_shuffled else None}
+                 "seed": sampler.seed + sampler.epoch if is_shuffled else None,
+                 "is set": is_shuffled and vars(sampler).pop("agree_epoch_is_set", False)}
         iterator.agree_epoch = loader, epoch
         facts["epochs"].append(epoch)
         if is_list and loader.batch_size:
@@ -93,7 +99,8 @@ class Data:
             if batches and 2 * batches >= steps:
                 epochs = [epoch for epoch in facts["epochs"] if epoch["used"]]
                 reports.append(facts | {"epochs": [epoch["indices"] for epoch in epochs],
-                                        "seeds": [epoch["seed"] for epoch in epochs]})
+                                        "seeds": [epoch["seed"] for epoch in epochs],
+                                        "are set": [epoch["is set"] for epoch in epochs]})
         return reports
 
 

@@ -59,7 +59,8 @@ FIXES = {
         "FSDP2": "fully_shard() the parts and then the model itself, without ignored_params: "
                  "FSDP averages only the gradients of what it shards",
         "DDP": "wrap every model that is trained, when it is complete, and call the wrappers: "
-               "ddp(x), not ddp.module(x)",
+               "ddp(x), not ddp.module(x); a tensor in no module: after backward() "
+               "all_reduce(tensor.grad, op=AVG)",
         "": "all-reduce the gradients of all parameters"},
     "one rank's": {"": "all-reduce the gradients, and divide by the number of ranks"},
     "sum": {"": "divide by the number of ranks, or use op=AVG"},
@@ -79,6 +80,9 @@ FIXES = {
                   "Face, or islice(stream, rank, None, world_size); then shard it over workers",
         "WeightedRandomSampler": "give the sampler another seed on each rank: "
                                  "generator=torch.Generator().manual_seed(seed + rank)",
+        "DistributedSampler": "give each rank its own random numbers, for data sets and models "
+                              "that draw: torch.manual_seed(seed + rank) after the model is "
+                              "wrapped",
         "": "shard the data: DistributedSampler(data) instead of shuffle=True"},
     "overlap": {
         "": "DistributedSampler(data) instead of shuffle=True, and set_epoch() on every rank; one "

@@ -456,6 +456,16 @@ def judge_gradients(reports):
                 kind = "mean"
             since = f"since step {number}"
             findings.setdefault(kind, f"{details}, {since}" if details else since)
+    own = sorted({name for (_, *names), steps in kinds_by_tensors.items()
+                  for _, kind, _ in steps if kind == "own gradients" for name in names})
+    if own and findings.keys() & {"mean", "sum", "scaled", "shared"}:
+        total = {name for _, *names in kinds_by_tensors for name in names}
+        findings["part"] = f"{len(own)} of {plural(len(total), 'tensor')}, such as {own[0]}"
+        del findings["own gradients"]
+    if "shared" in findings:
+        add_note(findings, "the gradients are the same on all ranks, but not the mean of the "
+                 "ranks' own: right if they were changed after averaging, wrong if before "
+                 "(clipping of each micro-batch)")
     if "mean" in findings and loss_divided and reports[0]["wrappers"]:
         add_note(findings, "the loss seems to be divided by the number of ranks (times "
                  "micro-batches), or of all ranks' samples: if that is for the average over the "
@@ -534,10 +544,14 @@ def judge_loader(loaders):
         num_replicas = loader.get("num_replicas", world_size)
         if num_replicas > world_size or (num_replicas < world_size and findings):
             findings["sampler"] = f"num_replicas={num_replicas}, but {world_size} share the data"
-    shuffled = [epoch for epoch in first["epochs"] if len(epoch) > 2 and first.get("shuffle")]
-    for epoch, other in combinations(shuffled, 2):
-        if epoch[:len(other)] == other[:len(epoch)]:
-            findings["order"] = "a DistributedSampler's"
+    shuffled = [(epoch, is_set) for epoch, is_set in zip(first["epochs"], first["are set"])
+                if len(epoch) > 2 and first.get("shuffle")]
+    for (epoch, is_set), (other, is_other_set) in combinations(shuffled, 2):
+        if epoch[:len(other)] == other[:len(epoch)] and is_set == is_other_set:
+            findings["order"] = "a DistributedSampler's"  # not a probe before the first epoch
+    if len(shuffled) == 1 and not shuffled[0][1] and world_size > 1:
+        add_note(findings, "set_epoch() was not called before the one epoch that was seen: without "
+                 "it, all epochs have the same order")
     return text, findings
 
 
@@ -612,7 +626,10 @@ def judge_data(reports):
     is_equal = compare_own_gradients(reports)
     optimizers = [optimizer for optimizer, equal in is_equal.items() if equal]
     details = f"the ranks' own gradients of {listed(optimizers)} are equal"
-    if optimizers and text and not same_inputs and not all(is_equal.values()):
+    drawn = [optimizer for optimizer in optimizers if has_same_inputs(reports, groups, optimizer)]
+    if drawn and not all(is_equal.values()):
+        findings.setdefault("same data", f"{details}, and so are its models' inputs")
+    elif optimizers and text and not same_inputs and not all(is_equal.values()):
         add_note(findings, f"{details}: right if this loss depends on no data and no noise")
     elif optimizers:
         if same_inputs:
@@ -627,6 +644,13 @@ def judge_data(reports):
     if len(groups) < len(reports):
         text = text.replace("on each rank", "for each group").replace("than one", "than one group")
     return [("data", text or "no DataLoader, no batch: not seen")], findings
+
+
+def has_same_inputs(reports, groups, optimizer):
+    """Return True if an optimizer's models got the same inputs on all ranks, in each step."""
+    inputs = [[step["samples"] for step in reports[group[0]]["steps"]
+               if step["optimizer"] == optimizer] for group in groups]
+    return all(inputs[0]) and inputs.count(inputs[0]) == len(inputs)
 
 
 # All.

@@ -103,6 +103,12 @@ CASES = {  # {file: {case: (changes, expected verdict)}}
         "another seed on one rank": (
             [("torch.manual_seed(args.seed)", SEED_BY_RANK), ('"meta" if', "device if"),
              (TO_EMPTY, f"    return model\n{TO_EMPTY}")], "weights")},
+    "several_models": {
+        "unchanged": ([], NOTHING_WRONG),
+        "a model is not wrapped": (
+            [("DistributedDataParallel(generator)", "generator")], "part"),
+        "the same noise on all ranks": (
+            [('torch.manual_seed(1 + int(os.environ["RANK"]))', "os.sync()")], "same data")},
     "by_horovod": {
         "unchanged": ([], NOTHING_WRONG),
         "without Horovod's optimizer": (
@@ -154,7 +160,7 @@ def test_each_training_gets_its_verdict(file, name, tmp_path):
 def test_a_failure_within_run_is_reported(tmp_path):
     """The course's ranks.run() ends a job by mpiexec, but not before agree's line."""
     script = copy_and_edit(
-        "03_ddp", tmp_path, ("    for epoch in range(5):", "    raise ValueError\n    while True:"),
+        "03_ddp", tmp_path, (EPOCHS, "    raise ValueError\n    while True:\n"),
         name="your_script_ddp.py")
     result = run_command([*MPIEXEC, script], timeout=180, env=CHECKOUT)
     assert result.code == 2 and "ended with exit code 1" in result.err, result.err
@@ -226,8 +232,20 @@ def test_two_ranks_on_one_gpu_are_reported():
     ids=["own data", "generated", "padded", "overlap"])
 def test_sample_numbers_of_two_ranks_get_their_verdict(drawn, checksums, expected):
     loaders = [{"dataset_size": 100, "dataset_checksum": checksum, "without_replacement": True,
-                "batches": [list(indices)], "epochs": [list(indices)]}
+                "batches": [list(indices)], "epochs": [list(indices)], "are set": [True]}
                for checksum, indices in zip(checksums, drawn)]
+    assert verdicts.judge_loader(loaders)[1].keys() == expected
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("are_set", "expected"), [
+    ([True, True], {"order"}), ([False, False], {"order"}),  # set_epoch(0) twice; no set_epoch
+    ([False, True], set()),  # a probe before the first epoch
+    ([True], set()), ([False], {"note"})])
+def test_equal_orders_are_a_mistake_if_no_epoch_is_a_probe(are_set, expected):
+    loaders = [{"dataset_size": 100, "dataset_checksum": 1, "without_replacement": True,
+                "shuffle": True, "batches": [[rank]], "are set": are_set,
+                "epochs": [list(range(rank, 100, 2))] * len(are_set)} for rank in range(2)]
     assert verdicts.judge_loader(loaders)[1].keys() == expected
 
 
