@@ -316,10 +316,18 @@ class Observer:
             self.on_finish()
         self.step = {
             "optimizer": self.optimizer_names[key], "within backward": self.backward_depth > 0,
-            "state": self.states_of(known or self.names),
+            "state": self.states_of(known or self.parameters_of_unknown_optimizer()),
             "not reduced": [name for parameter, name in known.items()
                             if has_whole_gradient(self.fsdp_parameters.get(parameter))],
             "lr": max(float(group.get("lr", 1)) for group in optimizer.param_groups)}
+
+    def parameters_of_unknown_optimizer(self):
+        """Return all parameters for an optimizer that has none of them, such as DeepSpeed's.
+
+        Return none if other optimizers have stepped before: it has tensors that are in no module.
+        """
+        only_one = len(self.optimizer_names) == 1 or "DeepSpeed" in self.record["wrappers"]
+        return self.names if only_one else {}
 
     def note_optimizer(self, optimizer, parameters, known):
         """Name an optimizer, and its parameters that no called module has."""

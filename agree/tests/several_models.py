@@ -1,4 +1,4 @@
-"""A generator that draws noise, and a critic, each with an optimizer of its own."""
+"""A generator that draws noise, a critic, and a tensor in no module, each with an optimizer."""
 
 import os
 
@@ -15,6 +15,8 @@ wrapped_generator = DistributedDataParallel(generator)
 wrapped_critic = DistributedDataParallel(critic)
 generator_optimizer = torch.optim.SGD(generator.parameters(), 0.05)
 critic_optimizer = torch.optim.SGD(critic.parameters(), 0.05)
+temperature = torch.ones((), requires_grad=True)
+temperature_optimizer = torch.optim.SGD([temperature], 0.01)
 data = TensorDataset(torch.randn(128, 6))
 sampler = DistributedSampler(data, drop_last=True)
 torch.manual_seed(1 + int(os.environ["RANK"]))
@@ -26,5 +28,8 @@ for epoch in range(2):
         (wrapped_critic(generated).mean() - wrapped_critic(real).mean()).backward()
         critic_optimizer.step()
         generator_optimizer.zero_grad()
-        (-wrapped_critic(wrapped_generator(torch.randn(8, 4)))).mean().backward()
+        temperature_optimizer.zero_grad()
+        (-wrapped_critic(wrapped_generator(torch.randn(8, 4))) * temperature).mean().backward()
+        dist.all_reduce(temperature.grad, dist.ReduceOp.AVG)
         generator_optimizer.step()
+        temperature_optimizer.step()

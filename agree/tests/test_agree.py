@@ -107,6 +107,8 @@ CASES = {  # {file: {case: (changes, expected verdict)}}
         "unchanged": ([], NOTHING_WRONG),
         "a model is not wrapped": (
             [("DistributedDataParallel(generator)", "generator")], "part"),
+        "a tensor in no module is not averaged": (
+            [("        dist.all_reduce(temperature.grad, dist.ReduceOp.AVG)\n", "")], "part"),
         "the same noise on all ranks": (
             [('torch.manual_seed(1 + int(os.environ["RANK"]))', "os.sync()")], "same data")},
     "by_horovod": {
