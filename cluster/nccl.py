@@ -131,6 +131,11 @@ class Jobs:
         return copy / "main.py"
 
 
+def search_first(folder):
+    """Return the variable that lets Python find packages in this folder, too."""
+    return {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+
+
 def where(record):
     """Return a run's device and number of ranks."""
     return {key: record[key] for key in ("device", "ranks")} if record else {}
@@ -238,7 +243,7 @@ def agreement(jobs: Jobs) -> Iterator[dict]:
         scripts[f"the mistake {verdict}"] = script, DIGITS, verdict
     for name, (script, flags, verdict) in scripts.items():
         _, output = jobs.run(2, "-m", "agree", script, "--device", jobs.device, *flags,
-                                env={"PYTHONPATH": str(ROOT / "agree")})
+                                env=search_first(ROOT / "agree"))
         said = re.findall("verdict: (.*)", output)
         yield outcome(f"agree on {name}", verdict in str(said), output, says=", ".join(said))
 
@@ -246,7 +251,7 @@ def agreement(jobs: Jobs) -> Iterator[dict]:
 def doctor(jobs: Jobs) -> Iterator[dict]:
     """What does the doctor find, and how fast are its all-reduces?"""
     for ranks in jobs.several:
-        code, output = jobs.run(ranks, "-m", "cluster.doctor", env={"PYTHONPATH": str(ROOT)})
+        code, output = jobs.run(ranks, "-m", "cluster.doctor", env=search_first(ROOT))
         yield outcome(f"the doctor, {ranks} ranks", code == 0, output,
                       says=re.findall("all-reduce over .*|nothing wrong.*", output))
 
