@@ -7,6 +7,8 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
@@ -415,15 +417,19 @@ class Observer:
 def identify_gpu(device) -> str:
     """Return a GPU's PCI address and host, by which NCCL tells two ranks' GPUs apart, as text.
 
-    As for NCCL, NCCL_HOSTID replaces the host, and with NCCL_MULTI_RANK_GPU_ENABLE=1 ranks may
-    share a GPU, since 2.30 (NCCL 2.30.7, src/init.cc:1055, src/misc/utils.cc:117).
+    As for NCCL, NCCL_HOSTID replaces the host's name and boot id, and with
+    NCCL_MULTI_RANK_GPU_ENABLE=1 ranks may share a GPU, since 2.30 (NCCL 2.30.7, src/init.cc:1055,
+    src/misc/utils.cc:117).
     """
     properties = torch.cuda.get_device_properties(device)
     address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     gpu = f"UUID {getattr(properties, 'uuid', device)}"  # if PyTorch knows no address
     if None not in address:
         gpu = "PCI {:04x}:{:02x}:{:02x}".format(*address)
-    host = os.environ.get("NCCL_HOSTID", socket.gethostname())
+    host = socket.gethostname()
+    with suppress(OSError):
+        host += " " + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    host = os.environ.get("NCCL_HOSTID", host)
     if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.nccl.version() >= (2, 30):
         host += f", process {os.getpid()}"
     return f"{gpu} of {host}"
