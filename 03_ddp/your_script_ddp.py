@@ -72,6 +72,8 @@ def main():
         backend = "cpu:gloo,cuda:nccl"  # DDP: NCCL connects GPUs
     dist.init_process_group(backend)  # DDP: all ranks connect
     rank, world_size = dist.get_rank(), dist.get_world_size()  # DDP
+    if 64 % world_size:
+        raise SystemExit("the ranks have to divide 64, the images per step")
     torch.manual_seed(0)
     if rank == 0:  # DDP: one rank prints; flush, as output to a launcher is buffered
         print(f"{world_size} ranks on {device}", flush=True)  # DDP

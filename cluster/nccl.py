@@ -244,8 +244,8 @@ def agreement(jobs: Jobs) -> Iterator[dict]:
     for name, (script, flags, verdict) in scripts.items():
         _, output = jobs.run(2, "-m", "agree", script, "--device", jobs.device, *flags,
                                 env=search_first(ROOT / "agree"))
-        said = re.findall("verdict: (.*)", output)
-        yield outcome(f"agree on {name}", verdict in str(said), output, says=", ".join(said))
+        verdicts = ", ".join(re.findall("verdict: (.*)", output))
+        yield outcome(f"agree on {name}", verdict in verdicts, output, says=verdicts)
 
 
 def doctor(jobs: Jobs) -> Iterator[dict]:

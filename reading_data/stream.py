@@ -121,6 +121,8 @@ def main():
     parser.add_argument("--max-steps", type=int, help="save a checkpoint after these steps, end")
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     args = parser.parse_args()
+    if 64 % world_size or (args.resume and not CHECKPOINT.exists()):
+        raise SystemExit(f"the ranks have to divide 64, and --resume needs {CHECKPOINT}")
     dist.init_process_group("gloo")  # CPUs are enough here; chapter 3 trains on GPUs
     if rank == 0 and not FOLDER.exists():
         make_files()
