@@ -3,7 +3,7 @@
     python -m cluster.predict run.jsonl --site polaris --nodes 1 2 4 8 16 32
     python -m cluster.predict run.jsonl --measured doctor.jsonl --epochs 90 --samples 1281167
 
-run.jsonl is written by a chapter's --results, or by `agree --results run.jsonl my_train.py`;
+run.jsonl is written by a chapter's --results, or by `step_time.py run.jsonl my_train.py`;
 if it has records of smaller batches, too, they tell how fast these are. doctor.jsonl is written by
 `cluster.doctor --results` on two or more nodes. 03_ddp/cost_model.py models a step.
 """
@@ -140,7 +140,7 @@ def parse_args():
     records = [record for record in read_records(args.run) if "step_seconds" in record]
     if not records or records[-1]["nodes"] > 1:
         parser.error(f"{args.run}: no record of a run on one node: a chapter's --results, or "
-                     "agree --results")
+                     "cluster/step_time.py")
     args.samples = args.samples or records[-1].get("images")
     if not args.samples:
         parser.error("--samples N: the record does not contain the samples per epoch")

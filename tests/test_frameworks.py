@@ -100,7 +100,7 @@ def test_agree_names_the_mistake(script, name, tmp_path):
     changes, finding = MISTAKES[script][name]
     _, result = train(script, 2, tmp_path / "two", *changes, steps=5)
     assert result.code == 1, result.out + result.err
-    assert f"WRONG: {finding}" in result.out and " 5 steps;" in result.out, result.out
+    assert f"WRONG: {finding}" in result.out and " 5 steps" in result.out, result.out
 
 
 @pytest.mark.slow

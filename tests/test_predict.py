@@ -1,11 +1,12 @@
-"""cluster/predict.py: a scaling table from a run on one GPU, which agree can measure."""
+"""cluster/predict.py: a scaling table from a run on one GPU, which step_time.py measures."""
 
 import json
+import re
 import sys
 
 import pandas
 import pytest
-from conftest import run_command
+from conftest import ROOT, copy_and_edit, run_command
 from test_cost_model import cost_model
 from tolerances import ARITHMETIC, assert_close
 
@@ -56,3 +57,26 @@ def test_a_link_is_fitted_to_the_doctors_all_reduces():
     link, level = cost_model.measured_link(records)
     assert_close("a measured link", abs(link / 3e9 - 1), ARITHMETIC)
     assert_close("a measured level", abs(level / cost_model.CENTRAL.level - 1), ARITHMETIC)
+
+
+def test_step_time_of_an_ordinary_script(tmp_path):
+    no_workers = ("num_workers=2", "num_workers=0")
+    script = copy_and_edit("03_ddp", tmp_path, no_workers, name="your_script.py")
+    results = tmp_path / "run.jsonl"
+    result = run_command([sys.executable, ROOT / "cluster/step_time.py", results, script])
+    record = json.loads(results.read_text())
+    assert result.code == 0 and "30 steps on one rank, cpu: " in result.out, result.err
+    assert (record["batch_size"], record["images"], record["steps"]) == (64, 1437, 30)
+    assert record["gradient_bytes"] == 4 * (16 * 9 + 16 + 576 * 64 + 64 + 64 * 10 + 10)
+    assert 0 < record["step_seconds"] < 10
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("arguments", "message"), [
+    ("run.jsonl none.py", "usage: "), ("none/x mine.py", "cannot write"),
+    ("run.jsonl mine.py", "too few steps")])
+def test_step_time_gives_bad_input_one_line(arguments, message, tmp_path):
+    (tmp_path / "mine.py").touch()
+    result = run_command([sys.executable, ROOT / "cluster/step_time.py", *arguments.split()],
+                         cwd=tmp_path)
+    assert result.code == 1 and re.search(f"^.*{message}.*\n$", result.err), result.err

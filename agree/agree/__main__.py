@@ -26,7 +26,8 @@ from agree.launcher import connect, find_launcher, own_rank
 
 def run_script(session, script, module, arguments):
     """Run the script as `python script arguments` or `python -m module arguments` does."""
-    from agree import session as ending
+    from agree.hooks import say
+    from agree.session import exit_now
     for name in [name for name in sys.modules if name.partition(".")[0] == "agree"]:
         del sys.modules[name]  # the script may have a module of the same name
     sys.argv = [script, *arguments]
@@ -34,7 +35,7 @@ def run_script(session, script, module, arguments):
     end = "ended"
     problem = ""
     os.environ.pop("MPI_LOCALRANKID", None)  # else ranks.run() ends the job before the verdict
-    os._exit = partial(end_by_os_exit, session, os.getpid(), ending.exit_now)
+    os._exit = partial(end_by_os_exit, session, os.getpid(), exit_now)
     try:
         if module:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -45,7 +46,7 @@ def run_script(session, script, module, arguments):
             end = "died"
             problem = f"exit code {exit.code}" if isinstance(exit.code, int) else str(exit.code)
     except KeyboardInterrupt:
-        ending.say("agree: interrupted; the steps so far:")
+        say("agree: interrupted; the steps so far:")
     except Exception as fault:
         traceback.print_exc()
         end = "died"
@@ -79,22 +80,19 @@ def parse_args():
     parser = argparse.ArgumentParser(
         prog="agree", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.error = lambda message: sys.exit(fail(message))
-    parser.add_argument("--steps", type=int,
-                        help="optimizer steps to watch (5; with --results 30)")
+    parser.add_argument("--steps", type=int, default=5, help="optimizer steps to watch (5)")
+    parser.add_argument("--seconds", type=float, default=30,
+                        help="how long to go on after these steps, for what comes later (30)")
     parser.add_argument("--timeout", type=float, default=30,
                         help="seconds without progress that count as a hang (30)")
     parser.add_argument("--first-step", type=float, default=600, metavar="SECONDS",
                         help="time limit for the first optimizer step (600)")
-    parser.add_argument("--results", metavar="FILE",
-                        help="on one rank: append the step time to FILE")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher passes it
     parser.add_argument("-m", dest="is_module", action="store_true",
                         help="run a module by its name, as python -m does")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     args = parser.parse_args()
-    if args.steps is None:
-        args.steps = 30 if args.results else 5
     for name in "steps", "timeout", "first_step":
         value = getattr(args, name)
         if not value > 0 or math.isinf(value):
@@ -114,31 +112,22 @@ def find_script(args):
 
 
 def make_session(args, script, name):
-    """Return what watches the script: a Session of all ranks, or with --results a StepTimer.
-
-    Exit with a message if the script cannot be checked here.
-    """
+    """Return a Session of all ranks; exit with a message if the script cannot be checked here."""
     launcher, rank, world_size = find_launcher()
-    if args.results and world_size > 1:
-        raise SystemExit("--results: the step time without communication is measured on one rank: "
-                         "agree --results FILE my_train.py")
-    if not args.results and world_size < 2:
+    if world_size < 2:
         raise SystemExit("needs at least 2 ranks, but the world size is 1: start it with mpiexec "
                          "-n 2, srun or torchrun. A script that spawns its own ranks (mp.spawn) "
                          "must leave that to the launcher")
-    from agree import private_names  # imports torch, which takes seconds
-    problem = private_names.problem("always")
-    if problem:
-        raise SystemExit(problem)
-    if args.results:
-        from agree.measure import StepTimer
-        return StepTimer(name, args.steps, args.results)
-    from agree.session import Session
+    from agree.session import Session  # imports torch, which takes seconds
     try:
-        store = connect(launcher, rank, world_size, args.timeout)
+        session = Session(script, name, args, rank, world_size)
+    except RuntimeError as problem:  # PyTorch has moved a name
+        raise SystemExit(f"could not check: {problem}") from None
+    try:
+        session.start(connect(launcher, rank, world_size, args.timeout))
     except RuntimeError as problem:
         raise SystemExit(f"the ranks do not reach each other: {problem}") from None
-    return Session(script, name, args, rank, world_size, store)
+    return session
 
 
 def main():
@@ -151,7 +140,6 @@ def main():
             args, script, args.script if args.is_module else os.path.basename(script))
     except SystemExit as exit:
         return fail(exit.code)
-    session.install()
     local_rank = [] if args.local_rank is None else [f"--local_rank={args.local_rank}"]
     run_script(session, script, args.script if args.is_module else None,
                local_rank + args.arguments)

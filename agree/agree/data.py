@@ -1,25 +1,32 @@
-"""Records the samples that a rank trains on, drawn by DataLoaders or given to models."""
+"""Records the samples that a rank's DataLoaders draw, and whether its epochs differ."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch.utils import data
 
-from .fingerprints import dataset_checksum, sample_checksums
+from .fingerprints import batch_checksums, sample_checksum, tensors_in
 from .hooks import never_raise, wrap_method
 
-RECORDED_INDICES = 10_000  # indices per epoch
+RECORDED_INDICES = 10_000  # per epoch, while gradients are measured
+FEW = 100  # after that, to compare the order of epochs
+READ_SAMPLES, READ_SECONDS = 64, 5  # that agree reads from a data set itself
+SHARES = ("num_replicas", "num_processes", "world_size")  # names in public samplers
 
 
 class Data:
-    """Hooks that record the samples used in each training step.
+    """Hooks that record which samples are drawn, and by which batches the model is trained.
 
     The last batch that a loader returned before backward() counts as used.
     """
 
-    def __init__(self):
-        self.loaders = {}  # {id of a DataLoader: its facts}
-        self.last_batches = {}  # {id of a DataLoader: (its epoch, its last batch)}
-        self.forwards = []  # (module, its arguments) since the last backward
-        self.step_samples = []  # checksums in the current step: a list per backward
+    def __init__(self, add_event: Callable):
+        self.add_event = add_event
+        self.is_measuring = True
+        self.loaders = {}  # {DataLoader, or its DistributedSampler: facts}
+        self.last_batches = {}  # {number of a loader: (its facts, its epoch, its last batch)}
 
     def install(self):
         iterator = data.dataloader._BaseDataLoaderIter
@@ -35,17 +42,17 @@ class Data:
 
     @never_raise
     def begin_epoch(self, iterator, loader, *_):
-        facts = self.loaders.setdefault(id(loader), describe(loader))
         sampler = loader.sampler
+        key = sampler if isinstance(sampler, data.DistributedSampler) else loader
+        facts = self.loaders.setdefault(key, describe(loader, len(self.loaders)))
         is_shuffled = isinstance(sampler, data.DistributedSampler) and sampler.shuffle
-        is_list = isinstance(sampler, (list, tuple))  # of all indices of an epoch
-        epoch = {"indices": [], "used": False, "is_list": is_list,
+        epoch = {"indices": [], "used": False, "shuffled": is_shuffled,
                  "seed": sampler.seed + sampler.epoch if is_shuffled else None,
                  "is set": is_shuffled and vars(sampler).pop("agree_epoch_is_set", False)}
-        iterator.agree_epoch = loader, epoch
+        iterator.agree_epoch = loader, facts, epoch
         facts["epochs"].append(epoch)
-        if is_list and loader.batch_size:
-            self.add_indices(loader, epoch, sampler)
+        if isinstance(sampler, (list, tuple)) and loader.batch_size:  # of all indices
+            epoch["indices"] = indices_in_whole(loader.dataset, sampler)
 
     @never_raise
     def begin_next_epoch(self, iterator, loader, first_iter=False):
@@ -55,69 +62,53 @@ class Data:
 
     @never_raise
     def note_indices(self, indices, iterator):
-        loader, epoch = iterator.agree_epoch
-        if not isinstance(indices, (list, tuple)):
-            indices = [indices]
-        if not epoch["is_list"]:
-            self.add_indices(loader, epoch, indices)
-
-    def add_indices(self, loader, epoch, indices):
-        room = max(0, RECORDED_INDICES - len(epoch["indices"]))
-        epoch["indices"] += [index_in_whole(loader.dataset, index) for index in indices[:room]
-                             if hasattr(index, "__index__")]
+        loader, _, epoch = iterator.agree_epoch
+        room = (RECORDED_INDICES if self.is_measuring else FEW) - len(epoch["indices"])
+        if not isinstance(loader.sampler, (list, tuple)) and room > 0:
+            indices = indices if isinstance(indices, (list, tuple)) else [indices]
+            epoch["indices"] += indices_in_whole(loader.dataset, indices[:room])
 
     @never_raise
     def note_batch(self, batch, iterator):
         if batch is not None and torch.is_grad_enabled():
-            loader, epoch = iterator.agree_epoch
-            self.last_batches[id(loader)] = epoch, batch
+            _, facts, epoch = iterator.agree_epoch
+            self.last_batches[facts["number"]] = facts, epoch, batch
+            first = next((part for part in tensors_in(batch) if part.dim()), ())
+            self.add_event("draw", facts["number"], len(facts["epochs"]), size=len(first))
 
-    @never_raise
-    def note_forward(self, module, arguments):
-        self.forwards.append((module, arguments))
-
-    @never_raise
     def note_backward(self):
         """Record each loader's last batch: no backward pass used the earlier ones."""
-        for key, (epoch, batch) in self.last_batches.items():
+        for facts, epoch, batch in self.last_batches.values():
             epoch["used"] = True
-            self.loaders[key]["batches"].append(sample_checksums(batch))
+            if self.is_measuring:
+                facts["batches"].append(batch_checksums(batch))
         self.last_batches = {}
-        samples = []
-        for module, arguments in self.forwards:
-            if module is self.forwards[-1][0]:
-                samples += sample_checksums(arguments)
-        self.forwards = []
-        if samples:
-            self.step_samples.append(samples)
 
     def report(self, steps: int) -> list[dict]:
         """Return the facts of the loaders whose batches were used in half of the steps or more."""
         reports = []
-        for facts in self.loaders.values():
-            batches = len(facts["batches"])
+        for loader in self.loaders.values():
+            batches = len(loader["batches"])
             if batches and 2 * batches >= steps:
-                epochs = [epoch for epoch in facts["epochs"] if epoch["used"]]
-                reports.append(facts | {"epochs": [epoch["indices"] for epoch in epochs],
-                                        "seeds": [epoch["seed"] for epoch in epochs],
-                                        "are set": [epoch["is set"] for epoch in epochs]})
+                epochs = [epoch for epoch in loader["epochs"] if epoch["used"]]
+                samples = read_samples(loader["dataset"], epochs[0]["indices"])
+                facts = {key: value for key, value in loader.items() if key != "dataset"}
+                reports.append(facts | samples | {"epochs": epochs})
         return reports
 
 
-def describe(loader):
+def describe(loader, number):
     """Return the facts of a DataLoader and its sampler."""
-    whole = loader.dataset
-    while hasattr(whole, "dataset"):  # a Subset, or another wrapper
-        whole = whole.dataset
-    stream = isinstance(loader.dataset, data.IterableDataset)
-    facts = {"dataset_size": 0 if stream else len(loader.dataset), "stream": stream,
-             "sampler": type(loader.sampler).__name__, "epochs": [], "batches": [],
-             "dataset_checksum": dataset_checksum(whole), "without_replacement": False}
-    sampler = loader.sampler
-    if isinstance(sampler, data.DistributedSampler):
-        facts |= {"without_replacement": True, "shuffle": sampler.shuffle,
-                  "num_replicas": sampler.num_replicas}
-    elif type(loader.batch_sampler) is data.BatchSampler and type(sampler) in (
+    stream, sampler = isinstance(loader.dataset, data.IterableDataset), loader.sampler
+    is_distributed = isinstance(sampler, data.DistributedSampler)
+    shares = [getattr(owner, name, None) for owner in (sampler, loader.batch_sampler)
+              for name in SHARES]
+    facts = {"number": number, "dataset": loader.dataset, "stream": stream,
+             "dataset_size": size_of(loader.dataset), "length": size_of(loader),
+             "sampler": type(sampler).__name__, "is_distributed": is_distributed,
+             "shares": next((share for share in shares if isinstance(share, int)), None),
+             "without_replacement": is_distributed, "epochs": [], "batches": []}
+    if type(loader.batch_sampler) is data.BatchSampler and type(sampler) in (
             data.RandomSampler, data.SequentialSampler, data.SubsetRandomSampler):
         facts["without_replacement"] = not getattr(sampler, "replacement", False)
     elif isinstance(sampler, (list, tuple)):
@@ -125,9 +116,39 @@ def describe(loader):
     return facts
 
 
-def index_in_whole(dataset, index):
-    """Return a sample's index in the whole data set, given its index in a subset."""
+def size_of(sized):
+    with suppress(TypeError, NotImplementedError):
+        return len(sized)
+    return 0  # a stream, or a sampler without an end
+
+
+def indices_in_whole(dataset, indices):
+    """Return the samples' indices in the whole data set, if this one is a subset."""
+    indices = [index for index in indices if hasattr(index, "__index__")]
     while isinstance(dataset, data.Subset):
-        index = dataset.indices[index]
+        dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
+    return [int(index) for index in indices]
+
+
+def read_samples(dataset, indices):
+    """Read samples of the whole data set, with equal seeds: what do the indices mean?
+
+    Return checksums of three samples ("probes"), and of those drawn ("drawn"). Both are empty for
+    a stream, and if a sample depends on other things than its index.
+    """
+    while isinstance(dataset, data.Subset):
         dataset = dataset.dataset
-    return int(index)
+    deadline = time.monotonic() + READ_SECONDS
+    drawn = []
+    try:
+        places = sorted({0, len(dataset) // 2, len(dataset) - 1})
+        probes = [sample_checksum(dataset, index) for index in places]
+        again = [sample_checksum(dataset, index) for index in places]
+        if probes == again and len(set(probes)) == len(probes):
+            for index in indices[:READ_SAMPLES]:
+                if time.monotonic() < deadline:
+                    drawn.append(sample_checksum(dataset, index))
+            return {"probes": probes, "drawn": drawn}
+    except Exception:  # a stream has no length; a file may be open in the workers alone
+        pass
+    return {"probes": [], "drawn": []}

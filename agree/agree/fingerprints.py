@@ -1,21 +1,22 @@
 """Checksums and random projections of tensors: ranks compare these, not the tensors."""
 
 import functools
-import re
+import random
 import zlib
 from collections.abc import Iterator, Mapping
 
+import numpy
 import torch
 
 COLUMNS = 2**16  # random weights per projection; they repeat after that
 PROJECTIONS = 3  # per tensor
-DATASET_ENTRIES = 1000  # that dataset_checksum() reads of a list, array or tensor
+ATTRIBUTE = " (an attribute)"  # a tensor that is neither a parameter nor a buffer
 LARGEST_BATCH = 10_000  # samples; a larger batch gets one checksum
 MAX_DEPTH = 4  # levels of a batch's containers
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of a tensor, dense.
+    """Return this rank's shard of a tensor, dense and real.
 
     Raises ValueError if the memory has been freed, because reading it would crash.
     """
@@ -27,34 +28,8 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     freed = tensor.layout == torch.strided and not tensor.untyped_storage().nbytes()
     if freed and tensor.numel():
         raise ValueError("a tensor's memory has been freed")
-    return tensor if tensor.layout == torch.strided else tensor.to_dense()
-
-
-def shard_name(tensor: torch.Tensor) -> str:
-    """Return which part of a tensor this rank has, as text, or "" for the whole."""
-    if not hasattr(tensor, "to_local"):
-        return ""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-    shape, indices = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements)
-    return "" if shape == tensor.shape else f"{tuple(shape)} at {tuple(indices)}"
-
-
-def shard_offset(shape: torch.Size, mesh) -> int:
-    """Return the offset of this rank's shard of a tensor that FSDP2 shards over a mesh."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-    placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
-    _, indices = compute_local_shape_and_global_offset(shape, mesh, placements)
-    return indices[0] * shape[1:].numel()
-
-
-def real_and_imaginary(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return {name: tensor}, or the real and imaginary parts of a complex tensor."""
-    if not tensor.is_complex():
-        return {name: tensor}
-    tensor = local_part(tensor)
-    return {f"{name}, real": tensor.real, f"{name}, imaginary": tensor.imag}
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def tensor_checksum(tensor: torch.Tensor) -> int:
@@ -78,46 +53,17 @@ def projections(tensor: torch.Tensor, offset: int = 0) -> list[float]:
     The sums are linear: the projections of a mean are the mean of the projections, and those of a
     whole tensor are the sum of its shards' projections. offset: a shard's in the whole tensor.
     """
-    flat, before = local_part(tensor).reshape(-1), offset % COLUMNS
-    if before + len(flat) > COLUMNS:
-        flat, before = sum_columns(flat, before), 0
-    weights = random_weights()[before:before + len(flat)]
-    return (flat.cpu().double() @ weights).tolist()
+    flat, before = local_part(tensor).reshape(-1).cpu().double(), offset % COLUMNS
+    if before + len(flat) > COLUMNS:  # sum the elements that have the same weights
+        padded = torch.nn.functional.pad(flat, (before, -(before + len(flat)) % COLUMNS))
+        flat, before = padded.view(-1, COLUMNS).sum(0), 0
+    return (flat @ random_weights()[before:before + len(flat)]).tolist()
 
 
-def sum_columns(flat, before):
-    """Return the sums of the elements that have the same weights, without a copy on the device."""
-    first = -before % COLUMNS  # elements up to the first whole row
-    rows = len(flat[first:]) // COLUMNS
-    end = first + rows * COLUMNS
-    sums = torch.zeros(COLUMNS, dtype=torch.float64)
-    sums[COLUMNS - first:] += flat[:first].cpu()
-    if rows:
-        dtype = torch.float64 if has_float64(flat.device) else torch.float32
-        sums += flat[first:end].view(rows, COLUMNS).sum(0, dtype=dtype).cpu()
-    sums[:len(flat) - end] += flat[end:].cpu()
-    return sums
-
-
-def has_float64(device: torch.device) -> bool:
-    """Return False for GPUs that cannot compute in float64: Apple's, and some of Intel's."""
-    if device.type == "xpu":
-        return getattr(torch.xpu.get_device_properties(device), "has_fp64", True)
-    return device.type != "mps"
-
-
-def gradient_projections(name: str, tensor: torch.Tensor, offset: int = 0
-                         ) -> dict[str, list[float]]:
-    """Return {name: projections} of a gradient, or of its real and imaginary parts."""
-    return {part: projections(values, offset)
-            for part, values in real_and_imaginary(name, tensor).items()}
-
-
-def parameter_state(tensor: torch.Tensor) -> list[float]:
-    """Return a parameter's checksum, followed by its projections."""
+def state_of(tensor: torch.Tensor) -> list[float]:
+    """Return a tensor's checksum, followed by its projections."""
     local = local_part(tensor)
-    real = torch.view_as_real(local) if local.is_complex() else local
-    return [tensor_checksum(real), *projections(real)]
+    return [tensor_checksum(local), *projections(local)]
 
 
 # Data.
@@ -125,12 +71,12 @@ def parameter_state(tensor: torch.Tensor) -> list[float]:
 def tensors_in(batch: object, depth: int = 0) -> Iterator[torch.Tensor]:
     """Yield the tensors of a batch: in lists, dicts, arrays, and objects that contain tensors.
 
-    A list of numbers or texts becomes a tensor of their checksums.
+    A list of numbers or texts becomes a tensor of their checksums, of texts with two dimensions.
     """
     if torch.is_tensor(batch):
-        yield batch
-    elif hasattr(batch, "__array_interface__"):
-        yield torch.as_tensor(batch)
+        yield local_part(batch).cpu()
+    elif hasattr(batch, "__array_interface__"):  # an array, or an image of Pillow
+        yield torch.as_tensor(numpy.asarray(batch))
     elif depth < MAX_DEPTH and not isinstance(batch, (str, bytes, torch.nn.Module)):
         if hasattr(batch, "to_dict"):  # a graph of PyTorch Geometric
             batch = batch.to_dict()
@@ -139,48 +85,44 @@ def tensors_in(batch: object, depth: int = 0) -> Iterator[torch.Tensor]:
         if isinstance(batch, Mapping):
             batch = batch.values()
         if isinstance(batch, list) and len(batch) > 1 and isinstance(batch[0], (int, float, str)):
-            yield torch.tensor([zlib.crc32(repr(value).encode()) for value in batch])
+            values = torch.tensor([zlib.crc32(repr(value).encode()) for value in batch])
+            yield values[:, None] if isinstance(batch[0], str) else values
         elif isinstance(batch, (list, tuple, type({}.values()))):
             for part in batch:
                 yield from tensors_in(part, depth + 1)
 
 
-def sample_checksums(batch: object) -> list[int]:
-    """Return a checksum of each sample of a batch, inputs and labels.
+def batch_checksums(batch: object) -> list[str]:
+    """Return a text for each sample of a batch: a checksum of each of its tensors.
 
-    Return one checksum of the whole batch if it is too large, if its tensors have no common first
-    dimension, or if it is a single 1-D tensor, because numbers may be equal by chance.
+    That of a single number begins with "=", because numbers may be equal by chance. Return one text
+    for the whole batch if it is too large, if its tensors have no common first dimension, or if it
+    is a single 1-D tensor.
     """
-    tensors = [local_part(tensor).cpu() for tensor in tensors_in(batch)]
-    tensors = [torch.view_as_real(part) if part.is_complex() else part for part in tensors]
-    tensors = [part for part in tensors if part.dim()]
+    tensors = [part for part in tensors_in(batch) if part.dim()]
     sizes = {len(tensor) for tensor in tensors}
-    if not tensors or all(not tensor.numel() for tensor in tensors):
+    if not any(tensor.numel() for tensor in tensors):
         return []
     is_single_vector = len(tensors) == 1 and tensors[0].dim() == 1
     if len(sizes) > 1 or is_single_vector or sizes.pop() > LARGEST_BATCH:
-        return [zlib.crc32(repr([tensor_checksum(tensor) for tensor in tensors]).encode())]
-    return [zlib.crc32(repr([tensor_checksum(part) for part in row]).encode())
-            for row in zip(*tensors)]
+        return [checksums(tensors)]
+    return [checksums(row) for row in zip(*tensors)]
 
 
-def dataset_checksum(dataset: object) -> int:
-    """Return a checksum of the parts of a data set that are cheap to read.
-
-    It is 0 if no attribute has len(dataset) entries: samples may be generated on the fly.
-    """
-    values = list(vars(dataset).values()) if hasattr(dataset, "__dict__") else []
-    for value in list(values):
-        if isinstance(value, (list, tuple)) and len(value) < 10:
-            values += value
-    items = [value for value in values if hasattr(value, "__len__") and getattr(value, "ndim", 1)
-             and hasattr(dataset, "__len__") and len(value) == len(dataset)]
-    text = repr([first_entries(value) for value in items])
-    text = re.sub("0x[0-9a-f]+", "", text)  # addresses differ by process
-    return zlib.crc32(text.encode()) if items else 0
+def checksums(tensors):
+    return " ".join("=" * (tensor.dim() == 0) + str(tensor_checksum(tensor)) for tensor in tensors)
 
 
-def first_entries(value):
-    if hasattr(value, "reshape"):  # a tensor or an array
-        return value.reshape(-1)[:DATASET_ENTRIES].tolist()
-    return value[:DATASET_ENTRIES] if isinstance(value, (list, tuple)) else value
+def sample_checksum(dataset: object, index: int) -> str:
+    """Return a checksum of dataset[index], before it is collated, all seeds being 0."""
+    torch.manual_seed(0)
+    numpy.random.seed(0)
+    random.seed(0)
+    return checksums(tensors_in([dataset[index]]))
+
+
+def random_states() -> list[int]:
+    """Return checksums of the states of Python's, NumPy's and PyTorch's random numbers on CPUs."""
+    _, words, position, *_ = numpy.random.get_state()
+    states = (random.getstate(), (words.tobytes(), position), torch.get_rng_state().tolist())
+    return [zlib.crc32(repr(state).encode()) for state in states]

@@ -1,10 +1,12 @@
 """Hooks that change nothing in the script, and record their own exceptions."""
 
 import functools
+import sys
 from collections.abc import Callable
 
 import torch
 
+say = functools.partial(print, file=sys.__stderr__, flush=True)  # if the script redirects stderr
 failed_hooks = {}  # {name of a hook: the first exception that it caught}
 
 
@@ -32,7 +34,10 @@ def wrap_method(owner: object, name: str, before: Callable | None = None,
 
     The result is None if owner.name raised an exception.
     """
-    original = getattr(owner, name)
+    original = getattr(owner, name, None)
+    if original is None:
+        raise RuntimeError(f"torch {torch.__version__} has moved {owner.__name__}.{name}, which "
+                           "agree needs; use a version that agree's README names")
 
     @functools.wraps(original)
     def call(*args, **kwargs):

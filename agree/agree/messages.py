@@ -1,5 +1,16 @@
-"""The messages: what each finding means, and what to do."""
+"""The messages: what each finding means, what may cause it, and what to do."""
 
+CAUSES = {  # {finding: its possible causes}; a finding is hidden if one of its causes was found
+    "weights": {"alone"},
+    "apart": {"alone", "own gradients", "part", "one rank's", "other gradients", "not finite",
+              "sequence"},
+    "own gradients": {"alone"},
+    "other gradients": {"sequence"},
+    "same data": {"alone", "sampler"},
+    "overlap": {"alone", "sampler"},
+    "nothing trains": {"not finite"},
+    "steps": {"sequence"},
+}
 
 SYMPTOMS = {
     "alone": "each rank trains by itself: there are as many trainings as ranks",
@@ -16,14 +27,12 @@ SYMPTOMS = {
                        "rank's own",
     "same data": "all ranks train on the same samples",
     "overlap": "ranks train on other ranks' samples, too",
-    "unequal data": "ranks that divide a model's layers among them, by tensor parallelism, train "
-                    "on different samples",
     "sampler": "the ranks' samplers do not divide the data among the ranks",
     "order": "two epochs have the same order",
     "steps": "some ranks have taken fewer optimizer steps than others",
     "one GPU": "several ranks are on one GPU",
     "hang": "the ranks wait for each other forever",
-    "sequence": "the ranks call different collectives",
+    "sequence": "the ranks do different things at the same time",
 }
 
 # {finding: {trait of the script: what to do}}; the first trait that the script has is shown.
@@ -32,6 +41,8 @@ FIXES = {
         "": "init_process_group() and DistributedDataParallel(model). If the script has both, it "
             "does not know its launcher: start it with torchrun"},
     "weights": {
+        "is not trained": "one seed on all ranks until all models are built; or copy a teacher or "
+                          "target network after DistributedDataParallel(model)",
         "FSDP2": "one seed on all ranks before the model is built; or fill the shards with rank "
                  "0's weights: set_model_state_dict() with StateDictOptions(full_state_dict=True, "
                  "broadcast_from_rank0=True)",
@@ -39,10 +50,15 @@ FIXES = {
         "horovod": "hvd.broadcast_parameters(model.state_dict(), 0) before step 1",
         "": "broadcast rank 0's parameters before step 1, as DistributedDataParallel does"},
     "apart": {
+        "learning rates": "let the schedule depend on the mean over the ranks: all-reduce the "
+                          "value that scheduler.step(value) gets",
+        "is not trained": "average what it is computed from over the ranks (all_reduce() of sums "
+                          "and counts), or gather it, before each change",
         "": "the same optimizer, learning rate and loaded state on all ranks; no random change of "
             "the weights"},
     "nothing trains": {
-        "not reduced": "set_requires_gradient_sync(True) before the last backward of a step",
+        "FSDP2": "give the optimizer the parameters of the model after fully_shard(); "
+                 "set_requires_gradient_sync(True) before the last backward of a step",
         "": "give the optimizer the parameters of the model that is called, after it was wrapped, "
             "sharded or moved; make sure the loss depends on them"},
     "own gradients": {
@@ -55,12 +71,12 @@ FIXES = {
                      "backward of a step",
         "": "call a model that DistributedDataParallel wraps, or all-reduce the gradients"},
     "part": {
-        "not reduced": "set_requires_gradient_sync(True) before the last backward of a step",
+        "DDP has wrapped": "call the wrapper, ddp(x), not ddp.module(x); exit no_sync() before the "
+                           "last backward of a step",
         "FSDP2": "fully_shard() the parts and then the model itself, without ignored_params: "
                  "FSDP averages only the gradients of what it shards",
-        "DDP": "wrap every model that is trained, when it is complete, and call the wrappers: "
-               "ddp(x), not ddp.module(x); a tensor in no module: after backward() "
-               "all_reduce(tensor.grad, op=AVG)",
+        "DDP": "wrap every model that is trained, when it is complete, and call the wrappers; a "
+               "tensor in no module: after backward() all_reduce(tensor.grad, op=AVG)",
         "": "all-reduce the gradients of all parameters"},
     "one rank's": {"": "all-reduce the gradients, and divide by the number of ranks"},
     "sum": {"": "divide by the number of ranks, or use op=AVG"},
@@ -85,37 +101,36 @@ FIXES = {
                               "wrapped",
         "": "shard the data: DistributedSampler(data) instead of shuffle=True"},
     "overlap": {
+        "data sets differ": "one seed on all ranks for what shuffles or splits the data: "
+                            "torch.Generator().manual_seed(0)",
         "": "DistributedSampler(data) instead of shuffle=True, and set_epoch() on every rank; one "
             "seed on all ranks for a split of the data"},
     "sampler": {
         "horovod": "DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())",
-        "tensor parallel": "DistributedSampler(data, mesh['data'].size(), "
-                           "mesh.get_local_rank('data')), with one seed on all ranks",
         "": "DistributedSampler(data), created after init_process_group(), with one seed and "
             "set_epoch(epoch) on all ranks"},
-    "unequal data": {
-        "": "give the ranks of a group the same batches: DistributedSampler(data, "
-            "mesh['data'].size(), mesh.get_local_rank('data'))"},
     "order": {"": "sampler.set_epoch(epoch) at the start of each epoch"},
-    "steps": {"": "give all ranks the same number of batches"},
+    "steps": {"": "give all ranks the same number of batches: drop_last=True, or a fixed number "
+                  "of steps per epoch for a stream"},
     "one GPU": {"": "torch.cuda.set_device(local_rank) before the model is moved"},
     "hang": {"": "all ranks must make the same calls in the same order: look at these lines"},
     "sequence": {
+        "after step": "let all ranks decide together whether to skip a batch, a backward pass or a "
+                      "step: all-reduce what the condition depends on",
         "": "let all ranks make this call: outside of `if rank == 0`, with the same number of "
             "batches, and with the same parts of the model (find_unused_parameters=True)"},
 }
 
 
-def find_fix(finding: str, report: dict | None) -> str:
-    """Return what to do about a finding, given a rank's report, or None if it has not reported."""
-    traits = {""}
+def find_fix(finding: str, report: dict | None, details: str) -> str:
+    """Return what to do about a finding, given its details and a rank's report, if there is one."""
+    traits = {trait for trait in FIXES[finding] if trait in details}
     if report:
         loaders = report["loaders"]
         traits |= {*report["wrappers"], *(loader["sampler"] for loader in loaders)}
         traits |= {"horovod"} if report["horovod"] else set()
         traits |= {"stream"} if any(loader["stream"] for loader in loaders) else set()
         traits |= set() if loaders else {"no loader"}
-        traits |= {"tensor parallel"} if report["tensor_group"] else set()
-        for trait in "within backward", "not reduced":
-            traits |= {trait} if any(step[trait] for step in report["steps"]) else set()
+        traits |= {"within backward"} if any(
+            event.get("within backward") for event in report["events"]) else set()
     return next(text for trait, text in FIXES[finding].items() if trait in traits)

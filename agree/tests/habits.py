@@ -3,6 +3,7 @@ import builtins
 import contextlib
 import copy
 import io
+import random
 import sys
 
 import torch
@@ -10,22 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 STEPS = 8
 mse = nn.functional.mse_loss
@@ -201,7 +189,7 @@ def closure():
         optimizer.step(evaluate)
 
 
-def sparse_and_complex(edit_gradients=lambda model: None):
+def sparse_and_complex():
     class SparseAndComplex(nn.Module):
         def __init__(self):
             super().__init__()
@@ -218,7 +206,6 @@ def sparse_and_complex(edit_gradients=lambda model: None):
     for _ in range(STEPS):
         optimizer.zero_grad()
         model(torch.randint(50, (6, 4))).mean().backward()
-        edit_gradients(model.module)
         optimizer.step()
 
 
@@ -291,31 +278,6 @@ def gathered_before_the_forward():
     train(prefetch_and_call, sgd(model))
 
 
-def two_dimensions(sampler=DistributedSampler, ignore=lambda model: set(), fsdp=True):
-    """Tensor parallelism within pairs of ranks, and FSDP over the pairs."""
-    rank, world_size = start()
-    mesh = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("data", "tensor"))
-    data = TensorDataset(torch.randn(256, 4, 8), torch.randn(256, 4, 1))
-    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-    divide = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1))
-    parallelize_module(model, mesh["tensor"], {
-        "": divide, "0": SequenceParallel(), "1": ColwiseParallel(input_layouts=Shard(1)),
-        "3": RowwiseParallel()})
-    if fsdp:
-        fully_shard(model, mesh=mesh["data"], ignored_params=ignore(model))
-    torch.manual_seed(rank)
-    optimizer = sgd(model)
-    sampler = sampler(data, mesh["data"].size(), mesh.get_local_rank("data"))
-    for inputs, labels in DataLoader(data, 6, sampler=sampler):
-        optimizer.zero_grad()
-        mse(model(inputs), labels).backward()
-        optimizer.step()
-
-
-def tensor_parallel():
-    two_dimensions(fsdp=False)
-
-
 def a_stream_for_each_rank():
     rank, world_size = start()
     train_on_stream(Stream(rank, world_size), DDP(network()))
@@ -370,10 +332,6 @@ def compiled():
 
 def summed_by_mpi():
     averaged_by_mpi(factor=1)
-
-
-def imaginary_part_is_lost():
-    sparse_and_complex(lambda model: model.factors.grad.imag.zero_())
 
 
 def one_stream_for_all():
@@ -444,14 +402,6 @@ def optimizer_before_sharding():
     train(model, optimizer)
 
 
-def two_dimensions_and_an_ignored_layer():
-    two_dimensions(ignore=lambda model: set(model[3].parameters()))
-
-
-def ranks_of_a_pair_have_other_samples():
-    two_dimensions(lambda data, *_: RandomSampler(data))
-
-
 def one_list_of_indices_for_each_seed():
     rank, world_size = start()
     data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
@@ -494,6 +444,144 @@ def rank_1_ends_early():
     train(model, sgd(model), steps=STEPS if dist.get_rank() == 0 else 3)
 
 
+def clips_each_micro_batch(rule=lambda model, last: True):
+    model = DDP(start_with_network())
+    optimizer = sgd(model)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(2):
+            with model.no_sync() if part == 0 else contextlib.nullcontext():
+                (mse(model(torch.randn(6, 8)), torch.randn(6, 1)) / 2).backward()
+            if rule(model, part == 1):
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+
+
+def clips_all_micro_batches():
+    clips_each_micro_batch(lambda model, last: last)
+
+
+def train_on_rows(data, skip=lambda inputs: False, at_end=lambda model, optimizer, epoch: None,
+                  model=None, sampler=None):
+    """Two epochs of 8 steps on two ranks."""
+    model = DDP(model or network())
+    optimizer = sgd(model)
+    sampler = sampler or DistributedSampler(data)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for inputs, labels in DataLoader(data, 8, sampler=sampler):
+            if skip(inputs):
+                continue
+            optimizer.zero_grad()
+            mse(model(inputs), labels).backward()
+            optimizer.step()
+        at_end(model, optimizer, epoch)
+
+
+def rows(count=128):
+    return TensorDataset(torch.randn(count, 8), torch.randn(count, 1))
+
+
+def a_rank_skips_a_batch():
+    start()
+    skipped = []
+
+    def skip(inputs):
+        if dist.get_rank() == 1 and inputs[0, 0] > 0 and not skipped:
+            skipped.append(inputs)
+            return True
+        return False
+
+    train_on_rows(rows(), skip)
+
+
+class Codebook(nn.Module):
+    """A layer that replaces a buffer by the mean of its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = network()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, inputs):
+        self.mean.lerp_(inputs.mean(0), 0.1)
+        return self.layers(inputs - self.mean)
+
+
+def a_codebook_of_each_rank():
+    start()
+    train_on_rows(rows(), model=Codebook())
+
+
+def a_teacher_before_the_broadcast():
+    rank, _ = start()
+    data = rows()
+    torch.manual_seed(rank)
+    student = network()
+    teacher = copy.deepcopy(student)
+
+    def teach(inputs):
+        with torch.no_grad():
+            teacher(inputs)
+
+    train_on_rows(data, skip=teach, model=student)
+
+
+class Pairs(TensorDataset):
+    """Pairs a row with a random one: Python's seed is the same on all ranks."""
+
+    def __getitem__(self, index):
+        partner = random.randrange(len(self))
+        return self.tensors[0][index], self.tensors[0][partner][:1]
+
+
+def the_same_partners():
+    start()
+    random.seed(0)
+    train_on_rows(Pairs(torch.randn(1000, 8)))
+
+
+class Part:
+    """Some rows, without a Subset that tells which."""
+
+    def __init__(self, data, indices):
+        self.data, self.indices = data, indices
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __getitem__(self, index):
+        return self.data[self.indices[index]]
+
+
+def split_by_a_seed_per_rank():
+    rank, _ = start()
+    order = torch.randperm(128, generator=torch.Generator().manual_seed(rank)).tolist()
+    train_on_rows(Part(rows(), order[:96]))
+
+
+def a_plateau_of_each_rank():
+    start()
+
+    def schedule(model, optimizer, epoch):
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        for loss in 1.0, 1.1 - dist.get_rank():  # becomes worse on rank 0
+            plateau.step(loss)
+
+    train_on_rows(rows(), at_end=schedule)
+
+
+def rank_0_evaluates_by_ddp():
+    start()
+
+    def evaluate(model, optimizer, epoch):
+        if dist.get_rank() == 0:
+            with torch.no_grad():
+                model(torch.randn(4, 8))
+
+    train_on_rows(rows(), at_end=evaluate, model=nn.Sequential(nn.BatchNorm1d(8), network()))
+
+
 # Trainings that agree cannot judge.
 
 def updates_by_hand():
@@ -504,6 +592,14 @@ def updates_by_hand():
             for parameter in model.parameters():
                 parameter -= 0.01 * parameter.grad
                 parameter.grad = None
+
+
+def tensor_parallel():
+    _, world_size = start()
+    model = network()
+    mesh = init_device_mesh("cpu", (world_size,))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    train(model, sgd(model))
 
 
 def run_rank(rank):

@@ -1,0 +1,88 @@
+"""Records the collectives that a rank calls, and compares them with the other ranks' first."""
+
+import sys
+import threading
+from collections.abc import Callable
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed import distributed_c10d
+
+from . import frames
+from .hooks import never_raise, wrap_method
+
+EQUAL_SIZES = ("all_reduce", "broadcast", "reduce")  # of the tensors on all ranks
+COLLECTIVES = (
+    *EQUAL_SIZES, "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter",
+    "reduce_scatter_tensor", "reduce_scatter_single", "gather", "scatter", "all_to_all",
+    "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object",
+    "broadcast_object_list", "scatter_object_list")
+SHORT_WAIT = 1  # seconds for the others before an asynchronous collective, which need not wait
+
+
+class Collectives:
+    """Hooks that call on_call(number, call, place, seconds) before collectives of all ranks.
+
+    on_call() waits until all ranks are there, at most `seconds`, and returns whether they were.
+    """
+
+    def __init__(self, script: str, world_size: int, seconds: float, on_call: Callable,
+                 on_spawn: Callable[[str], None]):
+        self.script, self.world_size, self.seconds = script, world_size, seconds
+        self.on_call, self.on_spawn = on_call, on_spawn
+        self.depth = threading.local()  # nesting level
+        self.number = 0  # collectives of all ranks so far
+        self.late = set()  # lengths of waits that were too short: no more waits of this length
+        self.names = set()  # of the collectives called
+        self.current = ""  # the collective in progress, also one that DDP calls in C++
+
+    def install(self):
+        for name in COLLECTIVES:
+            before = self.begin_hook(name)
+            for module in dist, distributed_c10d:
+                if hasattr(module, name):  # PyTorch 2.14 has new names for some
+                    wrap_method(module, name, before, self.end_collective)
+        spawn = sys.modules["torch.multiprocessing.spawn"]
+        wrap_method(spawn, "start_processes", self.note_spawn)
+        mp.start_processes = spawn.start_processes
+
+    def begin_hook(self, name):
+        """Return the hook that runs before the collective `name`."""
+        @never_raise
+        def begin(*args, **kwargs):
+            self.depth.level = getattr(self.depth, "level", 0) + 1
+            self.names.add(name)
+            arguments = [*args, *kwargs.values()]
+            groups = [value for value in arguments if isinstance(value, dist.ProcessGroup)]
+            if self.depth.level > 1 or any(
+                    group.size() < dist.get_world_size() for group in groups):
+                return
+            is_async = any(value is True for value in arguments[1:]) and "object" not in name
+            tensor = arguments[0] if arguments and name in EQUAL_SIZES else None
+            size = f" of {tensor.numel()} numbers" if hasattr(tensor, "numel") else ""
+            self.compare(f"{name}{size}", frames.places(sys._getframe(), self.script)[0],
+                         SHORT_WAIT if is_async else self.seconds)
+
+        return begin
+
+    def compare(self, call, place, seconds=None):
+        """Compare this rank's next collective with those of the others."""
+        seconds = seconds or self.seconds
+        if dist.get_world_size() == self.world_size:
+            self.number += 1
+            self.current = call
+            if not self.on_call(self.number, call, place, 0 if seconds in self.late else seconds):
+                self.late.add(seconds)
+
+    @never_raise
+    def end_collective(self, *_, **__):
+        self.depth.level -= 1
+        self.end()
+
+    def end(self):
+        if not getattr(self.depth, "level", 0):
+            self.current = ""
+
+    @never_raise
+    def note_spawn(self, *_, **__):
+        self.on_spawn(frames.places(sys._getframe(), self.script)[0])

@@ -1,0 +1,219 @@
+"""Judges the data: do the ranks train on different samples, and in another order each epoch?"""
+
+from collections import Counter
+from itertools import combinations
+from statistics import median
+
+from .gradients import equal_own_gradients
+from .ranks import Findings, Lines, add_note, listed, pair_steps, samples_before
+
+SMALL_BATCH = 8  # samples of a rank, for BatchNorm
+FEWEST_SAMPLES = 8  # in which one tensor that is the same on all ranks is no chance
+
+
+def judge_data(reports: list[dict]) -> tuple[Lines, Findings]:
+    """Return the line and findings of what loaders drew, or else of the models' inputs."""
+    findings, text = {}, ""
+    for loaders in zip(*(report["loaders"] for report in reports)):
+        loader_text, loader_findings = judge_loader(loaders)
+        text = text or loader_text
+        findings = judge_sampler(loaders, loader_findings) | findings
+        findings |= judge_order(loaders[0], reports[0]["end"])
+    same_inputs = ""
+    if not text:
+        batches = [[batch for _, steps in pair_steps(reports)
+                    for batch in samples_before(report, steps[rank])]
+                   for rank, report in enumerate(reports)]
+        text, input_findings = judge_samples(batches, "given to the models")
+        same_inputs = input_findings.get("same data", "")
+    judge_equal_gradients(reports, text, same_inputs, findings)
+    note_unequal_batches(reports, findings)
+    if "same data" not in findings:
+        note_equal_random_numbers(reports, findings)
+    if not text:
+        add_note(findings, "without a DataLoader, and without tensors or lists among a model's "
+                 "arguments, agree cannot tell whether the ranks share samples")
+    return [("data", text or "no DataLoader, no batch: not seen")], findings
+
+
+def judge_loader(loaders: list[dict]) -> tuple[str, Findings]:
+    """Return (a line's text or "", findings) for one DataLoader, given its facts on each rank."""
+    world_size, first, findings = len(loaders), loaders[0], {}
+    batches = [loader["batches"] for loader in loaders]
+    drawn = [set(loader["epochs"][0]["indices"]) if loader["epochs"] else set()
+             for loader in loaders]
+    no_replacement = all(loader["without_replacement"] for loader in loaders)
+    probes = [loader["probes"] for loader in loaders]
+    if all(drawn) and all(probes) and probes.count(probes[0]) == world_size:
+        counts = Counter(index for indices in drawn for index in indices)
+        shared = sum(count > 1 for count in counts.values())
+        common = set.intersection(*drawn)
+        # A DistributedSampler repeats samples, so that all ranks get equally many
+        padding = max(2 * world_size, sum(map(len, drawn)) - first["dataset_size"])
+        text = (f"{listed(sorted(set(map(len, drawn))))} samples drawn on each rank, "
+                f"{shared} of them on more than one")
+        same_content = judge_samples(batches, "drawn")[1]
+        if min(map(len, drawn)) == len(common) > 1 and (no_replacement or same_content):
+            findings["same data"] = f"samples {listed(sorted(common)[:4])}, ... on each rank"
+        elif shared > padding and no_replacement:
+            findings["overlap"] = f"{shared} of {sum(map(len, drawn))} drawn samples"
+        elif shared > padding:
+            add_note(findings, f"{shared} samples were drawn on several ranks: right if "
+                     "the sampler does so on purpose, such as one with replacement")
+        return text, findings or same_content
+    # A stream, or different data sets, whose indices mean nothing
+    samples = [[loader["drawn"]] for loader in loaders]
+    text, findings = judge_samples(samples if all(probes) else batches, "drawn")
+    if all(probes) and {loader["shares"] for loader in loaders} == {world_size}:
+        differ = sum(len(set(values)) > 1 for values in zip(*probes))
+        findings = {"overlap": f"the sampler divides the places in a data set among the ranks, but "
+                    f"the ranks' data sets differ: at {differ} of {len(probes[0])} places they "
+                    "have other samples"}
+    elif all(probes) and not findings:
+        add_note(findings, "each rank has a data set of its own: what is computed from it, such as "
+                 "a scaler, a vocabulary or class weights, must come from all ranks' data")
+    shared = count_common(samples if all(probes) else batches)
+    if no_replacement and not findings.keys() - {"note"} and shared > max(
+            2 * world_size, first["dataset_size"] // 1000):
+        findings["overlap"] = f"{shared} of the samples that each rank has drawn"
+    return text, findings
+
+
+def judge_sampler(loaders, loader_findings):
+    """Return the loader's findings and that of its DistributedSampler, whose cause it may be."""
+    findings, world_size = dict(loader_findings), len(loaders)
+    samplers = [loader for loader in loaders if loader["is_distributed"]]
+    for loader in samplers:
+        shares = loader["shares"]
+        if shares > world_size or (
+                shares < world_size and findings.keys() - {"note"}):
+            findings["sampler"] = f"num_replicas={shares}, but {world_size} share the data"
+    if len(samplers) < world_size or {loader["shares"] for loader in loaders} != {world_size}:
+        return findings
+    for number, epochs in enumerate(zip(*(loader["epochs"] for loader in loaders)), 1):
+        seeds = [epoch["seed"] for epoch in epochs]
+        if len(set(seeds)) > 1:
+            findings["sampler"] = (
+                f"in epoch {number} they shuffle with seed + epoch = {listed(seeds)} on ranks 0 to "
+                f"{len(seeds) - 1}, so that some samples are drawn on several ranks, and others on "
+                "none")
+            break
+    return findings
+
+
+def judge_order(loader, end):
+    """Return the findings of the order of a DistributedSampler's epochs."""
+    findings = {}
+    shuffled = [epoch for epoch in loader["epochs"]
+                if len(epoch["indices"]) > 2 and epoch["shuffled"]]
+    for epoch, other in combinations(shuffled, 2):
+        indices, others = epoch["indices"], other["indices"]
+        is_equal = indices[:len(others)] == others[:len(indices)]
+        if is_equal and epoch["is set"] == other["is set"]:  # else a probe before the first epoch
+            findings["order"] = "a DistributedSampler's"
+    if len(shuffled) == 1 and not shuffled[0]["is set"] and end != "ended":
+        add_note(findings, "set_epoch() was not called before the one epoch that was seen: without "
+                 "it, all epochs have the same order; --seconds 600 sees more")
+    return findings
+
+
+def count_common(batches):
+    """Return the number of samples that all ranks have, or 0 if samples repeat on a rank."""
+    ranks = [[sample for batch in rank for sample in batch] for rank in batches]
+    if any(len(set(rank)) < len(rank) for rank in ranks):
+        return 0
+    return len(set.intersection(*map(set, ranks)))
+
+
+def judge_samples(batches: list[list[list[str]]], verb: str) -> tuple[str, Findings]:
+    """Return (a line's text or "", findings) for the checksums of the ranks' samples.
+
+    batches: the checksums of each rank's batches, of each sample or of a whole batch.
+    """
+    counts = [Counter(sample for batch in rank for sample in batch) for rank in batches]
+    if not all(counts):
+        return "", {}
+    common = counts[0]
+    for count in counts[1:]:
+        common = common & count
+    totals = [sum(count.values()) for count in counts]
+    shared = sum(common.values())
+    # Samples that repeat on a rank may be on several ranks by chance: compare whole batches
+    distinct = min(len(count) / total for count, total in zip(counts, totals)) > 0.9
+    same = shared > min(totals) / 2 if distinct else len(set(map(str, batches))) == 1
+    unit = "samples" if any(len(batch) > 1 for rank in batches for batch in rank) else "batches"
+    details = f"{shared} of the {min(totals)} {unit} {verb}"
+    text = f"{listed(sorted(set(totals)))} {unit} {verb} on each rank, {shared} on all"
+    if not same and distinct and min(totals) >= FEWEST_SAMPLES:
+        same = details = describe_shared_part(counts, min(totals), verb)
+    return text, {"same data": details} if same else {}
+
+
+def describe_shared_part(counts, total, verb):
+    """Return which tensor of the samples is the same on all ranks, as text, or ""."""
+    columns = [list(zip(*(sample.split() for sample in count.elements()))) for count in counts]
+    for number, column in enumerate(zip(*columns), 1):
+        is_number = column[0][0].startswith("=")
+        distinct = [set(values) for values in column]
+        if not is_number and len(set.intersection(*distinct)) > total / 2:
+            return f"tensor {number} of each of the {total} samples {verb}"
+    return ""
+
+
+def note_equal_random_numbers(reports, findings):
+    """Add a note of random numbers that are drawn in each step, and are the same on all ranks."""
+    names, steps = [], pair_steps(reports)
+    each_step = len({number for number, _ in steps})
+    for place, name in enumerate(("Python's", "NumPy's", "PyTorch's")):
+        states = [{step["random"][place] for step in rank_steps} for _, rank_steps in steps]
+        if all(len(ranks) == 1 for ranks in states) and (
+                len(set.union(*states)) >= each_step > 1):
+            names.append(name)
+    if names:
+        add_note(findings, f"{listed(names)} random numbers are the same on all ranks: right for a "
+                 "choice that all share, wrong for augmentation, noise or dropout")
+
+
+def note_unequal_batches(reports, findings):
+    """Add notes of batches whose sizes differ by rank, or are small for BatchNorm."""
+    used = {loader["number"] for loader in reports[0]["loaders"]}
+    draws = [[event for event in report["events"]
+              if event["kind"] == "draw" and event["what"][0] in used] for report in reports]
+    for number, events in enumerate(zip(*draws), 1):
+        sizes = [event["size"] for event in events]
+        if len(set(sizes)) > 1:
+            add_note(findings, f"in batch {number} the ranks have {listed(sizes)} samples: a mean "
+                     "over a rank's own batch gives those of the smaller one more weight")
+            break
+    sizes = [event["size"] for event in draws[0]]
+    if reports[0]["batch_norm"] and sizes and median(sizes) < SMALL_BATCH:
+        add_note(findings, f"{reports[0]['batch_norm']} takes its statistics from the "
+                 f"{median(sizes):g} samples of one rank: convert_sync_batchnorm(model), or eval() "
+                 "if the original froze it")
+
+
+def judge_equal_gradients(reports, text, same_inputs, findings):
+    """Add findings of optimizers whose own gradients are equal on all ranks."""
+    is_equal = equal_own_gradients(reports)
+    optimizers = [optimizer for optimizer, equal in is_equal.items() if equal]
+    details = f"the ranks' own gradients of {listed(optimizers)} are equal"
+    drawn = [optimizer for optimizer in optimizers if has_same_inputs(reports, optimizer)]
+    if drawn and not all(is_equal.values()):
+        findings.setdefault("same data", f"{details}, and so are its models' inputs")
+    elif optimizers and text and not same_inputs and not all(is_equal.values()):
+        add_note(findings, f"{details}: right if this loss depends on no data and no noise")
+    elif optimizers:
+        if same_inputs:
+            details = f"{same_inputs}; {details}"
+        findings.setdefault("same data", details)
+    elif same_inputs:
+        add_note(findings, f"{same_inputs} are the same on all ranks, and no equal gradients were "
+                 "seen: labels or dropout may differ")
+
+
+def has_same_inputs(reports, optimizer):
+    """Return True if an optimizer's models got the same inputs on all ranks, in each step."""
+    inputs = [[samples_before(report, steps[rank])
+               for _, steps in pair_steps(reports) if steps[0]["what"] == [optimizer]]
+              for rank, report in enumerate(reports)]
+    return all(inputs[0]) and inputs.count(inputs[0]) == len(inputs)
