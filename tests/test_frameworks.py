@@ -40,15 +40,16 @@ MISTAKES = {  # {script: {case: (changes, agree's finding)}}
             [("    trainer.train()", "    trainer.get_train_dataloader = lambda: DataLoader(\n"
               "        data[:1436], args.batch_size, shuffle=True)\n    trainer.train()"),
              ("import torch\n", "import torch\nfrom torch.utils.data import DataLoader\n")],
-            "same data")},
+            "same data"),
+        "an order per rank": (
+            [("    data = load()\n", "    import os\n    data = load()\n"
+              "    torch.manual_seed(int(os.environ['RANK']))\n"
+              "    data = [data[index] for index in torch.randperm(1797)]\n"
+              "    torch.manual_seed(0)\n")], "overlap")},
 }
 MISSED = {  # changes to trainer_script.py
     "tokens averaged per rank": ("dataloader_drop_last=True", "dataloader_drop_last=True,\n"
-                                 "        average_tokens_across_devices=False"),
-    "an order per rank": (
-        "    data = load()\n", "    import os\n    data = load()\n"
-        "    torch.manual_seed(int(os.environ['RANK']))\n"
-        "    data = [data[index] for index in torch.randperm(1797)]\n    torch.manual_seed(0)\n")}
+                                 "        average_tokens_across_devices=False")}
 SAVE_STEPS = ('save_strategy="no"', 'save_strategy="steps", save_steps=4')
 SAVE_MID_EPOCH = ("enable_checkpointing=False", "callbacks=L.pytorch.callbacks.ModelCheckpoint("
                   "'checkpoints', '{step}', every_n_train_steps=11, save_top_k=-1)")

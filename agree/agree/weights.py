@@ -10,6 +10,7 @@ from .fingerprints import ATTRIBUTE
 from .ranks import Findings, Lines, add_note, all_steps_of, listed, pair_steps, plural, steps_of
 
 WEIGHT_TOLERANCE = 1e-3  # relative to how far the weights have moved
+BUFFER_TOLERANCE = 1e-4  # relative to how far a buffer has moved
 START_TOLERANCE = 1e-6  # relative to the weights
 
 
@@ -59,14 +60,20 @@ def judge_others(reports):
     constants = [{name: state for name, state in before.items()
                   if name.endswith(ATTRIBUTE) and after.get(name) == state}
                  for before, after in zip(first, last)]
-    first, last = ([{name: state for name, state in states.items() if not name.endswith(ATTRIBUTE)}
-                    for states in ranks] for ranks in (first, last))
+    measured = [report["measured"].get("last_others", {}) for report in reports]
+    first, last, measured = ([
+        {name: state for name, state in states.items() if not name.endswith(ATTRIBUTE)}
+        for states in ranks] for ranks in (first, last, measured))
     if differs(first, [], parts, START_TOLERANCE):
         text = describe_differences(find_differences(first, parts), len(first[0]))
         findings["weights"] = f"before step 1, {text}, which is not trained"
-    elif differs(last, first, parts, WEIGHT_TOLERANCE):
-        text = describe_differences(find_differences(last, parts), len(last[0]))
-        findings["apart"] = f"{text}, which is not trained: each rank changes it by its own data"
+    for states in (last, measured) if not findings else ():
+        differences = {name: ranks for name, ranks in find_differences(states, parts).items() if
+                       differs([{name: rank[name]} for rank in states], first, parts,
+                               BUFFER_TOLERANCE)}
+        if differences:
+            findings["apart"] = (f"{describe_differences(differences, len(states[0]))}, which is "
+                                 "not trained: each rank changes it by its own data")
     if differs(constants, [], parts, START_TOLERANCE):
         text = describe_differences(find_differences(constants, parts), len(constants[0]))
         add_note(findings, f"{text}: right if it is a rank's own data, wrong if one rank would "
