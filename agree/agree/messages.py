@@ -50,8 +50,8 @@ FIXES = {
         "horovod": "hvd.broadcast_parameters(model.state_dict(), 0) before step 1",
         "": "broadcast rank 0's parameters before step 1, as DistributedDataParallel does"},
     "apart": {
-        "learning rates": "let the schedule depend on the mean over the ranks: all-reduce the "
-                          "value that scheduler.step(value) gets",
+        "learning rates": "call scheduler.step() on all ranks; if it gets a value, all-reduce it "
+                          "first",
         "is not trained": "average what it is computed from over the ranks (all_reduce() of sums "
                           "and counts), or gather it, before each change",
         "": "the same optimizer, learning rate and loaded state on all ranks; no random change of "
@@ -90,6 +90,8 @@ FIXES = {
         "": "average first (exit no_sync() before the last backward of a step); then clip, unscale "
             "or change gradients, on all ranks alike; GradScaler: one scale for all"},
     "same data": {
+        "samplers have one rank": "DistributedSampler(data) takes the rank of the process group: "
+                                  "leave out rank=, or pass torch.distributed.get_rank()",
         "no loader": "shard the rows, order[rank::world_size] of one permutation, or draw them "
                      "with a seed that differs by rank, set after the model is wrapped",
         "stream": "shard the stream: split_dataset_by_node(data, rank, world_size) of Hugging "

@@ -54,7 +54,8 @@ def judge_loader(loaders: list[dict]) -> tuple[str, Findings]:
                 f"{shared} of them on more than one")
         same_content = judge_samples(batches, "drawn")[1]
         if min(map(len, drawn)) == len(common) > 1 and (no_replacement or same_content):
-            findings["same data"] = f"samples {listed(sorted(common)[:4])}, ... on each rank"
+            same = ", whose samplers have one rank" * first["is_distributed"]
+            findings["same data"] = f"samples {listed(sorted(common)[:4])}, ... on each rank{same}"
         elif shared > padding and no_replacement:
             findings["overlap"] = f"{shared} of {sum(map(len, drawn))} drawn samples"
         elif shared > padding:
