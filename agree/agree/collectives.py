@@ -11,10 +11,11 @@ from torch.distributed import distributed_c10d
 from . import frames
 from .hooks import never_raise, wrap_method
 
-EQUAL_SIZES = ("all_reduce", "broadcast", "reduce")  # of the tensors on all ranks
+EQUAL_SIZES = (  # of the first tensor on all ranks
+    "all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "all_gather_single",
+    "reduce_scatter_tensor", "reduce_scatter_single")
 COLLECTIVES = (
-    *EQUAL_SIZES, "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter",
-    "reduce_scatter_tensor", "reduce_scatter_single", "gather", "scatter", "all_to_all",
+    *EQUAL_SIZES, "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all",
     "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object",
     "broadcast_object_list", "scatter_object_list")
 SHORT_WAIT = 1  # seconds for the others before an asynchronous collective, which need not wait

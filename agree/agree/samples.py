@@ -16,6 +16,9 @@ def judge_data(reports: list[dict]) -> tuple[Lines, Findings]:
     findings, text = {}, ""
     for loaders in zip(*(report["loaders"] for report in reports)):
         loader_text, loader_findings = judge_loader(loaders)
+        first = loaders[0]
+        if len(first["epochs"]) == 1 and first["length"] and reports[0]["end"] != "ended":
+            loader_text += f"; no epoch of {first['length']:,} batches ended (--seconds)"
         text = text or loader_text
         findings = judge_sampler(loaders, loader_findings) | findings
         findings |= judge_order(loaders[0], reports[0]["end"])

@@ -19,6 +19,7 @@ from .sequence import judge_calls, judge_hang
 
 exit_now = os._exit  # the script gets __main__.end_by_os_exit() instead
 FIRST_MESSAGE_AFTER = 15  # seconds until rank 0 says what it is waiting for
+LONGEST_WAIT = 20  # seconds for the next step, after --seconds
 SLOW_CALL_FACTOR = 10  # multiplies --timeout while a rank may be downloading or compiling
 
 
@@ -119,6 +120,8 @@ class Session:
                     if states != last_states:
                         last_states, last_change = states, time.monotonic()
                     self.check_first_step()
+                    if self.is_late():
+                        self.publish("stop", True)
                     try:
                         self.judge(states, time.monotonic() - last_change)
                     except Exception as problem:  # else the ranks would wait forever
@@ -141,6 +144,11 @@ class Session:
                 f"backward passes so far")
         if seconds > self.first_step_seconds:
             self.publish("stop", True)
+
+    def is_late(self):
+        """Return True if the next step is far, as in a long evaluation after the time to go on."""
+        return (self.seconds_to_go_on and self.deadline
+                and time.monotonic() > self.deadline + LONGEST_WAIT)
 
     def judge(self, states, silent_seconds):
         """Print the verdict and publish the exit code, if there is enough to judge."""
