@@ -54,26 +54,31 @@ def judge_weights(reports: list[dict]) -> tuple[Lines, Findings]:
 
 
 def judge_others(reports):
-    """Return the findings of buffers and untrained parameters that differ, such as a teacher's."""
+    """Return the findings of tensors that are not trained and differ, such as a teacher's.
+
+    What differed before a broadcast, and is equal later, is right.
+    """
     parts, findings = [{}] * len(reports), {}
     first, last = ([report[key] for report in reports] for key in ("first_others", "last_others"))
     constants = [{name: state for name, state in before.items()
                   if name.endswith(ATTRIBUTE) and after.get(name) == state}
                  for before, after in zip(first, last)]
     measured = [report["measured"].get("last_others", {}) for report in reports]
-    first, last, measured = ([
-        {name: state for name, state in states.items() if not name.endswith(ATTRIBUTE)}
-        for states in ranks] for ranks in (first, last, measured))
-    if differs(first, [], parts, START_TOLERANCE):
-        text = describe_differences(find_differences(first, parts), len(first[0]))
-        findings["weights"] = f"before step 1, {text}, which is not trained"
-    for states in (last, measured) if not findings else ():
-        differences = {name: ranks for name, ranks in find_differences(states, parts).items() if
-                       differs([{name: rank[name]} for rank in states], first, parts,
-                               BUFFER_TOLERANCE)}
-        if differences:
-            findings["apart"] = (f"{describe_differences(differences, len(states[0]))}, which is "
-                                 "not trained: each rank changes it by its own data")
+    at_start = find_differences(first, parts)
+    for states in last, measured:
+        differences = {}
+        for name, ranks in find_differences(states, parts).items():
+            start, tolerance = (first, BUFFER_TOLERANCE)
+            if name in at_start:
+                start, tolerance = [], START_TOLERANCE
+            if not name.endswith(ATTRIBUTE) and differs(
+                    [{name: rank[name]} for rank in states], start, parts, tolerance):
+                differences[name] = ranks
+        text = differences and describe_differences(differences, len(states[0]))
+        if differences.keys() & at_start.keys():
+            findings["weights"] = f"before step 1, {text}, which is not trained"
+        elif differences and not findings:
+            findings["apart"] = f"{text}, which is not trained: each rank changes it by itself"
     if differs(constants, [], parts, START_TOLERANCE):
         text = describe_differences(find_differences(constants, parts), len(constants[0]))
         add_note(findings, f"{text}: right if it is a rank's own data, wrong if one rank would "

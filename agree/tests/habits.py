@@ -91,6 +91,17 @@ def forward_before_ddp():
     train(model, sgd(model))
 
 
+def no_grad_before_ddp():
+    rank, _ = start()
+    torch.manual_seed(rank)
+    model = network()
+    model.register_buffer("frequencies", torch.randn(8))
+    with torch.no_grad():
+        model(torch.zeros(1, 8))
+    model = DDP(model)
+    train(model, sgd(model))
+
+
 def lazy_layers():
     rank, _ = start()
     model = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(1))
