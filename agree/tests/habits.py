@@ -102,15 +102,6 @@ def no_grad_before_ddp():
     train(model, sgd(model))
 
 
-def lazy_layers():
-    rank, _ = start()
-    model = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(1))
-    model(torch.zeros(1, 8))
-    model = DDP(model)
-    torch.manual_seed(rank)
-    train(model, sgd(model))
-
-
 def look_at_a_batch():
     rank, world_size = start()
     data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
@@ -153,12 +144,6 @@ def loss_divided_and_summed():
           lambda outputs, labels: mse(outputs, labels) / dist.get_world_size())
 
 
-def divided_by_all_samples():
-    model = start_with_network()
-    train(model, sgd(model), lambda: all_reduce_gradients(model),
-          lambda outputs, labels: (outputs - labels).pow(2).sum() / (6 * dist.get_world_size()))
-
-
 def weighted_by_samples():
     model = start_with_network()
     rows = 4 + 4 * dist.get_rank()
@@ -169,20 +154,6 @@ def weighted_by_samples():
         all_reduce_gradients(model, 1 / 12)
 
     train(model, sgd(model), average, rows=rows)
-
-
-def two_optimizers():
-    rank, _ = start()
-    generator, critic = DDP(network()), DDP(nn.Sequential(nn.Linear(1, 1)))
-    optimizers = sgd(generator), sgd(critic)
-    torch.manual_seed(rank)
-    for _ in range(STEPS):
-        for optimizer in reversed(optimizers):
-            for other in optimizers:
-                other.zero_grad()
-            sign = 1 if optimizer is optimizers[0] else -1
-            (sign * critic(generator(torch.randn(6, 8))).mean()).backward()
-            optimizer.step()
 
 
 def closure():
@@ -365,17 +336,6 @@ def rows_of_one_seed():
         optimizer.step()
 
 
-def one_text_for_all():
-    start()
-    model = DDP(nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50)))
-    optimizer = sgd(model)
-    for _ in range(STEPS):
-        text = torch.randint(50, (33,))
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(text[:-1]), text[1:]).backward()
-        optimizer.step()
-
-
 def step_within_backward():
     model = DDP(start_with_network())
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.01)
@@ -411,27 +371,6 @@ def optimizer_before_sharding():
     optimizer = sgd(model)
     fully_shard(model)
     train(model, optimizer)
-
-
-def one_list_of_indices_for_each_seed():
-    rank, world_size = start()
-    data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
-    model = DDP(network())
-    order = torch.randperm(256, generator=torch.Generator().manual_seed(rank)).tolist()
-    optimizer = sgd(model)
-    for inputs, labels in DataLoader(data, 6, sampler=order[rank::world_size]):
-        optimizer.zero_grad()
-        mse(model(inputs), labels).backward()
-        optimizer.step()
-
-
-def one_model_is_not_wrapped():
-    rank, _ = start()
-    generator, critic = DDP(network()), nn.Sequential(nn.Linear(1, 1))
-    parameters = [*generator.parameters(), *critic.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=0.01)
-    torch.manual_seed(rank)
-    train(lambda inputs: critic(generator(inputs)), optimizer)
 
 
 def rank_0_alone_reduces():

@@ -168,23 +168,19 @@ def test_a_failure_within_run_is_reported(tmp_path):
 
 
 CORRECT_TRAININGS = (  # functions of habits.py
-    "forward_before_ddp", "no_grad_before_ddp", "lazy_layers", "look_at_a_batch",
-    "clipped_by_value", "weights_averaged",
-    "loss_divided_and_summed", "divided_by_all_samples", "weighted_by_samples", "two_optimizers",
-    "closure", "sparse_and_complex", "copies_of_the_model", "a_bias_has_no_gradient",
-    "micro_batches", "sum_of_micro_batches_divided", "gradients_by_hand",
-    "gathered_before_the_forward", "a_stream_for_each_rank", "clips_all_micro_batches",
-    "in_bf16", "compiled", "by_deepspeed", "averaged_by_mpi")
+    "forward_before_ddp", "no_grad_before_ddp", "look_at_a_batch", "clipped_by_value",
+    "weights_averaged", "loss_divided_and_summed", "weighted_by_samples", "closure",
+    "sparse_and_complex", "copies_of_the_model", "a_bias_has_no_gradient", "micro_batches",
+    "sum_of_micro_batches_divided", "gradients_by_hand", "gathered_before_the_forward",
+    "a_stream_for_each_rank", "clips_all_micro_batches", "in_bf16", "compiled", "by_deepspeed",
+    "averaged_by_mpi")
 WRONG_TRAININGS = {  # {function of habits.py: expected verdict}
     "summed_by_mpi": "sum", "no_process_group": "alone",
-    "optimizer_of_another_model": "nothing trains",
-    "one_stream_for_all": "same data", "rows_of_one_seed": "same data",
-    "one_text_for_all": "same data", "step_within_backward": "own gradients",
+    "optimizer_of_another_model": "nothing trains", "one_stream_for_all": "same data",
+    "rows_of_one_seed": "same data", "step_within_backward": "own gradients",
     "root_of_a_negative": "not finite", "loss_without_effect": "nothing trains",
-    "optimizer_before_sharding": "nothing trains", 
-    "one_list_of_indices_for_each_seed": "overlap", "one_model_is_not_wrapped": "part",
-    "rank_0_alone_reduces": "sequence", "other_collectives": "sequence",
-    "rank_1_ends_early": "own gradients, steps",
+    "optimizer_before_sharding": "nothing trains", "rank_0_alone_reduces": "sequence",
+    "other_collectives": "sequence", "rank_1_ends_early": "own gradients, steps",
     "clips_each_micro_batch": "other gradients", "a_rank_skips_a_batch": "sequence",
     "a_codebook_of_each_rank": "apart", "a_teacher_before_the_broadcast": "weights",
     "the_same_partners": "same data", "split_by_a_seed_per_rank": "overlap",
