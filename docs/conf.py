@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = {
     "The day": ["0*/README", "exercises/README", "submit/README", "cluster/README",
                 "03_ddp/YOUR_SCRIPT", "03_ddp/YOUR_SCRIPT_TRAPS", "03_ddp/FRAMEWORKS",
-                "agree/README", "submit/NEW_SITE", "docs/WHAT_GOES_WRONG"],
+                "agree/README", "agree/WHAT_AGREE_SAYS", "submit/NEW_SITE",
+                "docs/WHAT_GOES_WRONG"],
     "To look up": ["docs/GLOSSARY", "docs/DEMO", "docs/SETUP", "docs/PARALLELISM",
                    "reading_data/README", "docs/SOURCES", "docs/TEACHING", "CONTRIBUTING"]}
 SUBPAGES = {
