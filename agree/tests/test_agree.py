@@ -145,7 +145,8 @@ def all_cases():
 def test_each_training_gets_its_verdict(file, name, tmp_path):
     changes, expected = CASES[file][name]
     timeout = 12 if expected == "hang" else 30  # on a busy machine the ranks connect slowly
-    result = run_agree(write_changed_copy(file, changes, tmp_path), timeout=timeout)
+    script = write_changed_copy(file, changes, tmp_path)
+    result = run_agree(script, "--seconds", 0, timeout=timeout)  # five steps show it
     output, findings = result.out + result.err, re.findall("^WRONG: (.*)", result.out, re.M)
     if expected == NOTHING_WRONG:
         assert result.code == 0 and not findings, output
