@@ -97,6 +97,8 @@ def parse_args():
         value = getattr(args, name)
         if not value > 0 or math.isinf(value):
             parser.error(f"--{name.replace('_', '-')} must be more than 0")
+    if not args.seconds >= 0:
+        parser.error("--seconds must be at least 0")
     if args.script.endswith(".ipynb"):
         parser.error(f"{args.script} is a notebook: convert it with jupyter nbconvert --to script")
     return args

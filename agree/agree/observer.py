@@ -1,4 +1,4 @@
-"""Records a rank's training as one list of events: draw, forward, backward, collective, step.
+"""Records a rank's training as one list of events: draw, forward, grad, backward, step.
 
 Each event is a dictionary for JSON with "kind", "what" and "place"; a backward and a step also
 have what was measured there. The functions that judge the ranks read these lists alone.

@@ -186,13 +186,14 @@ def note_unequal_batches(reports, findings):
     for number, events in enumerate(zip(*draws), 1):
         sizes = [event["size"] for event in events]
         if len(set(sizes)) > 1:
-            add_note(findings, f"in batch {number} the ranks have {listed(sizes)} samples: a mean "
-                     "over a rank's own batch gives those of the smaller one more weight")
+            add_note(findings, f"batch {number} has {listed(sizes)} rows on the ranks: if a row is "
+                     "a sample, a mean over a rank's own batch gives those of the smaller one more "
+                     "weight")
             break
     sizes = [event["size"] for event in draws[0]]
     if reports[0]["batch_norm"] and sizes and median(sizes) < SMALL_BATCH:
         add_note(findings, f"{reports[0]['batch_norm']} takes its statistics from the "
-                 f"{median(sizes):g} samples of one rank: convert_sync_batchnorm(model), or eval() "
+                 f"{median(sizes):g} rows of one rank's batch: convert_sync_batchnorm(model), or eval() "
                  "if the original froze it")
 
 

@@ -174,8 +174,10 @@ class Session:
             return
         elif not complete and not self.hang:
             self.hang = judge_hang(states, silent_seconds)
-            self.publish("stop", True)  # their records may tell why
-            return
+            if not (self.observer.on_gpu and self.observer.is_measuring):
+                self.publish("stop", True)  # their records may tell why
+                return
+            lines, findings = self.hang  # weights cannot be read behind a collective that hangs
         elif self.hang and (not complete or not verdicts.pair_steps(reports)):
             lines, findings = self.hang
         elif not verdicts.pair_steps(reports):

@@ -340,7 +340,8 @@ def test_scripts_that_agree_cannot_run_get_one_line(name, text, problem, tmp_pat
 @pytest.mark.fault
 @pytest.mark.parametrize(("arguments", "message"), [
     ("none.py", "no file"), ("mine.ipynb", "is a notebook: convert it"),
-    ("mine.py", "needs at least 2 ranks"), ("--steps 0 mine.py", "--steps must be more than 0")])
+    ("mine.py", "needs at least 2 ranks"), ("--steps 0 mine.py", "--steps must be more than 0"),
+    ("--seconds -1 mine.py", "--seconds must be at least 0")])
 def test_bad_arguments_get_one_line(arguments, message, tmp_path):
     (tmp_path / "mine.py").touch()
     result = run_command([sys.executable, "-m", "agree", *arguments.split()], cwd=tmp_path,
