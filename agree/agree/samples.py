@@ -193,8 +193,8 @@ def note_unequal_batches(reports, findings):
     sizes = [event["size"] for event in draws[0]]
     if reports[0]["batch_norm"] and sizes and median(sizes) < SMALL_BATCH:
         add_note(findings, f"{reports[0]['batch_norm']} takes its statistics from the "
-                 f"{median(sizes):g} rows of one rank's batch: convert_sync_batchnorm(model), or eval() "
-                 "if the original froze it")
+                 f"{median(sizes):g} rows of one rank's batch: convert_sync_batchnorm(model), or "
+                 "eval() if the original froze it")
 
 
 def judge_equal_gradients(reports, text, same_inputs, findings):
