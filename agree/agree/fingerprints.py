@@ -10,7 +10,6 @@ import torch
 
 COLUMNS = 2**16  # random weights per projection; they repeat after that
 PROJECTIONS = 3  # per tensor
-ATTRIBUTE = " (an attribute)"  # a tensor that is neither a parameter nor a buffer
 LARGEST_BATCH = 10_000  # samples; a larger batch gets one checksum
 MAX_DEPTH = 4  # levels of a batch's containers
 

@@ -55,10 +55,9 @@ def judge_gradients(reports: list[dict]) -> tuple[Lines, Findings]:
         add_note(findings, "the loss seems to be divided by the number of ranks (times "
                  "micro-batches), or of all ranks' samples: if that is for the average over the "
                  "ranks, the wrapper averages again, and the gradients are too small")
-    comm_hook = reports[0]["comm_hook"]
-    if comm_hook and "other gradients" in findings:  # such as PowerSGD
-        add_note(findings, f"DDP's hook {comm_hook} changes the gradients: not compared")
-        del findings["other gradients"]
+    if reports[0]["comm_hook"] and findings.pop("other gradients", ""):  # such as PowerSGD
+        add_note(findings, f"DDP's hook {reports[0]['comm_hook']} changes the gradients: not "
+                 "compared")
     kinds = listed(TEXTS.get(kind, kind) for kind in findings if kind != "note")
     return [("gradients the optimizer uses", kinds or "not seen")], findings
 
@@ -72,10 +71,6 @@ def classify_steps(reports, findings):
         details = describe_not_finite(steps)
         if details:
             findings.setdefault("not finite", f"{details}, since step {number}")
-            continue
-        details = changed_after_reduction(reports, steps, tolerance)
-        if details:
-            findings.setdefault("other gradients", f"{details}, since step {number}")
             continue
         own = [step["own"] for step in steps]
         used = [step["used"] for step in steps]
@@ -216,23 +211,6 @@ def describe_not_finite(rank_steps):
         if not_finite:
             return f"on rank {listed(not_finite)}, {stage}"
     return ""
-
-
-def changed_after_reduction(reports, rank_steps, tolerance):
-    """Return by what each rank multiplied its shards' averaged gradients, if not by one factor."""
-    factors = []
-    for report, step in zip(reports, rank_steps):
-        names = [name for name in step["left"].keys() & step["used"].keys()
-                 if report["parts"].get(name)]
-        left, used = (concatenate(step[key], names) for key in ("left", "used"))
-        factor, residual = fit_factor(used, left)
-        if residual > tolerance:
-            return ""
-        factors += [factor] if any(left) else []
-    if not factors or are_equal(factors):
-        return ""
-    return (f"each rank multiplies the gradients of its shards by its own factor, "
-            f"{listed(f'{factor:.4g}' for factor in factors)}, after they were averaged")
 
 
 def changed_before_average(steps, tolerance):

@@ -78,15 +78,16 @@ FIXES = {
         "DDP": "wrap every model that is trained, when it is complete, and call the wrappers; a "
                "tensor in no module: after backward() all_reduce(tensor.grad, op=AVG)",
         "": "all-reduce the gradients of all parameters"},
-    "one rank's": {"": "all-reduce the gradients, and divide by the number of ranks"},
+    "one rank's": {
+        "after a step": "average the gradients before the step: exit DDP's no_sync() before the "
+                        "last backward, or all_reduce(gradient, op=AVG)",
+        "": "all-reduce the gradients, and divide by the number of ranks"},
     "sum": {"": "divide by the number of ranks, or use op=AVG"},
     "twice": {"": "divide once: DDP and Horovod have averaged already"},
     "not finite": {
         "": "look at these ranks' loss: a division by 0, sqrt or log of 0, an overflow, too high a "
             "learning rate"},
     "other gradients": {
-        "FSDP2": "change gradients on all ranks alike: clip_grad_norm_(model.parameters(), "
-                 "max_norm) takes the norm of all shards; that of to_local() differs by rank",
         "": "average first (exit no_sync() before the last backward of a step); then clip, unscale "
             "or change gradients, on all ranks alike; GradScaler: one scale for all"},
     "same data": {

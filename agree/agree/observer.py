@@ -5,14 +5,11 @@ have what was measured there. The functions that judge the ranks read these list
 """
 
 import functools
-import os
 import socket
 import sys
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 
 import torch
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm, _NormBase
@@ -26,7 +23,6 @@ from . import frames, hooks
 from .collectives import Collectives
 from .data import Data
 from .fingerprints import (
-    ATTRIBUTE,
     PROJECTIONS,
     batch_checksums,
     local_part,
@@ -41,7 +37,6 @@ from .sharding import Sharding, is_fsdp2, part_of
 WRAPPERS = {
     "DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP1",
     "DeepSpeedEngine": "DeepSpeed"}
-STEPS_WITH_STATE_AFTER = 2  # after which the weights are recorded, too, to see if they are replaced
 GRAPH_NODES = 4  # nodes of a loss's graph that are searched for divisions, from the root
 MOST_EVENTS = 20_000
 
@@ -69,7 +64,6 @@ class Observer:
         self.other_modules = set()
         self.models = []  # the outermost modules with new parameters
         self.others = {}  # {(module, name of a tensor that is not trained there): its full name}
-        self.kind_counts = Counter()  # of modules that were called first in self.others
         self.optimizer_names = {}  # {id: a name that is the same on all ranks}
         self.backwards_at_last_step = defaultdict(int)  # {id of an optimizer: self.backwards}
         self.step_counts = defaultdict(int)  # {id of an optimizer: steps}
@@ -82,7 +76,7 @@ class Observer:
         self.used_gradients = {}  # {name: projections} of the gradients that the optimizer uses
         self.changed_between = {}  # {name: projections} of gradients changed between two backwards
         self.step = None  # the step in progress
-        self.first_state, self.first_others = {}, {}  # {name: state} before the first backward
+        self.first_others = {}  # {name: state} before its module's first call
         self.measured_states = {}  # after the last measured step
         self.record = {
             "host": socket.gethostname(), "gpu": None, "device": "cpu", "half_precision": False,
@@ -148,21 +142,18 @@ class Observer:
         """Record what a module's state dict has besides trained parameters, before its first call.
 
         These are buffers, without BatchNorm's statistics, and parameters of a teacher, a target
-        network or a codebook; and other tensors that a module has, such as a graph.
+        network or a codebook.
         """
         if module in self.other_modules:
             return
         self.other_modules.add(module)
-        kind = type(module).__name__
-        self.kind_counts[kind] += 1
+        kind = f"{type(module).__name__} {len(self.other_modules)}"
         new = {}
         for prefix, part in module.named_modules():
             buffers = {} if isinstance(part, _NormBase) else part._buffers
-            tensors = [name for name, value in vars(part).items() if torch.is_tensor(value)]
-            for name in [*buffers, *part._parameters, *tensors]:
+            for name in [*buffers, *part._parameters]:
                 if name not in part._non_persistent_buffers_set and (part, name) not in self.others:
-                    new[part, name] = (f"{kind} {self.kind_counts[kind]}: {prefix}.{name}"
-                                       + ATTRIBUTE * (name in tensors))
+                    new[part, name] = f"{kind}: {prefix}.{name}"
         self.others |= new
         self.first_others |= self.states_of_others(new)
 
@@ -203,7 +194,8 @@ class Observer:
             self.on_gpu = device.type != "cpu"
             self.record["device"] = str(device)
             if device.type == "cuda":
-                self.record["gpu"] = identify_gpu(device)
+                uuid = getattr(torch.cuda.get_device_properties(device), "uuid", device)
+                self.record["gpu"] = f"GPU {uuid} of {self.record['host']}"
 
     def name_parameter(self, parameter, name):
         """Give a parameter the name that it has on all ranks, and record its gradients."""
@@ -252,9 +244,8 @@ class Observer:
         self.backward_depth += 1
         self.backwards += 1
         self.data.note_backward()
-        if not self.first_state:
-            self.first_state = self.states_of(self.names)
-            self.sharding.note_first_state(self.names, self.first_state)
+        if self.backwards == 1:
+            self.sharding.note_first_state(self.names)
 
     @never_raise
     def before_backward(self, tensors, *_, **__):
@@ -356,9 +347,8 @@ class Observer:
         kind = type(optimizer).__name__
         optimizer_name = f"{kind} of {known[0] if known else len(parameters)}"
         self.optimizer_names[id(optimizer)] = optimizer_name
-        is_horovod = type(optimizer).__module__ == "horovod.torch.optimizer"
-        if is_horovod or kind == "ZeroRedundancyOptimizer":
-            self.add_wrapper("Horovod" if is_horovod else kind)
+        if type(optimizer).__module__ == "horovod.torch.optimizer":
+            self.add_wrapper("Horovod")
         for number, parameter in enumerate(parameters):
             if id(parameter) not in self.hooked_ids and parameter.requires_grad:
                 self.hooked_ids.add(id(parameter))
@@ -400,18 +390,15 @@ class Observer:
         if step is None or self.backwards == self.backwards_at_last_step[key]:
             return  # Horovod takes a step without a backward pass to broadcast optimizer state
         if "state" in step:
-            step |= self.measure_step(optimizer, step["state"], used)
+            step |= self.measure_step(optimizer, used)
         self.add_event("step", self.optimizer_names[key], **step)
         self.backwards_at_last_step[key] = self.backwards
         self.step_counts[key] += 1
 
-    def measure_step(self, optimizer, state, used):
-        """Return the gradients of a step, and in the first steps the weights after it."""
+    def measure_step(self, optimizer, used):
+        """Return the gradients of a step: each rank's own, those used, and how they changed."""
         step = {"used": used, "without gradient": sum(
             parameter.grad is None for parameter in parameters_of(optimizer))}
-        if self.step_counts[id(optimizer)] < STEPS_WITH_STATE_AFTER:
-            step["state after"] = self.states_of({
-                parameter: name for parameter, name in self.names.items() if name in state})
         of_step = list(used or self.own_gradients)
         for key, gradients in ("own", self.own_gradients), ("changed", self.changed_between):
             step[key] = {name: gradients.pop(name) for name in of_step if name in gradients}
@@ -439,7 +426,7 @@ class Observer:
             "events": self.events, "backwards": self.backwards,
             "in_ddp": [name for parameter, name in self.names.items()
                        if id(parameter) in self.ddp_ids],
-            "first_state": self.first_state, "first_others": self.first_others,
+            "first_others": self.first_others,
             "parts": self.sharding.parts, "before_sharding": self.sharding.before_sharding,
             "failed_hooks": hooks.failed_hooks,
             "loaders": self.data.report(min(self.steps, max(self.step_counts.values(), default=0))),
@@ -450,27 +437,6 @@ class Observer:
         frame = sys._current_frames().get(threading.main_thread().ident)
         return {"stack": frames.places(frame, self.script), "progress": self.progress,
                 "waits": frames.waits(frame, self.on_gpu and self.is_measuring)}
-
-
-def identify_gpu(device) -> str:
-    """Return a GPU's PCI address and host, by which NCCL tells two ranks' GPUs apart, as text.
-
-    As for NCCL, NCCL_HOSTID replaces the host's name and boot id, and with
-    NCCL_MULTI_RANK_GPU_ENABLE=1 ranks may share a GPU, since 2.30 (NCCL 2.30.7, src/init.cc:1055,
-    src/misc/utils.cc:117).
-    """
-    properties = torch.cuda.get_device_properties(device)
-    address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    gpu = f"UUID {getattr(properties, 'uuid', device)}"  # if PyTorch knows no address
-    if None not in address:
-        gpu = "PCI {:04x}:{:02x}:{:02x}".format(*address)
-    host = socket.gethostname()
-    with suppress(OSError):
-        host += " " + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    host = os.environ.get("NCCL_HOSTID", host)
-    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.nccl.version() >= (2, 30):
-        host += f", process {os.getpid()}"
-    return f"{gpu} of {host}"
 
 
 def parameters_of(optimizer) -> list[torch.Tensor]:

@@ -182,8 +182,9 @@ class Session:
             lines, findings = self.hang
         elif not verdicts.pair_steps(reports):
             verb = "has not reached" if "waits" in ends else "ended before"
+            backwards = max(report["backwards"] for report in reports)
             self.refuse(f"{self.name} {verb} the first step of a PyTorch optimizer on all ranks: "
-                        f"nothing to compare ({verdicts.describe_without_steps(reports)})")
+                        f"nothing to compare (backward passes: {backwards})")
             return
         else:
             lines, findings = verdicts.judge(reports)

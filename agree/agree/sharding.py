@@ -39,11 +39,11 @@ class Sharding:
         if hasattr(managed, "agree_whole"):
             managed.agree_shard = state_of(managed.sharded_param)
 
-    def note_first_state(self, names, states):
+    def note_first_state(self, names):
         """Keep what fully_shard() got if nothing has overwritten the shards since then."""
         for parameter, name in names.items():
             managed = self.managed.get(parameter)
-            if name in states and getattr(managed, "agree_shard", None) == states[name]:
+            if hasattr(managed, "agree_shard") and managed.agree_shard == state_of(parameter):
                 self.before_sharding[name] = managed.agree_whole
 
     def parameters_of(self, module):

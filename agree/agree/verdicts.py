@@ -9,8 +9,9 @@ from .messages import CAUSES, SYMPTOMS, find_fix
 from .ranks import UNSUPPORTED, Findings, Lines, all_steps_of, listed, pair_steps, plural, steps_of
 from .samples import judge_data
 from .sequence import judge_sequence
-from .weights import describe_differences, find_differences, find_source_of_weights, judge_weights
+from .weights import judge_weights
 
+AVERAGING = {"all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_single"}
 NOTHING_WRONG, NOT_CHECKED = "nothing wrong was found", "not checked: see the note"
 say = partial(print, file=sys.__stdout__)  # even if the script redirects sys.stdout
 
@@ -66,17 +67,19 @@ def judge_devices(reports):
 
 def explain_own_gradients(reports, findings, notes):
     """Replace the finding if the weights are equal all the same, because the ranks share them."""
-    source = find_source_of_weights(reports)
-    if source is not None:
-        findings["one rank's"] = f"after a step, rank {source}'s weights replace the others'"
-        del findings["own gradients"]
-    elif "ZeroRedundancyOptimizer" in reports[0]["wrappers"]:
-        findings["own gradients"] += ("; ZeroRedundancyOptimizer makes the weights equal: each "
-                                      "tensor learns from the samples of one rank")
-    elif not findings.keys() & {"weights", "apart"}:
+    if findings.keys() & {"weights", "apart"}:
+        return
+    calls = set(reports[0]["calls"])
+    if "DDP" in reports[0]["wrappers"] and not reports[0]["comm_hook"]:
+        findings["own gradients"] += "; something else makes the weights equal"
+        return
+    if "broadcast" in calls and not calls & AVERAGING:
+        findings["one rank's"] = "after a step, one rank's weights replace the others'"
+    else:
         notes.append("each optimizer uses its rank's own gradients, and the weights are equal "
-                     "before each step: they are averaged instead, or the samples are the same")
-        del findings["own gradients"]
+                     "before each step: they are averaged or broadcast, or the samples are the "
+                     "same")
+    del findings["own gradients"]
 
 
 def intended_if_model_parallel(reports):
@@ -86,23 +89,6 @@ def intended_if_model_parallel(reports):
     if any(name.startswith("all_to_all") for name in first["calls"]):
         return data | {"weights", "apart", "part"}  # experts, or tables of embeddings
     return data if any(first["parts"].values()) and not first["wrappers"] else set()
-
-
-def describe_without_steps(reports: list[dict]) -> str:
-    """Return what was seen of a training without an optimizer step, as text."""
-    if not any(report["backwards"] for report in reports):
-        return "no backward pass was seen"
-    counts = [len(steps_of(report)) for report in reports]
-    if any(counts):
-        return f"{listed(counts)} steps on ranks 0 to {len(counts) - 1}"
-    last_states = [report["last_state"] for report in reports]
-    if all(report["first_state"] == last for report, last in zip(reports, last_states)):
-        return "no weight changed"
-    differences = find_differences(last_states, [report["parts"] for report in reports])
-    if not differences:
-        return "the weights changed without one, and are equal on all ranks"
-    text = describe_differences(differences, len(last_states[0]))
-    return f"the weights changed without one, and are apart: {text}"
 
 
 def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> tuple[str, int]:

@@ -6,8 +6,7 @@ A state is {name: [checksum, *projections]}; parts are {name: which part of it a
 import math
 from collections import Counter
 
-from .fingerprints import ATTRIBUTE
-from .ranks import Findings, Lines, add_note, all_steps_of, listed, pair_steps, plural, steps_of
+from .ranks import Findings, Lines, all_steps_of, listed, pair_steps, plural, steps_of
 
 WEIGHT_TOLERANCE = 1e-3  # relative to how far the weights have moved
 BUFFER_TOLERANCE = 1e-4  # relative to how far a buffer has moved
@@ -60,9 +59,6 @@ def judge_others(reports):
     """
     parts, findings = [{}] * len(reports), {}
     first, last = ([report[key] for report in reports] for key in ("first_others", "last_others"))
-    constants = [{name: state for name, state in before.items()
-                  if name.endswith(ATTRIBUTE) and after.get(name) == state}
-                 for before, after in zip(first, last)]
     measured = [report["measured"].get("last_others", {}) for report in reports]
     at_start = find_differences(first, parts)
     for states in last, measured:
@@ -71,18 +67,13 @@ def judge_others(reports):
             start, tolerance = (first, BUFFER_TOLERANCE)
             if name in at_start:
                 start, tolerance = [], START_TOLERANCE
-            if not name.endswith(ATTRIBUTE) and differs(
-                    [{name: rank[name]} for rank in states], start, parts, tolerance):
+            if differs([{name: rank[name]} for rank in states], start, parts, tolerance):
                 differences[name] = ranks
         text = differences and describe_differences(differences, len(states[0]))
         if differences.keys() & at_start.keys():
             findings["weights"] = f"before step 1, {text}, which is not trained"
         elif differences and not findings:
             findings["apart"] = f"{text}, which is not trained: each rank changes it by itself"
-    if differs(constants, [], parts, START_TOLERANCE):
-        text = describe_differences(find_differences(constants, parts), len(constants[0]))
-        add_note(findings, f"{text}: right if it is a rank's own data, wrong if one rank would "
-                 "have all of it")
     return findings
 
 
@@ -172,27 +163,6 @@ def differences_by_step(steps, last_states, parts):
         is_different = differs(states, origin, parts, tolerance)
         history.append((number, find_differences(states, parts) if is_different else {}))
     return history
-
-
-def find_source_of_weights(reports: list[dict]) -> int | None:
-    """Return the rank whose weights replace the others' between two steps, or None."""
-    last_steps = {}  # {optimizer: its last step, on each rank}
-    for _, rank_steps in pair_steps(reports):
-        optimizer, = rank_steps[0]["what"]
-        earlier = [step.get("state after", {}) for step in last_steps.get(optimizer, [])]
-        last_steps[optimizer] = rank_steps
-        if earlier and all(earlier):
-            later = [step["state"] for step in rank_steps]
-            is_source = [has_equal_checksums(state, later[0]) for state in earlier]
-            is_shared = all(has_equal_checksums(state, later[0]) for state in later)
-            if is_shared and any(is_source) and not all(is_source):
-                return is_source.index(True)
-    return None
-
-
-def has_equal_checksums(state, other):
-    return {name: values[0] for name, values in state.items()} == {
-        name: values[0] for name, values in other.items()}
 
 
 def has_moved(report):

@@ -2,7 +2,6 @@
 import builtins
 import contextlib
 import copy
-import io
 import random
 import sys
 
@@ -84,12 +83,6 @@ def all_reduce_gradients(model, factor=1.0):
 
 # Correct.
 
-def forward_before_ddp():
-    model = start_with_network()
-    model(torch.zeros(1, 8))
-    model = DDP(model)
-    train(model, sgd(model))
-
 
 def no_grad_before_ddp():
     rank, _ = start()
@@ -120,11 +113,6 @@ def look_at_a_batch():
             is_done = [None] * world_size
             dist.all_gather_object(is_done, rank == 0)
         model(fixed)
-
-
-def clipped_by_value():
-    model = DDP(start_with_network())
-    train(model, sgd(model), lambda: nn.utils.clip_grad_value_(model.parameters(), 0.01))
 
 
 def weights_averaged():
@@ -169,42 +157,6 @@ def closure():
 
     for _ in range(STEPS):
         optimizer.step(evaluate)
-
-
-def sparse_and_complex():
-    class SparseAndComplex(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words = nn.Embedding(50, 8, sparse=True)
-            self.factors = nn.Parameter(torch.randn(8, dtype=torch.cfloat))
-
-        def forward(self, words):
-            return (self.words(words).mean(1) * self.factors).abs().sum(1)
-
-    rank, _ = start()
-    model = DDP(SparseAndComplex())
-    optimizer = sgd(model)
-    torch.manual_seed(rank)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        model(torch.randint(50, (6, 4))).mean().backward()
-        optimizer.step()
-
-
-def copies_of_the_model():
-    model = DDP(start_with_network())
-    train(model, sgd(model),
-          after_step=lambda: torch.save(copy.deepcopy(model.module), io.BytesIO()))
-    sys.exit(0)
-
-
-def a_bias_has_no_gradient():
-    model = DDP(start_with_network())
-
-    def drop_gradient():
-        model.module[2].bias.grad = None
-
-    train(model, sgd(model), drop_gradient)
 
 
 def micro_batches():
@@ -354,16 +306,6 @@ def step_within_backward():
 def root_of_a_negative():
     model = DDP(start_with_network())
     train(model, sgd(model), loss=lambda outputs, labels: outputs.sqrt().mean())
-
-
-def loss_without_effect():
-    model = DDP(start_with_network())
-    train(model, sgd(model), loss=lambda outputs, labels: 0 * outputs.mean())
-
-
-def optimizer_of_another_model():
-    model = DDP(start_with_network())
-    train(model, sgd(network()))
 
 
 def optimizer_before_sharding():
@@ -533,15 +475,6 @@ def rank_0_evaluates_by_ddp():
 
 
 # Trainings that agree cannot judge.
-
-def updates_by_hand():
-    model = start_with_network()
-    for _ in range(STEPS):
-        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= 0.01 * parameter.grad
-                parameter.grad = None
 
 
 def tensor_parallel():
