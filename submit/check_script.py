@@ -1,8 +1,8 @@
-"""Check PBS and Slurm submit scripts for directives that a scheduler silently ignores.
+"""Check PBS and Slurm submit scripts for what a scheduler silently ignores or does otherwise.
 
     python submit/check_script.py 03_ddp/submit.pbs my_own.slurm
 
-With `#Sbatch`, `# PBS`, or a directive after the first command, the job runs without that setting.
+With `#SBTACH`, `# PBS`, or a directive after the first command, the job runs without that setting.
 If the folder of `--output` does not exist, the output is lost. Run this where you submit. The
 scheduler itself reports misspelt options: `sbatch --test-only`.
 """
@@ -11,57 +11,107 @@ import argparse
 import os
 import re
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 
-DIRECTIVE = re.compile(r"(\s*#\s*)(SBATCH|PBS)\b\s*(.*?)(?:\s#.*)?$", re.I)
+COMMENT = re.compile(r"(\s*#+\s*)([A-Za-z]{2,8})\b\s*(.*?)(?:\s#.*)?$")
 OUTPUT = re.compile(r"""(?:^|\s)(?:--(?:output|error)[ =]\s*|-[oe]\s*)["']?([^"'\s]+)""")
+OPTION = re.compile(r"""(?:^|\s)(--[\w-]+|-[A-Za-z])(?:[ =]?\s*((?:"[^"]*"|'[^']*'|[^\s-])\S*))?""")
 # A comment `# sbatch ...` is a command if it contains a script, a variable, or two words in a row
 COMMAND = re.compile(r"\.(sh|slurm|sbatch|pbs|job|sub|py)\b|[<`$|;]|(=\S+|\s[^-\s]\S*)\s+[^-\s]")
+HERE_DOCUMENT = re.compile(r"(?<!<)<<(-?)\s*[\\'\"]?(\w+)")
+NODES = re.compile(r"(?:--nodes[= ]|-N ?|select=|nodes=)0*([2-9]|1\d)")
+STARTS_ONE = re.compile(r"^\s*(\w+=\S+\s+)*(\S*/)?(python[\d.]*|torchrun)\s", re.M)
+STARTS_RANKS = re.compile(  # or runs another script, which may do so
+    r"\b((?!torch)\w*run|mpi\w+|p?ssh|pb?s?dsh|parallel|deepspeed|ray|dask\S*|spark\S*|sbatch|qsub)\b|"
+    r"\b(bash|sh) \S|^ *\S+\.sh\b", re.M)
+SHORT = {"-n": "--ntasks", "-N": "--nodes", "-c": "--cpus-per-task", "-a": "--array",
+         "-t": "--time", "-p": "--partition", "-A": "--account", "-o": "--output"}  # of Slurm
 LOST = {"SBATCH": "Slurm before 23.02 ends the job without output",
         "PBS": "PBS cannot deliver the output"}
 
 
-def find_problems(path):
-    """Return the problems of a submit script, as texts "line N: ..."."""
-    lines = path.read_bytes().decode(errors="replace").splitlines()
-    changes_folder = any(re.match(r"#SBATCH .*(--chdir|-D)\b", line) for line in lines)
-    bases = [] if changes_folder else [Path(), *path.parents]
-    problems = []
-    first_command = None
-    here_document_end = None
-    for number, line in enumerate(lines, 1):
-        if here_document_end:  # the lines after `sbatch <<EOT` are another script
-            if line.strip() == here_document_end:
-                here_document_end = None
-        elif (first_command and "#!/" in line) or re.match("[^#]+#!/", line):
+def find_problems(lines, bases, first_number=1):
+    """Return the problems of a submit script, as (line number, text).
+
+    bases: folders in which a relative --output may lie; None if a shell fills in its name.
+    """
+    problems, directives, first_command = [], [], None
+    rest = iter(enumerate(lines, first_number))
+    for number, line in rest:
+        while line.startswith("#PBS") and line.endswith("\\"):  # PBS joins such lines
+            line = line[:-1] + next(rest, (0, ""))[1]
+        if (first_command and "#!/" in line) or re.match("[^#]+#!/", line):
             break  # another script follows, as after `echo "#!/bin/bash`
-        elif match := DIRECTIVE.match(line):
-            problem = why_ignored(*match.groups(), first_command)
-            if not problem and not first_command:
-                problem = missing_folder(match[2], match[3], bases)
+        if match := COMMENT.match(line):
+            start, word, options = match.groups()
+            problem = why_ignored(start, word, options, first_command)
             if problem:
-                problems.append(f"line {number}: {problem}")
+                problem = f"not read by the scheduler: {problem}"
+            elif not first_command and (start + word).strip() in ("#SBATCH", "#PBS"):
+                problem = why_lost(line, word, options, lines[number - first_number + 1:])
+                directives += [(number, word, options)] * (not problem)
+            problems += [(number, problem)] * bool(problem)
         elif line.strip() and not line.lstrip().startswith("#"):
             first_command = first_command or number
-            opening = re.search(r"(?<!<)<<-?\s*[\\'\"]?(\w+)", line)
-            if opening and opening[1] in map(str.strip, lines[number:]):
-                here_document_end = opening[1]
+            opening = HERE_DOCUMENT.search(line)
+            later = list(map(str.strip, lines[number - first_number + 1:]))
+            if opening and opening[2] in later:
+                body = [next(rest)[1] for _ in range(later.index(opening[2]))]
+                if re.search(r"\b(sbatch|qsub)\b", line):
+                    text = [text.lstrip("\t" * bool(opening[1])) for text in body]
+                    problems += find_problems(text, None, number + 1)
+    return sorted(problems + judge_directives(directives, "\n".join(lines), bases))
+
+
+def why_ignored(start, word, options, first_command):
+    """Return why the scheduler ignores a comment that is meant for it, or None."""
+    prefix = start.lstrip() if word == "PBS" else start  # PBS allows blanks before #
+    if prefix == "#" and word in LOST:
+        return first_command and f"it comes after the first command (line {first_command})"
+    if first_command or "##" in start or not options.startswith("-") or COMMAND.search(options):
+        return None  # prose, a commented-out command, or switched off
+    close = [name for name in LOST if sorted(name) == sorted(word.upper())]
+    close += get_close_matches(word, LOST, 1, 0.8)
+    return f"write `#{close[0]} ` at the start of the line" if close else None
+
+
+def why_lost(line, scheduler, options, later):
+    """Return which part of a directive is lost, or None; later: the lines after it."""
+    if re.search(rf"\s#\s*{scheduler}\s+-", line):
+        return f"the second directive in this line is a comment: begin a new line for #{scheduler}"
+    if scheduler == "PBS":
+        walltime = re.search(r"walltime=\d\d?(?![\d:])", options)
+        return walltime and f"{walltime[0]} is in seconds: write hours:minutes:seconds"
+    if match := re.search(r"(?<!\S)-([A-Za-z])([\w-]*=\S*)", options):
+        return (f"`{match[0]}` is the option -{match[1]} with the value `{match[2]}`: write "
+                f"`-{match[1]} VALUE`, or the long option with two hyphens")
+    if line.endswith("\\") and re.match(r"\s*-", "".join(later)):
+        return "Slurm does not continue a line after \\: begin the next one with #SBATCH"
+    return None
+
+
+def judge_directives(directives, text, bases):
+    """Return the problems that directives have together, as (line number, text)."""
+    problems, given = [], {}  # given: {option of Slurm: (line number, value)}
+    is_alone = STARTS_ONE.search(text) and not STARTS_RANKS.search(re.sub("(?m)^ *#.*", "", text))
+    for number, scheduler, options in directives:
+        for option, value in OPTION.findall(options) if scheduler == "SBATCH" else ():
+            option = SHORT.get(option, option)
+            earlier, before = given.setdefault(option, (number, value))
+            if before != value:
+                problems.append((number, f"{option} is {value}, and line {earlier} says {before}"))
+        if bases is not None and (folder := missing_folder(scheduler, options, bases, text)):
+            problems.append((number, folder))
+        if is_alone and NODES.search(options):
+            problems.append((number, "nothing starts processes on the other nodes: srun, mpiexec"))
+    number, output = given.get("--output", (0, "%j"))
+    if "--array" in given and not re.search(r"%\d*[ajJ]|/dev/null", output):
+        problems.append((number, f"all jobs of the array write {output}: add %a to its name"))
     return problems
 
 
-def why_ignored(start, name, options, first_command):
-    """Return why the scheduler ignores a directive, or None."""
-    prefix = start.lstrip() if name == "PBS" else start  # PBS allows blanks before #
-    is_exact = prefix == "#" and name.isupper()
-    if is_exact and first_command:
-        return ("not read by the scheduler: it comes after the first command "
-                f"(line {first_command})")
-    if is_exact or first_command or not options.startswith("-") or COMMAND.search(options):
-        return None  # the scheduler reads it, or it is prose or a commented-out command
-    return f"not read by the scheduler: write `#{name.upper()} ` at the start of the line"
-
-
-def missing_folder(scheduler, options, bases):
+def missing_folder(scheduler, options, bases, text):
     """Return a message if the folder of the job's output does not exist, or None."""
     slurm = scheduler == "SBATCH"
     for path in OUTPUT.findall(options):
@@ -71,12 +121,11 @@ def missing_folder(scheduler, options, bases):
         if slurm and re.search(r"\$|^~|%\d*[jJA]", folder):
             return f"no folder {folder} (Slurm does not expand $ and ~): {LOST[scheduler]}"
         fixed = Path(re.split(r"[^/]*[%$^~<{]", folder)[0])  # the part without variables
-        if fixed.is_absolute():  # another machine's folders and a node's own /tmp are unknown
-            top = Path(*fixed.parts[:2])
-            candidates = [fixed] if top.exists() and top != Path("/tmp") else []
-        else:
-            candidates = [base / fixed for base in bases if ":" not in path]
-        if candidates and not any(candidate.is_dir() for candidate in candidates):
+        if fixed.is_absolute() or ":" in path:  # perhaps of another machine
+            continue
+        if not slurm and re.search(rf"mkdir .*{re.escape(str(fixed))}\b", text):
+            continue  # PBS copies the output at the end, when the job has made the folder
+        if bases and not any((base / fixed).is_dir() for base in bases):
             return f"no folder {fixed}: {LOST[scheduler]}; `mkdir -p {fixed}` where you submit"
     return None
 
@@ -88,8 +137,11 @@ def main():
     for path in parser.parse_args().scripts:
         if not os.path.isfile(path):  # Path.is_file() raises if the name is too long
             parser.exit(2, f"{parser.prog}: no file {path}\n")
-        for problem in find_problems(path):
-            print(f"{path}: {problem}")
+        lines = path.read_bytes().decode(errors="replace").splitlines()
+        changes_folder = any(re.match(r"#SBATCH .*(--chdir|-D)\b", line) for line in lines)
+        for number, problem in find_problems(lines, [] if changes_folder else [
+                Path(), *path.parents]):
+            print(f"{path}: line {number}: {problem}")
             has_problems = True
     sys.exit(has_problems)
 

@@ -240,6 +240,16 @@ def test_check_script_accepts_ours_and_reports_wrong_headers(tmp_path):
     (tmp_path / "here").mkdir()
     for line, message in {
             "# SBATCH --nodes=2": "not read by the scheduler", "#sbatch -N 2": "write `#SBATCH `",
+            "#SBTACH --nodes=2": "write `#SBATCH `", "#PSB -q debug": "write `#PBS `",
+            "#SBATCH --nodes=2 #SBATCH -n 8": "second directive", "##SBATCH -n 8": "",
+            "#SBATCH -o=x": "option -o with the value `=x`", "#SBATCH -output=x": "`utput=x`",
+            "#SBATCH -J a \\\n--nodes=2": "not continue", "#PBS -q debug \\\n-l x=y": "",
+            "sbatch <<A\n# SBATCH -n 8\nA": "line 4: not read", "cat <<A\n# SBATCH -n 8\nA": "",
+            "#SBATCH -n 8\n#SBATCH --ntasks=9": "--ntasks is 9, and line 3 says 8",
+            "#SBATCH --array=1-9 -o x%A": "add %a", "#SBATCH --array=1-9 -o x%j": "",
+            "#SBATCH --nodes=2\ntorchrun x.py": "nothing starts", "#SBATCH -N 2\nsrun python x": "",
+            "#PBS -l walltime=30": "walltime=30 is in seconds", "#PBS -l walltime=3600": "",
+            "#PBS -o logs/x\nmkdir -p logs": "",
             "ls\n#SBATCH --nodes=2": "first command", "#SBATCH -o here/": "is a folder",
             "#SBATCH --output=logs/%j.out": "no folder logs:", "#PBS -o logs/": "no folder logs:",
             "#!/bin/bash\n#SBATCH -o logs/%j": "no folder logs:", "#SBATCH -o here/%x.%j": "",
