@@ -21,7 +21,7 @@ from text import generate, load_text
 from transformer import parts
 from workshop import devices, flags
 from workshop.checkpoints import find_latest, save
-from workshop.ds_config import import_deepspeed, initialize, read_config
+from workshop.ds_config import exit_on_failure, import_deepspeed, initialize, read_config
 from workshop.ranks import find_ranks, run
 from workshop.report import Report
 
@@ -72,7 +72,8 @@ def main():
 
     # Model and optimizer.
     shape = {name: getattr(args, name) for name in ("layers", "width", "heads", "context")}
-    with deepspeed.zero.Init(config_dict_or_path=config, enabled=args.stage == 3):  # shards it
+    with exit_on_failure("deepspeed.zero.Init()"), deepspeed.zero.Init(
+            config_dict_or_path=config, enabled=args.stage == 3):  # shards it
         model = nn.Sequential(*parts(**shape, checkpointing=args.activation_checkpointing))
     lr = args.lr * (global_batch / 256) ** 0.5  # square-root rule, for Adam: 2205.10287
     adam = torch.optim.Adam(model.parameters(), lr=lr)

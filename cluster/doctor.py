@@ -15,13 +15,16 @@ import os
 import re
 import select
 import signal
+import site
 import socket
 import statistics
 import sys
 import time
+import traceback
 import warnings
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import distributions
 
 from cluster.records import append_records
@@ -32,23 +35,44 @@ from workshop.ranks import find_launcher, find_ranks, run
 if __name__ == "__main__":  # before torch is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # exceptions repeat these lines
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # the Guard ends ranks that hang
+
+OWN_PACKAGES = site.getusersitepackages()  # ~/.local/lib/python3.N/site-packages
+
+
+def why_this_file(text, file):
+    """Return which variable or folder brought a file into this program, or a library, as text."""
+    for name in "LD_LIBRARY_PATH", "PYTHONPATH":
+        for folder in filter(None, os.environ.get(name, "").split(":")):
+            if folder in f"{file} {text}":
+                return f", found by {name}={folder}: unset it, or unload the module that sets it"
+    if OWN_PACKAGES in f"{file} {text}":
+        return f", found in your own {OWN_PACKAGES}: export PYTHONNOUSERSITE=1"
+    return ""
+
+
+def refuse_import(problem):
+    """Exit with the reason why an import failed, the file that raised it, and what found it."""
+    files = [frame.filename for frame in traceback.extract_tb(problem.__traceback__)]
+    file = [sys.executable, *filter(os.path.isabs, files[1:])][-1]
+    sys.exit(f"{short_reason(problem)}, in {file}{why_this_file(str(problem), file)}")
+
+
 try:
     import psutil
     import torch
     import torch.distributed as dist
 except (ImportError, OSError) as problem:
-    sys.exit(f"doctor.py: {problem}, in {sys.executable}: "
-             "load the site's modules, activate the environment")
+    run(partial(refuse_import, problem))
 if not hasattr(torch, "accelerator"):  # added in 2.6, the oldest that was tried
-    sys.exit(f"doctor.py: torch {torch.__version__} in {sys.executable} is older than 2.6, the "
-             "oldest that the chapters were tried with: load a newer module of the site, or make "
-             "setup without SITE=")
+    sys.exit(f"doctor.py: torch {torch.__version__} in {torch.__file__} is older than 2.6, the "
+             f"oldest that the chapters were tried with{why_this_file('', torch.__file__)}")
 
 DRIVERS = "/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"  # the latter in WSL2
 SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the last on GPUs only
 MPI_ADVICE = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
-RENDEZVOUS_ADVICE = ("unset MASTER_PORT; set MASTER_ADDR to rank 0's address in the cluster's "
-                     "network; is there a firewall? Do ranks start late (--timeout)?")
+RENDEZVOUS_ADVICE = ("start all ranks, with one MASTER_ADDR, the address of rank 0's node, and one "
+                     "MASTER_PORT, free there and open in the firewall; if they start late: "
+                     "--timeout")
 BUILD_ADVICE = "install another build of PyTorch (docs/SETUP.md, Versions)"
 GPU_ADVICE = f"look at nvidia-smi, try another node, or {BUILD_ADVICE}"
 GLOO, NCCL = (os.environ.get(f"{name}_SOCKET_IFNAME", "not set") for name in ("GLOO", "NCCL"))
@@ -91,7 +115,16 @@ class Guard:
         try:
             yield
         except Exception as problem:
+            os.close(self.pipe_input)  # the Guard ends
             sys.exit(f"{name} failed: {type(problem).__name__}: {short_reason(problem)}: {advice}")
+
+
+def refuse_unknown_host(host):
+    """Exit if MASTER_ADDR has no address here: PyTorch would try again until its time-out."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as problem:
+        sys.exit(f"MASTER_ADDR={host} has no address on {socket.gethostname()}: {problem.strerror}")
 
 
 def refuse_unknown_launcher():
@@ -194,6 +227,11 @@ def print_facts(ranks, launcher):
         print(f"rank {rank}: {facts['node']}, local rank {facts['local_rank']}, "
               f"CPU cores: {format_ranges(facts['cores'])}, GPUs: {len(facts['gpus'])} "
               f"(CUDA_VISIBLE_DEVICES: {facts['visible_devices']}), uses: {gpu}")
+    own = sorted(name for name, module in sys.modules.items() if "." not in name
+                 and (getattr(module, "__file__", None) or "").startswith(OWN_PACKAGES))
+    if own:
+        print(f"note: {', '.join(own)} come from your own {OWN_PACKAGES}, not from the "
+              "environment: export PYTHONNOUSERSITE=1")
     requested = os.environ.get("SLURM_GPUS_ON_NODE")
     if requested and not any(facts["gpus"] for facts in ranks):
         print(f"note: the job has {requested} GPUs per node, and PyTorch sees none of them; it is "
@@ -317,7 +355,7 @@ def main():
                         help="seconds to wait for other ranks (60)")
     parser.add_argument("--results", metavar="FILE",
                         help="append the all-reduces as lines of JSON, for predict.py")
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher passes it
+    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # of launchers
     args = parser.parse_args()
     seconds = args.timeout
     if not 0 < seconds < math.inf:
@@ -329,9 +367,12 @@ def main():
     if not launcher:
         refuse_unknown_launcher()
     guard = Guard(seconds, rank)
-    with guard.stage("MPI_Init", MPI_ADVICE):
+    uses_mpi = launcher in ("MPICH", "Open MPI")
+    with guard.stage("MPI_Init" if uses_mpi else "find_ranks()", MPI_ADVICE if uses_mpi else ""):
         find_ranks()
-    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    address = f"{host}:{port}"
+    refuse_unknown_host(host)
     with guard.stage(f"rendezvous at {address}", RENDEZVOUS_ADVICE):
         store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
     with guard.stage("collecting what each rank sees of its GPUs", GPU_ADVICE):

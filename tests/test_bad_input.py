@@ -95,12 +95,17 @@ def test_a_bad_flag_ends_mpiexec(chapter, files):
 @pytest.mark.parametrize(("chapter", "text", "message"), [
     case("04_deepspeed", '{"a": 1,}', "ds_config.json"),
     case("04_deepspeed", '{"bf16": {"enable": true}}', "ds_config.json.* enable "),
+    case("04_deepspeed", '{"zero_optimization": {"stage": 2, "zero_quantized_weights": true}}',
+         "remove zero_quantized_weights: only stage 3"),
     case("05_zero", '{"zero_optimization": {"stage4": 1}}', "ds_config.json.* stage4 ", marks=slow),
-    case("05_zero", '{"zero_optimization": {"stage": 3}}', "remove stage, ", marks=slow)])
+    case("05_zero", '{"zero_optimization": {"stage": 3}}', "remove stage: ", marks=slow),
+    case("05_zero", '{"zero_optimization": {"zero_quantized_weights": true}}',
+         r"zero\.Init\(\), .* failed: ")])
 def test_a_wrong_ds_config_is_refused(chapter, text, message, tmp_path, files):
     main = copy_and_edit(chapter, tmp_path / "copy")
     main.with_name("ds_config.json").write_text(text)
-    assert_refused(run(main, 2, "--max-steps", 1, cwd=files, timeout=60), message)
+    flags = ["--max-steps", 1, *["--stage", 3] * (chapter == "05_zero")]
+    assert_refused(run(main, 2, *flags, cwd=files, timeout=60), message)
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_COMMANDS)

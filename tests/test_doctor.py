@@ -41,10 +41,18 @@ def test_one_and_two_ranks_without_a_fault():
 @pytest.mark.parametrize(("finding", "command", "variables"), [
     ("SLURM_NTASKS=4, but", [*WITHOUT_SIBLINGS, *PYTHON], ALLOCATION),  # a batch script's process
     ("mpiexec comes from Open MPI", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
-    ("psutil.*activate the environment", [sys.executable, "-S", *DOCTOR], {}),
+    ("No module named 'psutil', in .*python", [sys.executable, "-S", *DOCTOR], {}),
+    ("not a numpy, in (?P<path>.*)/numpy.py, found by PYTHONPATH=(?P=path):", [*MPIEXEC, *PYTHON],
+     {"PYTHONPATH": "FOLDER"}),
+    ("libstdc.*too short.*, found by LD_LIBRARY_PATH=", PYTHON, {"LD_LIBRARY_PATH": "FOLDER"}),
+    ("MASTER_ADDR=x.invalid has no address", PYTHON,
+     {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x.invalid", "MASTER_PORT": "9"}),
     ("all-reduce over gloo failed.*none9: set GLOO", [*MPIEXEC, *PYTHON],
      {"GLOO_SOCKET_IFNAME": "none9"})])
-def test_what_keeps_a_rank_from_training_is_reported(finding, command, variables):
+def test_what_keeps_a_rank_from_training_is_reported(finding, command, variables, tmp_path):
+    (tmp_path / "numpy.py").write_text("raise ImportError('not a numpy')")
+    (tmp_path / "libstdc++.so.6").touch()
+    variables = {name: value.replace("FOLDER", str(tmp_path)) for name, value in variables.items()}
     assert_reported(finding, run_concurrently((command, variables)))
 
 
@@ -61,8 +69,8 @@ def test_ranks_that_cannot_connect_are_reported():
         port = {"MASTER_PORT": str(server.getsockname()[1])}
         starts = [([*PYTHON, "--timeout", 1], srun_variables(rank, 2) | port) for rank in range(2)]
         rank_0, rank_1 = run_concurrently(*starts)
-    assert_reported("rendezvous at localhost:.*address already in use.*unset MASTER_PORT", [rank_0])
-    assert_reported("rendezvous at localhost:.*timed out after 1 s.*unset MASTER_PORT", [rank_1])
+    assert_reported("rendezvous at localhost:.*address already in use.*one MASTER_PORT", [rank_0])
+    assert_reported("rendezvous at localhost:.*timed out after 1 s.*one MASTER_PORT", [rank_1])
 
 
 @pytest.mark.check

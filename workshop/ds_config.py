@@ -4,6 +4,8 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +21,9 @@ DEFAULTS = {  # of the supported keys; a value must have the type of its default
 REFUSED = {  # keys of sections: their bytes are not counted, or they have another name today
     "offload_param", "cpu_offload", "cpu_offload_param", "bf16_master_weights_and_grads",
     "bf16_optimizer_states", "fp16_master_weights_and_grads"}
+ZERO_PLUS_PLUS = {  # without effect below stage 3 (DeepSpeed 0.19.8, runtime/engine.py)
+    "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
+    "zero_hpz_partition_size", "zeropp_loco_param", "mics_shard_size"}
 
 
 def read_config(path: Path, precision: str, device: str,
@@ -30,11 +35,15 @@ def read_config(path: Path, precision: str, device: str,
     config = read_file(path)
     section = config.get("zero_optimization", {})
     if zero:
-        if section.keys() & zero.keys():
-            sys.exit(f"ds_config.json: remove {', '.join(zero)}: flags set them")
+        if set_by_flags := sorted(section.keys() & zero.keys()):
+            sys.exit(f"ds_config.json: remove {', '.join(set_by_flags)}: flags set it")
         config["zero_optimization"] = section | zero
     elif section.get("stage", 0) not in (0, 1, 2):
         sys.exit("ds_config.json: stage has to be 0, 1 or 2; for 3 use chapter 5")
+    section = config.get("zero_optimization", {})
+    without_effect = sorted(ZERO_PLUS_PLUS & section.keys())
+    if without_effect and section.get("stage", 0) != 3:
+        sys.exit(f"ds_config.json: remove {', '.join(without_effect)}: only stage 3 uses it")
     if precision == "fp64":
         sys.exit("--precision fp64: DeepSpeed does not support it: use fp32")
     if precision == "bf16":
@@ -99,13 +108,20 @@ def import_deepspeed(device: torch.device, config: dict | None = None) -> Module
     return deepspeed
 
 
+@contextmanager
+def exit_on_failure(call: str) -> Iterator[None]:
+    """Exit with DeepSpeed's reason if the block fails: within this call, or the model's code."""
+    try:
+        yield
+    except Exception as problem:
+        sys.exit(f"{call}, with ds_config.json, failed: "
+                 f"{type(problem).__name__}: {short_reason(problem)}")
+
+
 def initialize(deepspeed: ModuleType, model: nn.Module, **options: object) -> tuple:
     """Return DeepSpeed's engine and optimizer; exit with DeepSpeed's reason if it fails."""
-    try:
+    with exit_on_failure("deepspeed.initialize()"):
         engine, optimizer, _, _ = deepspeed.initialize(model=model, **options)
-    except Exception as problem:
-        sys.exit("deepspeed.initialize(), with ds_config.json, failed: "
-                 f"{type(problem).__name__}: {short_reason(problem)}")
     dtype = next(model.parameters()).dtype  # DeepSpeed has cast the parameters
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and dtype != torch.float32:

@@ -87,7 +87,7 @@ def parse_args():
                         help="seconds without progress that count as a hang (30)")
     parser.add_argument("--first-step", type=float, default=600, metavar="SECONDS",
                         help="time limit for the first optimizer step (600)")
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed's launcher passes it
+    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
     parser.add_argument("-m", dest="is_module", action="store_true",
                         help="run a module by its name, as python -m does")
     parser.add_argument("script")
@@ -142,7 +142,8 @@ def main():
             args, script, args.script if args.is_module else os.path.basename(script))
     except SystemExit as exit:
         return fail(exit.code)
-    local_rank = [] if args.local_rank is None else [f"--local_rank={args.local_rank}"]
+    # The launchers of DeepSpeed and torch.distributed.launch pass it to a script
+    local_rank = sys.argv[1:2] if args.local_rank else []
     run_script(session, script, args.script if args.is_module else None,
                local_rank + args.arguments)
     return None

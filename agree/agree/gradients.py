@@ -72,6 +72,10 @@ def classify_steps(reports, findings):
         if details:
             findings.setdefault("not finite", f"{details}, since step {number}")
             continue
+        details = changed_after_reduction(reports, steps, tolerance)
+        if details:
+            findings.setdefault("other gradients", f"{details}, since step {number}")
+            continue
         own = [step["own"] for step in steps]
         used = [step["used"] for step in steps]
         names = sorted(set.intersection(*map(set, [*own, *used])))
@@ -211,6 +215,23 @@ def describe_not_finite(rank_steps):
         if not_finite:
             return f"on rank {listed(not_finite)}, {stage}"
     return ""
+
+
+def changed_after_reduction(reports, rank_steps, tolerance):
+    """Return by what each rank multiplied its shards' averaged gradients, if not by one factor."""
+    factors = []
+    for report, step in zip(reports, rank_steps):
+        names = [name for name in step["left"].keys() & step["used"].keys()
+                 if report["parts"].get(name)]
+        left, used = (concatenate(step[key], names) for key in ("left", "used"))
+        factor, residual = fit_factor(used, left)
+        if residual > tolerance:
+            return ""
+        factors += [factor] if any(left) else []
+    if not factors or are_equal(factors):
+        return ""
+    return (f"each rank multiplies the gradients of its shards by its own factor, "
+            f"{listed(f'{factor:.4g}' for factor in factors)}, after they were averaged")
 
 
 def changed_before_average(steps, tolerance):

@@ -88,6 +88,8 @@ FIXES = {
         "": "look at these ranks' loss: a division by 0, sqrt or log of 0, an overflow, too high a "
             "learning rate"},
     "other gradients": {
+        "FSDP2": "change gradients on all ranks alike: clip_grad_norm_(model.parameters(), "
+                 "max_norm) takes the norm of all shards; that of to_local() differs by rank",
         "": "average first (exit no_sync() before the last backward of a step); then clip, unscale "
             "or change gradients, on all ranks alike; GradScaler: one scale for all"},
     "same data": {

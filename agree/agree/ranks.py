@@ -18,7 +18,8 @@ def plural(count: int, word: str) -> str:
 
 
 def add_note(findings: Findings, text: str) -> None:
-    findings["note"] = f"{findings['note']}; {text}" if "note" in findings else text
+    if text not in findings.setdefault("note", text):
+        findings["note"] += f"; {text}"
 
 
 def steps_of(report: dict) -> list[dict]:

@@ -4,7 +4,7 @@ from collections import Counter
 
 from .ranks import Findings, Lines, listed
 
-VERBS = {"draw": "draws a batch", "backward": "calls backward()", "step": "takes a step"}
+VERBS = {"draw": "draws a batch", "backward": "calls backward()", "step": "takes a step of {}"}
 
 
 def judge_sequence(reports: list[dict]) -> Findings:
@@ -24,7 +24,8 @@ def judge_sequence(reports: list[dict]) -> Findings:
     steps = 0
     for events in zip(*ranks):
         if len({(event["kind"], *map(str, event["what"])) for event in events}) > 1:
-            places = [f"rank {rank} {VERBS[event['kind']]} at {event['place']}"
+            actions = [VERBS[event["kind"]].format(*event["what"]) for event in events]
+            places = [f"rank {rank} {actions[rank]} at {event['place']}"
                       for rank, event in enumerate(events)]
             return {"sequence": f"after step {steps}, {'; '.join(places)}"}
         steps += events[0]["kind"] == "step"

@@ -53,6 +53,10 @@ EPOCHS = re.search("    for epoch in .*\n", CONVERTED).group()
 SMALL = ["--layers", 2, "--width", 16, "--heads", 2, "--context", 8, "--global-batch-size", 8]
 NOT_BLOCK_1 = "        if part is model[1]:\n            continue\n"
 SHARD_ROOT = "    fsdp.fully_shard(model, mesh=mesh, "
+CLIP_SHARDS = (
+    "            shards = [parameter.grad.to_local() for parameter in model.parameters()]\n"
+    "            norm = sum(shard.pow(2).sum() for shard in shards).sqrt()\n"
+    "            torch._foreach_mul_(shards, min(1, 0.1 / norm.item()))\n")
 TO_EMPTY = "    model.to_empty("
 STAGE_1 = ("choices=(1, 3), default=3", "choices=(1, 3), default=1")
 SHARDS = "    shards = list("
@@ -89,6 +93,7 @@ CASES = {  # {file: {case: (changes, expected verdict)}}
         "a block is not sharded": (
             [("        fsdp.fully_shard(part,", f"{NOT_BLOCK_1}        fsdp.fully_shard(part,"),
              (SHARD_ROOT, f"{SHARD_ROOT}ignored_params=set(model[1].parameters()), ")], "part"),
+        "clipped by a shard's norm": ([(STEP, CLIP_SHARDS + STEP)], "other gradients"),
         "gradients never synchronised": (
             [(TO_EMPTY, f"    model.set_requires_gradient_sync(False)\n{TO_EMPTY}")],
             "nothing trains"),

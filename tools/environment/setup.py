@@ -277,6 +277,8 @@ def main():
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else a build goes on
     restore_site(venv)
     os.environ.update(PIP_USER="0", PIP_TARGET="", PIP_PREFIX="")  # a user's would miss the venv
+    os.environ.pop("PIP_NO_USER", None)  # which pip takes for PIP_USER=1
+    os.environ["PYTHONNOUSERSITE"] = "1"  # else packages in ~/.local would count as the site's
     try:
         if not ready(venv, args.packages):
             if not may_write(venv):
