@@ -128,7 +128,7 @@ def refuse_unknown_host(host):
 
 
 def refuse_unknown_launcher():
-    """Exit if an unknown launcher has started this program several times."""
+    """Exit if something has started this program several times, each time as the only rank."""
     this = psutil.Process()
     time.sleep(max(0, this.create_time() + 3 - time.time()))  # until all have been started
     identity = {"ppid": this.ppid(), "cmdline": this.cmdline()}
@@ -290,7 +290,6 @@ def diagnose_gpus(node_ranks, any_gpu):
 
 def judge(store, launcher, rank, world_size):
     """Let rank 0 judge the facts of all ranks; all ranks exit if something is wrong."""
-    store.set(f"facts of rank {rank}", json.dumps(examine()))
     if rank == 0:
         names = [f"facts of rank {other}" for other in range(world_size)]
         ranks = [json.loads(store.get(name)) for name in names]
@@ -364,7 +363,7 @@ def main():
     sys.stdout.reconfigure(line_buffering=True)
 
     launcher, rank, world_size = find_launcher()
-    if not launcher:
+    if world_size == 1:
         refuse_unknown_launcher()
     guard = Guard(seconds, rank)
     uses_mpi = launcher in ("MPICH", "Open MPI")
@@ -375,7 +374,9 @@ def main():
     refuse_unknown_host(host)
     with guard.stage(f"rendezvous at {address}", RENDEZVOUS_ADVICE):
         store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
-    with guard.stage("collecting what each rank sees of its GPUs", GPU_ADVICE):
+    with guard.stage("looking at this rank's GPUs", GPU_ADVICE):
+        store.set(f"facts of rank {rank}", json.dumps(examine()))
+    with guard.stage("waiting for what the other ranks see", RENDEZVOUS_ADVICE):
         judge(store, launcher, rank, world_size)
     with guard.stage("the all-reduce over gloo", NETWORK_ADVICE):
         nodes = connect(store, rank, world_size, seconds)

@@ -117,7 +117,11 @@ RANK_VARIABLES = {
          "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"},
         "MASTER_PORT=0"),
     "RANK alone": ({"RANK": "{}", "MASTER_ADDR": "localhost"}, "RANK=0 does not tell how many"),
-    "an empty number": ({"WORLD_SIZE": "", "MASTER_ADDR": "a"}, "WORLD_SIZE=, but"),
+    "an empty number": ({"WORLD_SIZE": "", "MASTER_ADDR": "a"}, "WORLD_SIZE='', but"),
+    "counted from 1": ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2: ranks count"),
+    "two torchruns": (
+        {"RANK": "{}", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a", "GROUP_WORLD_SIZE": "1",
+         "SLURM_PROCID": "{}", "SLURM_STEP_NUM_TASKS": "2"}, "torchrun knows of 1: start one per"),
     "a word": ({"RANK": "{}", "WORLD_SIZE": "two", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
                "WORLD_SIZE=two does not tell"),
     "pods without torchrun": ({"PET_NNODES": "2"}, "PET_NNODES=2, but")}
