@@ -7,7 +7,7 @@ PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 # Only tracked files, not an attendee's own scripts
 RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests exercise demo gpu check test test-root test-core test-all faults bench docs notebooks site pins
+.PHONY: help setup setup-tests exercise grades demo gpu check test test-root test-core test-all faults bench docs notebooks site pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ setup-tests: setup
 
 exercise: setup ## grade an exercise: N=1 to 10; see exercises/README.md
 	@$(if $(N),"$(VENV)/bin/python" exercises/grade.py $(N) || [ $$? = 1 ],echo "name an exercise: make exercise N=1"; exit 2)
+
+grades: setup ## print which exercises this clone has solved, as one line of JSON
+	@"$(VENV)/bin/python" exercises/grade.py all
 
 demo: SETUP_FLAGS = --packages
 demo: setup ## train every chapter's network on 1 and 2 ranks; print and draw the speed-ups

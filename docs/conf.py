@@ -15,12 +15,13 @@ SECTIONS = {
                 "agree/README", "agree/WHAT_AGREE_SAYS", "submit/NEW_SITE",
                 "docs/WHAT_GOES_WRONG"],
     "To look up": ["docs/GLOSSARY", "docs/DEMO", "docs/SETUP", "docs/PARALLELISM",
-                   "reading_data/README", "docs/SOURCES", "docs/TEACHING", "CONTRIBUTING"]}
+                   "reading_data/README", "docs/SOURCES", "docs/TEACHING", "docs/FEEDBACK",
+                   "CONTRIBUTING"]}
 SUBPAGES = {
     "01_single_node/README": ["batch_size"],
     "02_horovod/README": ["allreduce"],
     "03_ddp/README": ["model_vs_data_parallelism", "scaling", "cost_model"],
-    "05_zero/README": ["memory", "MEASUREMENTS"],
+    "05_zero/README": ["memory", "YOUR_SCRIPT", "MEASUREMENTS"],
     "exercises/README": ["[1-9]_*/README", "10_*/README"],
     "cluster/README": ["LAB"]}
 

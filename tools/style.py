@@ -19,7 +19,6 @@ DPI = 200  # sharp at twice the size
 RANK_COLORS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 COMMUNICATION, ABSENT = "#404040", "#E6E6E6"  # ABSENT: also grid lines and areas
 MEASURED, PREDICTED, IDEAL = "#000000", "#D55E00", "#8C8C8C"  # IDEAL: the upper bound
-STEP = {"backward": "#0072B2", "optimizer": "#009E73"}
 LIBRARIES = {"one process": "#000000", "Horovod": "#D55E00", "DDP": "#0072B2",
              "DeepSpeed": "#009E73", "FSDP": "#CC79A7"}
 CHAPTERS = {"01_single_node": "one process", "01_single_node/main_tf.py": "one process",

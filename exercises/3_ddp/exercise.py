@@ -1,7 +1,8 @@
 """Train on many ranks: from a one-GPU script to DistributedDataParallel.
 
-`python exercise.py` trains on one rank. Change main() so that `torchrun --nproc-per-node 2
-exercise.py` trains the same network with the same global batch on two.
+As it is, `python exercise.py` trains on one rank. Change main() so that `torchrun --nproc-per-node
+2 exercise.py` trains the same network with the same global batch on two. Then torchrun starts one
+rank, too: `torchrun exercise.py`.
 """
 
 import torch

@@ -154,10 +154,10 @@ def table(records: list[dict]) -> str:
 def draw(records: list[dict]) -> Figure:
     """Draw this machine's speed-ups on two ranks, and published ones on many GPUs."""
     pairs = [record for record in records if record["speed_up"] is not None]
-    pairs.sort(key=lambda record: record["model"] == "cnn")
+    pairs.sort(key=lambda record: record["name"])  # by chapter
     figure, (bars, curve) = style.make_figure(
         max(4.4, 2 + 0.42 * len(pairs)), 1, 2, width_ratios=(1.25, 1),
-        title="More ranks pay off when each step has enough to compute")
+        title="How much faster are more ranks?")
     for y, record in enumerate(pairs):
         large = record["model"] != "cnn"
         bars.barh(y, record["speed_up"], 0.7,
