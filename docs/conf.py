@@ -14,7 +14,7 @@ SECTIONS = {
                 "03_ddp/YOUR_SCRIPT", "03_ddp/YOUR_SCRIPT_TRAPS", "03_ddp/FRAMEWORKS",
                 "agree/README", "agree/WHAT_AGREE_SAYS", "submit/NEW_SITE",
                 "docs/WHAT_GOES_WRONG"],
-    "To look up": ["docs/GLOSSARY", "docs/DEMO", "docs/SETUP", "docs/PARALLELISM",
+    "To look up": ["docs/SHEET", "docs/GLOSSARY", "docs/DEMO", "docs/SETUP", "docs/PARALLELISM",
                    "reading_data/README", "docs/SOURCES", "docs/TEACHING", "docs/FEEDBACK",
                    "CONTRIBUTING"]}
 SUBPAGES = {
