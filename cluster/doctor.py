@@ -297,7 +297,7 @@ def judge(store, launcher, rank, world_size):
         findings = diagnose(ranks)
         for line in findings:
             print(f"wrong: {line}")
-        store.set("verdict", "wrong" if findings else "nothing wrong")
+        store.set("verdict", "wrong" if findings else "no problems")
     if store.get("verdict") == b"wrong":
         time.sleep(1)  # until rank 0 has printed
         sys.exit(1)
@@ -387,7 +387,7 @@ def main():
             records += measure_all_reduces("NCCL", nodes)
     gather(None)  # no rank exits early
     if rank == 0:
-        print("nothing wrong was found")
+        print("no problems found")
         if args.results:
             append_records(args.results, *records)
 

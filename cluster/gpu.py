@@ -50,7 +50,7 @@ def run_program(ranks, program, *flags, timeout=120):
 def doctor(device, gpus):
     """Does the doctor find a problem? How fast are all-reduces?"""
     exit_code, output, records = run_program(gpus, "cluster.doctor")
-    yield outcome("the doctor finds nothing wrong", exit_code == 0, output)
+    yield outcome("the doctor finds no problems", exit_code == 0, output)
     yield from records
 
 

@@ -236,8 +236,8 @@ def read_weights(file):
 
 def agreement(jobs: Jobs) -> Iterator[dict]:
     """What does agree say of two right programs, and of three mistakes?"""
-    scripts = {"03_ddp/main.py": (ROOT / "03_ddp/main.py", DIGITS, "nothing wrong"),
-               "05_zero/fsdp.py": (ROOT / "05_zero/fsdp.py", GPT, "nothing wrong")}
+    scripts = {"03_ddp/main.py": (ROOT / "03_ddp/main.py", DIGITS, "no problems"),
+               "05_zero/fsdp.py": (ROOT / "05_zero/fsdp.py", GPT, "no problems")}
     for verdict, (old, new) in MISTAKES.items():
         script = jobs.changed(f"mistake {verdict}", "03_ddp", old, new)
         scripts[f"the mistake {verdict}"] = script, DIGITS, verdict
@@ -253,7 +253,7 @@ def doctor(jobs: Jobs) -> Iterator[dict]:
     for ranks in jobs.several:
         code, output = jobs.run(ranks, "-m", "cluster.doctor", env=search_first(ROOT))
         yield outcome(f"the doctor, {ranks} ranks", code == 0, output,
-                      says=re.findall("all-reduce over .*|nothing wrong.*", output))
+                      says=re.findall("all-reduce over .*|no problems.*", output))
 
 
 def failures(jobs: Jobs) -> Iterator[dict]:

@@ -81,7 +81,7 @@ options=""
 chapter_3=(03_ddp submit)  # FOLDER SCRIPT
 accuracy="^test accuracy"
 echo "submitted; waiting for the jobs (squeue or qstat shows them)"
-report "the doctor on two nodes" . cluster/doctor 2 "^nothing wrong was found" & jobs=($!)
+report "the doctor on two nodes" . cluster/doctor 2 "^no problems found" & jobs=($!)
 report_small "chapter 3 on one node${two_gpus:+ with \$two_gpus}" "${chapter_3[@]}" 1 "$accuracy" --global-batch-size 64 --epochs 1 & jobs+=($!)
 report "chapter 3 on two nodes" "${chapter_3[@]}" 2 "$accuracy" --global-batch-size 64 --epochs 1 & jobs+=($!)
 if [ $# -gt 0 ]; then

@@ -13,7 +13,7 @@ from tolerances import FP64, assert_close, assert_far_apart
 AGREE = ROOT / "agree" / "agree" / "__main__.py"
 PACKAGES = Path(sys.prefix, "frameworks")  # set-up installs them there: nothing else imports them
 ENVIRONMENT = environment() | {"ACCELERATE_USE_CPU": "true"}
-NOTHING_WRONG = "nothing wrong was found"
+NO_PROBLEMS = "no problems found"
 FLAGS = {"lightning_script": ["--devices", 2], "accelerate_script": [], "trainer_script": []}
 
 LOADER = "shuffle=True, drop_last=True"
@@ -85,7 +85,7 @@ def test_two_ranks_train_as_one_and_agree_finds_nothing_wrong(script, tmp_path):
     expected, one = train(script, 1, tmp_path / "one", *SAME_ORDER.get(script, []))
     assert one.code == 0, one.err
     weights, two = train(script, 2, tmp_path / "two")
-    assert two.code == 0 and NOTHING_WRONG in two.out, two.out + two.err
+    assert two.code == 0 and NO_PROBLEMS in two.out, two.out + two.err
     assert_close("parameters, fp64", largest_difference(weights, expected), FP64)
     if script == "lightning_script":  # its sampler repeats an image in the evaluation
         assert "validation: 361" in one.out and "validation: 362" in two.out
@@ -109,7 +109,7 @@ def test_agree_names_the_mistake(script, name, tmp_path):
 def test_agree_does_not_see(name, tmp_path):
     expected, _ = train("trainer_script", 1, tmp_path / "one")
     weights, two = train("trainer_script", 2, tmp_path / "two", MISSED[name])
-    assert two.code == 0 and NOTHING_WRONG in two.out, two.out + two.err
+    assert two.code == 0 and NO_PROBLEMS in two.out, two.out + two.err
     assert_far_apart(name, largest_difference(weights, expected), FP64)
 
 

@@ -149,7 +149,7 @@ def test_the_doctor_runs_as_a_job(cluster):
         state, output = cluster.wait_for(job, ".")
         assert state == "COMPLETED 0:0", output
         assert re.search("node nid2: local ranks 0, .*gloo uses 10.77.0.2,", output), output
-        assert "ranks: 2, nodes: 2\n" in output and "nothing wrong was found" in output
+        assert "ranks: 2, nodes: 2\n" in output and "no problems found" in output
 
 
 @needs_slurm

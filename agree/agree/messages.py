@@ -122,8 +122,9 @@ FIXES = {
     "sequence": {
         "after step": "let all ranks decide together whether to skip a batch, a backward pass or a "
                       "step: all-reduce what the condition depends on",
-        "": "let all ranks make this call: outside of `if rank == 0`, with the same number of "
-            "batches, and with the same parts of the model (find_unused_parameters=True)"},
+        "": "let all ranks make this call: under no `if rank == 0`, under no condition on a rank's "
+            "own value, with the same number of batches, and the same parts of the model "
+            "(find_unused_parameters=True)"},
 }
 
 

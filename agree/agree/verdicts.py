@@ -12,7 +12,7 @@ from .sequence import judge_sequence
 from .weights import judge_weights
 
 AVERAGING = {"all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_single"}
-NOTHING_WRONG, NOT_CHECKED = "nothing wrong was found", "not checked: see the note"
+NO_PROBLEMS, NOT_CHECKED = "no problems found", "not checked: see the note"
 say = partial(print, file=sys.__stdout__)  # even if the script redirects sys.stdout
 
 
@@ -114,7 +114,7 @@ def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> 
                       for report in reports if report)
     verdict, exit_code = f"verdict: wrong: {listed(sorted(findings))}", 1
     if not findings:
-        verdict = f"verdict: {NOTHING_WRONG if is_seen else NOT_CHECKED}"
+        verdict = f"verdict: {NO_PROBLEMS if is_seen else NOT_CHECKED}"
         exit_code = 0 if is_seen else 2
     say(verdict, flush=True)
     return verdict, exit_code

@@ -23,7 +23,7 @@ AGREE = FOLDER / "agree" / "__main__.py"
 CHECKOUT = {"PYTHONPATH": str(FOLDER)}  # not the installed agree
 ENVIRONMENT = environment() | CHECKOUT
 MPIEXEC = [BIN / "mpiexec", "-n", 2, sys.executable, "-m", "agree"]
-NOTHING_WRONG = "nothing wrong was found"
+NO_PROBLEMS = "no problems found"
 CONVERTED = (ROOT / "03_ddp" / "your_script_ddp.py").read_text()
 QUICK = (re.search(r"num_workers=.*?\)", CONVERTED, re.S).group(), "num_workers=0)")
 
@@ -87,9 +87,9 @@ CASES = {  # {file: {case: (changes, expected verdict)}}
         "each rank clips differently": (
             [NO_WRAPPER, (STEP, CLIP_BY_RANK + AVERAGE_BY_HAND + STEP)], "other gradients"),
         "rank 0 alone is in a barrier": ([(LOSS, f"{LOSS}\n{BARRIER_ON_RANK_0}")], "hang"),
-        "clipped": ([(STEP, CLIP + STEP)], NOTHING_WRONG)},
+        "clipped": ([(STEP, CLIP + STEP)], NO_PROBLEMS)},
     "fsdp": {
-        "unchanged": ([], NOTHING_WRONG),
+        "unchanged": ([], NO_PROBLEMS),
         "a block is not sharded": (
             [("        fsdp.fully_shard(part,", f"{NOT_BLOCK_1}        fsdp.fully_shard(part,"),
              (SHARD_ROOT, f"{SHARD_ROOT}ignored_params=set(model[1].parameters()), ")], "part"),
@@ -103,7 +103,7 @@ CASES = {  # {file: {case: (changes, expected verdict)}}
             [("torch.manual_seed(args.seed)", SEED_BY_RANK), ('"meta" if', "device if"),
              (TO_EMPTY, f"    return model\n{TO_EMPTY}")], "weights")},
     "several_models": {
-        "unchanged": ([], NOTHING_WRONG),
+        "unchanged": ([], NO_PROBLEMS),
         "a model is not wrapped": (
             [("DistributedDataParallel(generator)", "generator")], "part"),
         "a tensor in no module is not averaged": (
@@ -137,9 +137,9 @@ def test_each_training_gets_its_verdict(file, name, tmp_path):
     script = write_changed_copy(file, changes, tmp_path)
     result = run_agree(script, "--seconds", 0, timeout=timeout)  # five steps show it
     output, findings = result.out + result.err, re.findall("^WRONG: (.*)", result.out, re.M)
-    if expected == NOTHING_WRONG:
+    if expected == NO_PROBLEMS:
         assert result.code == 0 and not findings, output
-        assert f"verdict: {NOTHING_WRONG}\n" in result.out, output
+        assert f"verdict: {NO_PROBLEMS}\n" in result.out, output
         assert re.search("gradients the optimizer uses +(the|their) mean", result.out), output
         return
     assert result.code == 1 and f"verdict: wrong: {expected}\n" in result.out, output
@@ -185,7 +185,7 @@ HABITS = FOLDER / "tests" / "habits.py"
 @pytest.mark.core
 @skip_without("02_horovod")
 @pytest.mark.parametrize(("wrap", "expected"), [
-    ("wrapped", NOTHING_WRONG), ("unwrapped", "wrong: own gradients")])
+    ("wrapped", NO_PROBLEMS), ("unwrapped", "wrong: own gradients")])
 def test_horovods_optimizer_gets_its_verdict(wrap, expected):
     result = forked.run([AGREE, FOLDER / "tests" / "by_horovod.py", wrap], 2, ENVIRONMENT)
     assert f"verdict: {expected}\n" in result.out, result.out + result.err
@@ -200,7 +200,7 @@ def test_patterns_of_public_scripts_get_their_verdict(name):
         result = forked.run([AGREE, "--timeout", timeout, HABITS, name], 2, ENVIRONMENT, timeout=90)
     output = result.out + result.err
     if name in CORRECT_TRAININGS:
-        assert result.code == 0 and f"verdict: {NOTHING_WRONG}\n" in result.out, output
+        assert result.code == 0 and f"verdict: {NO_PROBLEMS}\n" in result.out, output
         assert "not seen" not in result.out, output
         return
     assert f"verdict: wrong: {WRONG_TRAININGS[name]}\n" in result.out, output
@@ -261,7 +261,7 @@ def test_agree_does_not_change_the_training(tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "expected"), [
-    ([], NOTHING_WRONG), ([NO_SET_EPOCH], "wrong: order")], ids=["set_epoch", "no set_epoch"])
+    ([], NO_PROBLEMS), ([NO_SET_EPOCH], "wrong: order")], ids=["set_epoch", "no set_epoch"])
 def test_missing_set_epoch_is_reported_in_the_second_epoch(changes, expected, tmp_path):
     """After the measured steps, the script goes on; its loaders' workers persist."""
     script = copy_and_edit("03_ddp", tmp_path, *changes, name="your_script_ddp.py")
