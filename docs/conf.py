@@ -21,7 +21,7 @@ SUBPAGES = {
     "01_single_node/README": ["batch_size"],
     "02_horovod/README": ["allreduce"],
     "03_ddp/README": ["model_vs_data_parallelism", "scaling", "cost_model"],
-    "05_zero/README": ["memory", "YOUR_SCRIPT", "MEASUREMENTS"],
+    "05_zero/README": ["memory", "TWO_D", "YOUR_SCRIPT", "MEASUREMENTS"],
     "exercises/README": ["[1-9]_*/README", "10_*/README"],
     "cluster/README": ["LAB"]}
 
