@@ -30,7 +30,7 @@ root_doc = "README"
 include_patterns = subprocess.run(["git", "ls-files", "[!.]*.md", "*.ipynb"], cwd=ROOT, text=True,
                                   capture_output=True).stdout.split()
 html_theme = "furo"
-html_theme_options = {"dark_css_variables": {"picture-brightness": "0.8"}}    # for site.css
+html_theme_options = {"dark_css_variables": {"picture-brightness": "0.85"}}    # for site.css
 highlight_language = "text"    # of a fence that names no language
 html_static_path = html_css_files = ["site.css"]
 html_copy_source = html_show_copyright = False
