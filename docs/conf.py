@@ -1,7 +1,6 @@
 """Configure the site of all pages and notebooks. `make site` builds it; it needs no network."""
 
 import json
-import re
 import subprocess
 from pathlib import Path
 
@@ -26,17 +25,19 @@ SUBPAGES = {
     "cluster/README": ["LAB"]}
 
 project = html_title = "Scaling Deep Learning"
-extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design"]
+extensions = ["myst_nb", "sphinx_copybutton"]
 root_doc = "README"
 # Only files that git tracks: a reader's own notes are not pages.
 include_patterns = subprocess.run(["git", "ls-files", "[!.]*.md", "*.ipynb"], cwd=ROOT, text=True,
                                   capture_output=True).stdout.split()
 html_theme = "furo"
+html_theme_options = {"dark_css_variables": {"picture-brightness": "0.85"}}    # for site.css
+highlight_language = "text"    # of a fence that names no language
 html_static_path = html_css_files = ["site.css"]
 html_copy_source = html_show_copyright = False
 html_math_renderer = "mathml"
 myst_heading_anchors = 4
-myst_enable_extensions = ["dollarmath", "html_image", "colon_fence"]
+myst_enable_extensions = ["dollarmath", "html_image"]
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}
 nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]
@@ -48,7 +49,7 @@ def toctree(pages, caption=""):
 
 
 def prepare_page(app, name, source):
-    """Fold the cells that Jupyter folds, add contents, and put each hunk next to its reason."""
+    """Fold the cells that Jupyter folds, and add contents."""
     text = source[0]
     if text.startswith("{"):
         notebook = json.loads(text)
@@ -62,10 +63,7 @@ def prepare_page(app, name, source):
         text += "".join(toctree(pages, caption) for caption, pages in SECTIONS.items())
     if name in SUBPAGES:
         text += toctree(SUBPAGES[name])
-    reason, hunk = r"^((?:.+\n)+)\n", r"<!-- hunk: .* -->\n(```diff\n(?:(?!```).*\n)*```)\n"
-    side_by_side = ("::::{grid} 1 1 1 2\n:::{grid-item}\n:columns: 12 12 12 4\n\\1:::\n"
-                    ":::{grid-item}\n:columns: 12 12 12 8\n\\2\n:::\n::::\n")
-    source[0] = re.sub(reason + hunk, side_by_side, text, flags=re.M)
+    source[0] = text
 
 
 def visit_math(self, node):
