@@ -46,10 +46,12 @@ def read_slides():
 
 
 def color(code, language, _):
-    """Return code as HTML, as large as its longest line permits."""
-    size = max(20, min(26, 2000 / max(map(len, code.splitlines()))))
+    """Return code as HTML, as large as its longest line permits: 20 to 30 pixels."""
+    width = 1208 / max(map(len, code.splitlines()))  # pixels per character, 0.6 of its height
+    style = f"font-size: {min(30, max(20, width / .603)):.1f}px; letter-spacing: "
+    style += f"{max(-1, min(0, width - 12.06)):.2f}px"
     text = highlight(code, get_lexer_by_name(language or "text", stripnl=False), COLOURS)
-    return f'<pre style="font-size: {size:.1f}px">{text}</pre>'
+    return f'<pre style="{style}">{text.rstrip()}</pre>'
 
 
 def embed(match):
