@@ -7,7 +7,7 @@ PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 # Only tracked files, not an attendee's own scripts
 RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests exercise grades demo gpu check test test-root test-core test-all faults bench docs notebooks site pins
+.PHONY: help setup setup-tests exercise grades demo gpu check test test-root test-core test-all faults bench docs notebooks site slides pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ notebooks: setup ## run the notebooks from top to bottom and store their outputs
 site: setup-tests ## build all pages and notebooks as an offline site: results/site/README.html
 	@"$(VENV)/bin/python" -m sphinx -q -W --keep-going -j auto -c docs -d results/site/.doctrees . results/site
 	@echo "results/site/README.html"
+
+slides: setup-tests ## build the half day's slides, with speaker notes, as one offline file: results/slides/slides.html
+	@"$(VENV)/bin/python" -m tools.pages.slides
 
 pins: ## regenerate requirements.txt after changing a version in pyproject.toml; installs nothing
 	@$(or $(wildcard $(VENV)/bin/uv),uv) pip compile --quiet --system-certs --universal --python-version 3.11 \

@@ -30,6 +30,7 @@ root_doc = "README"
 # Only files that git tracks: a reader's own notes are not pages.
 include_patterns = subprocess.run(["git", "ls-files", "[!.]*.md", "*.ipynb"], cwd=ROOT, text=True,
                                   capture_output=True).stdout.split()
+exclude_patterns = ["docs/slides.md"]  # the source of `make slides`, not a page
 html_theme = "furo"
 html_theme_options = {"dark_css_variables": {"picture-brightness": "0.85"}}    # for site.css
 highlight_language = "text"    # of a fence that names no language
