@@ -19,6 +19,8 @@ DPI = 200  # sharp at twice the size
 RANK_COLORS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 COMMUNICATION, ABSENT = "#404040", "#E6E6E6"  # ABSENT: also grid lines and areas
 MEASURED, PREDICTED, IDEAL = "#000000", "#D55E00", "#8C8C8C"  # IDEAL: the upper bound
+STEP = {"forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73",
+        "all-reduce": COMMUNICATION, "waits": ABSENT}
 LIBRARIES = {"one process": "#000000", "Horovod": "#D55E00", "DDP": "#0072B2",
              "DeepSpeed": "#009E73", "FSDP": "#CC79A7"}
 CHAPTERS = {"01_single_node": "one process", "01_single_node/main_tf.py": "one process",
@@ -31,6 +33,8 @@ RULE_COLORS = {"best rate": "#000000", "linear rule": "#D55E00", "constant rate"
 STAGE_COLORS = ("#BDBDBD", "#9ECAE1", "#4292C6", "#08519C")  # of ZeRO
 ROLE_COLORS = {"parameters": "#332288", "gradients": "#882255", "master copy": "#44AA99",
                "optimizer state": "#DDCC77", "activations": "#CC6677"}  # of memory
+GPU_COLORS = {"A100-SXM-40GB": "#999933", "A100-SXM-80GB": "#661100", "H100-SXM-80GB": "#AA4499"}
+COUNT_COLORS = ("#ADA8D3", "#756BB1", "#3F007D")  # of GPUs, each ten times the one before
 CACHE = {"warm": "#EE7733", "cold": "#33BBEE"}  # a file in the page cache, or only on disk
 
 matplotlib.rcParams.update({
