@@ -45,7 +45,7 @@ def test_slide_is_short_and_its_numbers_are_on_a_page_that_its_notes_link(slide)
     assert len(re.findall(r"\w*[a-zA-Z]\w*", words(slide.body))) <= 35
     for code in re.findall(r"```\w*\n(.*?)```", slide.body, re.S):
         assert code.count("\n") <= 12
-    paths = re.findall(r"\]\(([^)#:]+\.(?:md|ipynb))\)", slide.notes)
+    paths = re.findall(r"\]\(([^)#:]+\.(?:md|ipynb))(?:#[^)]*)?\)", slide.notes)
     pages = [(slides.SOURCE.parent / path).read_text().replace("\\n", " ") for path in paths]
     notes = re.sub(r"\]\(.*?\)", "]", slide.notes)
     assert paths and numbers(words(f"{slide.body}\n{notes}")) <= numbers(" ".join(pages))

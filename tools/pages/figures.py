@@ -28,8 +28,11 @@ def zero():
                 axis.bar(stage, size, 0.7, height, color=style.ROLE_COLORS[role])
                 height += size
             expected = total(record["memory_formula"]) / parameters
+            paper = 4 + 12 / ranks if stage == 1 and ranks > 1 else expected
+            if paper > expected:  # ZeRO's paper keeps other ranks' gradients
+                axis.plot([stage - 0.45, stage + 0.45], [paper] * 2, "--", color=style.IDEAL, lw=2)
             axis.plot([stage - 0.45, stage + 0.45], [expected] * 2, color=style.PREDICTED, lw=2)
-            axis.annotate(f"{height:.3g}", (stage, max(height, expected)), (0, 5),
+            axis.annotate(f"{height:.3g}", (stage, max(height, paper)), (0, 5),
                           textcoords="offset points", ha="center")
         axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xlabel="stage", xticks=range(4),
                  yticks=range(0, 17, 4), ylim=(0, 18.5))
@@ -40,8 +43,8 @@ def zero():
         figure, "What a rank holds between backward and optimizer step", entries)
     style.add_footer(
         figure, "Counted on a CPU, on the rank that holds most: bf16, "
-        f"{records[0]['parameters']:,} parameters. At stage 1 DeepSpeed drops other ranks' "
-        "gradients, too: 5.5 bytes on 4 ranks; ZeRO's paper keeps them: 7.")
+        f"{records[0]['parameters']:,} parameters. Dashed: at stage 1 ZeRO's paper keeps other "
+        "ranks' gradients, which DeepSpeed drops.")
     return figure
 
 
