@@ -10,7 +10,6 @@ from docutils.utils.math.latex2mathml import tex2mathml
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = {
     "The day": ["0*/README", "exercises/README", "submit/README", "cluster/README",
-                "03_ddp/YOUR_SCRIPT", "03_ddp/YOUR_SCRIPT_TRAPS", "03_ddp/FRAMEWORKS",
                 "agree/README", "agree/WHAT_AGREE_SAYS", "submit/NEW_SITE",
                 "docs/WHAT_GOES_WRONG"],
     "To look up": ["docs/SHEET", "docs/GLOSSARY", "docs/DEMO", "docs/SETUP", "docs/PARALLELISM",
@@ -19,7 +18,8 @@ SECTIONS = {
 SUBPAGES = {
     "01_single_node/README": ["batch_size"],
     "02_horovod/README": ["allreduce"],
-    "03_ddp/README": ["model_vs_data_parallelism", "scaling", "cost_model"],
+    "03_ddp/README": ["YOUR_SCRIPT", "YOUR_SCRIPT_TRAPS", "FRAMEWORKS", "scaling",
+                      "model_vs_data_parallelism", "cost_model"],
     "05_zero/README": ["memory", "TWO_D", "YOUR_SCRIPT", "MEASUREMENTS"],
     "exercises/README": ["[1-9]_*/README", "10_*/README"],
     "cluster/README": ["LAB"]}

@@ -14,6 +14,7 @@ import argparse
 import importlib.util
 import math
 import os
+import re
 import runpy
 import sys
 import threading
@@ -53,8 +54,8 @@ def run_script(session, script, module, arguments):
         problem = f"{type(fault).__name__}: {''.join(str(fault).splitlines()[:1])}"
     if problem:
         problem = f"rank {session.rank} ended with {problem}"
-    if "expected, but not set" in problem:  # init_process_group() without torchrun's variables
-        problem += "; start it with torchrun"
+    if re.search("expected, but not set|KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE)'", problem):
+        problem += "; start it by torchrun -m agree, which sets these variables"
     session.finish(end, problem)
 
 

@@ -311,7 +311,7 @@ def test_a_script_imports_its_own_modules(is_module, tmp_path):
                 "    raise ValueError('a bad\\nimage')\n", "rank 1 ended with ValueError: a bad$"),
     ("mine.py", "import os, torch\nif os.environ['RANK'] == '1':\n    os._exit(1)\n",
      "rank 1 ended with exit code 1$"),
-    ("mine.py", "raise ValueError('RANK expected, but not set')", "start it with torchrun")],
+    ("mine.py", "raise ValueError('RANK expected, but not set')", "start it by torchrun")],
     ids=["no step", "dies", "os._exit", "RANK"])
 def test_scripts_that_agree_cannot_run_get_one_line(name, text, problem, tmp_path):
     (tmp_path / name).write_text(text)
