@@ -35,7 +35,7 @@ def interact(draw: Callable[..., Figure], **sliders: ipywidgets.Widget) -> None:
 
     row = ipywidgets.HBox(list(sliders.values()))
     names = ", ".join(slider.description for slider in sliders.values())
-    text = f"Open this notebook in JupyterLab to use the controls: {names}"
+    text = f"Run this cell in JupyterLab to use the controls: {names}"
     display({VIEW: row._repr_mimebundle_()[VIEW], "text/plain": text}, raw=True)
     output = display(redraw(), display_id=True)
     for slider in sliders.values():
