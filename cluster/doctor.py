@@ -41,20 +41,28 @@ OWN_PACKAGES = site.getusersitepackages()  # ~/.local/lib/python3.N/site-package
 
 def why_this_file(text, file):
     """Return which variable or folder brought a file into this program, or a library, as text."""
-    for name in "LD_LIBRARY_PATH", "PYTHONPATH":
-        for folder in filter(None, os.environ.get(name, "").split(":")):
-            if folder in f"{file} {text}":
-                return f", found by {name}={folder}: unset it, or unload the module that sets it"
-    if OWN_PACKAGES in f"{file} {text}":
-        return f", found in your own {OWN_PACKAGES}: export PYTHONNOUSERSITE=1"
+    advice = "unset it, or unload the module that sets it"
+    for folder in filter(os.path.isabs, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        if re.search(re.escape(folder.rstrip("/")) + r"/[^/\s]+\.so", text):
+            return f", found by LD_LIBRARY_PATH={folder}: {advice}"
+    python_path = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(":")
+                   if path]
+    for path in [file, *re.findall(r"/[^\s()':,]+", text)]:
+        folder = max((folder for folder in sys.path if path.startswith(f"{folder}/")), key=len,
+                     default="")  # the one in which Python has found it
+        if folder in python_path:
+            return f", found by PYTHONPATH={folder}: {advice}"
+        if folder == OWN_PACKAGES:
+            return f", found in your own {OWN_PACKAGES}: export PYTHONNOUSERSITE=1"
     return ""
 
 
 def refuse_import(problem):
     """Exit with the reason why an import failed, the file that raised it, and what found it."""
     files = [frame.filename for frame in traceback.extract_tb(problem.__traceback__)]
-    file = [sys.executable, *filter(os.path.isabs, files[1:])][-1]
-    sys.exit(f"{short_reason(problem)}, in {file}{why_this_file(str(problem), file)}")
+    file = ["", *filter(os.path.isabs, files[1:])][-1]
+    sys.exit(f"{short_reason(problem)}, in {file or sys.executable}"
+             f"{why_this_file(str(problem), file)}")
 
 
 try:

@@ -23,8 +23,8 @@ HERE_DOCUMENT = re.compile(r"(?<!<)<<(-?)\s*[\\'\"]?(\w+)")
 NODES = re.compile(r"(?:--nodes[= ]|-N ?|select=|nodes=)0*([2-9]|1\d)")
 STARTS_ONE = re.compile(r"^\s*(\w+=\S+\s+)*(\S*/)?(python[\d.]*|torchrun)\s", re.M)
 STARTS_RANKS = re.compile(  # or runs another script, which may do so
-    r"\b((?!torch)\w*run|mpi\w+|p?ssh|pb?s?dsh|parallel|deepspeed|ray|dask\S*|spark\S*|sbatch|qsub)\b|"
-    r"\b(bash|sh) \S|^ *\S+\.sh\b", re.M)
+    r"\b((?!torch)\w*run|mpi\w+|p?ssh|pb?s?dsh|parallel|deepspeed|ray|dask\S*|spark\S*|sbatch|"
+    r"qsub)\b|\b(bash|sh) \S|^ *\S+\.sh\b", re.M)
 SHORT = {"-n": "--ntasks", "-N": "--nodes", "-c": "--cpus-per-task", "-a": "--array",
          "-t": "--time", "-p": "--partition", "-A": "--account", "-o": "--output"}  # of Slurm
 LOST = {"SBATCH": "Slurm before 23.02 ends the job without output",

@@ -5,6 +5,7 @@ have what was measured there. The functions that judge the ranks read these list
 """
 
 import functools
+import os
 import socket
 import sys
 import threading
@@ -195,7 +196,9 @@ class Observer:
             self.record["device"] = str(device)
             if device.type == "cuda":
                 uuid = getattr(torch.cuda.get_device_properties(device), "uuid", device)
-                self.record["gpu"] = f"GPU {uuid} of {self.record['host']}"
+                host = os.environ.get("NCCL_HOSTID", self.record["host"])
+                if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":  # ranks share it on purpose
+                    self.record["gpu"] = f"GPU {uuid} of {host}"
 
     def name_parameter(self, parameter, name):
         """Give a parameter the name that it has on all ranks, and record its gradients."""
@@ -244,8 +247,7 @@ class Observer:
         self.backward_depth += 1
         self.backwards += 1
         self.data.note_backward()
-        if self.backwards == 1:
-            self.sharding.note_first_state(self.names)
+        self.sharding.note_first_state(self.names)
 
     @never_raise
     def before_backward(self, tensors, *_, **__):

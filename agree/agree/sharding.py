@@ -43,8 +43,10 @@ class Sharding:
         """Keep what fully_shard() got if nothing has overwritten the shards since then."""
         for parameter, name in names.items():
             managed = self.managed.get(parameter)
-            if hasattr(managed, "agree_shard") and managed.agree_shard == state_of(parameter):
-                self.before_sharding[name] = managed.agree_whole
+            if hasattr(managed, "agree_shard"):
+                if managed.agree_shard == state_of(parameter):
+                    self.before_sharding[name] = managed.agree_whole
+                del managed.agree_shard  # compared once, in the first backward pass
 
     def parameters_of(self, module):
         """Return [(name, parameter)], with its shard for a parameter that FSDP2 has gathered."""

@@ -47,11 +47,13 @@ def color(code, language, _):
 
 def address(match):
     """Return a figure's address with the figure in it, or a page's in the site."""
-    path = (SOURCE.parent / match[2]).resolve()
+    path, _, anchor = match[2].partition("#")
+    path = (SOURCE.parent / path).resolve()
     if match[1] == "src":
         content = base64.b64encode(path.read_bytes()).decode()
         return f'src="data:{mimetypes.guess_type(path)[0]};base64,{content}"'
-    return f'href="../site/{path.with_suffix(".html").relative_to(ROOT.resolve())}"'
+    page = path.with_suffix(".html").relative_to(ROOT.resolve())
+    return f'href="../site/{page}{"#" * bool(anchor)}{anchor}"'
 
 
 def render(slides):
