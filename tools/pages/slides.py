@@ -29,10 +29,10 @@ def read_slides():
     """Return the slides of the source. Raises ValueError if one has no notes with a minute."""
     slides = []
     for part in re.split(r"^---\n", SOURCE.read_text(), flags=re.M):
-        found = re.fullmatch(r"(.*?)^Note: (\d):(\d\d)\. (.*)", part, re.M | re.S)
-        if not found:
+        match = re.fullmatch(r"(.*?)^Note: (\d):(\d\d)\. (.*)", part, re.M | re.S)
+        if not match:
             raise ValueError(f"no `Note: H:MM. ` in the slide that begins with {part[:60]!r}")
-        body, hour, minute, notes = found.groups()
+        body, hour, minute, notes = match.groups()
         slides.append(Slide(body, 60 * int(hour) + int(minute), notes))
     return slides
 
