@@ -6,6 +6,9 @@ from pathlib import Path
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+from pygments.lexers import get_lexer_for_filename
+from pygments.util import ClassNotFound
+from sphinx.addnodes import download_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = {
@@ -23,6 +26,8 @@ SUBPAGES = {
     "05_zero/README": ["memory", "TWO_D", "YOUR_SCRIPT", "MEASUREMENTS"],
     "exercises/README": ["[1-9]_*/README", "10_*/README"],
     "cluster/README": ["LAB"]}
+
+CODE_PAGES = {}  # {page: (file, Pygments' name of its language)} of the files that pages link
 
 project = html_title = "Scaling Deep Learning"
 extensions = ["myst_nb", "sphinx_copybutton"]
@@ -72,6 +77,27 @@ def visit_math(self, node):
     raise nodes.SkipNode
 
 
+def link_to_code(app, doctree, page):
+    """Let a link to a source file open a page that shows the file, not download it."""
+    for link in list(doctree.findall(download_reference)):
+        path = (ROOT / page).parent.joinpath(link["reftarget"]).resolve().relative_to(ROOT)
+        try:
+            language = get_lexer_for_filename(path.name).aliases[0]
+        except ClassNotFound:
+            language = "bash" if path.suffix in (".pbs", ".slurm") else "text"
+        CODE_PAGES[f"code/{path}"] = path, language
+        uri = app.builder.get_relative_uri(page, f"code/{path}")
+        link.replace_self(nodes.reference("", "", *link.children, refuri=uri, internal=True))
+
+
+def make_code_pages(app):
+    for name, (path, language) in CODE_PAGES.items():
+        code = app.builder.highlighter.highlight_block((ROOT / path).read_text(), language)
+        yield name, {"title": str(path), "body": f"<h1>{path}</h1>{code}"}, "page.html"
+
+
 def setup(app):
+    app.connect("doctree-resolved", link_to_code)
+    app.connect("html-collect-pages", make_code_pages)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     app.connect("source-read", prepare_page)
