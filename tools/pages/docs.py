@@ -125,7 +125,7 @@ def render(text):
         if kind == "hunk":
             language = "diff"
             indices = [find_index(words, hunks, "hunks") for words in parts]
-            content = "\n".join(dedent_hunk(hunks[index]) for index in indices)
+            content = "\n\n".join(dedent_hunk(hunks[index]) for index in indices)
         elif kind == "lesson":
             language = "python" if parts[0].endswith(".py") else "bash"
             content = select_lines(*parts)
