@@ -167,12 +167,15 @@ def report_bytes(accounting: Accounting, expected: dict[str, float]) -> list[dic
         peaks = [name for name in counts[0] if "peak" in name]
         names = [*ROLES, "sum", *peaks, "activations"]
         print("bytes between backward and optimizer step, the peaks, and activations of a forward:")
-        print("       ", *(f"{name:>15}" for name in names))
-        titles = [*(f"rank {rank}" for rank in range(len(counts))), "formula"]
-        for title, row in zip(titles, [*counts, expected]):
-            row = row | {"sum": sum(row[role] for role in ROLES)}
-            cells = [f"{row[name]:15,.0f}" if name in row else 15 * " " for name in names]
-            print(f"{title:7}", *cells)
+        rows = [row | {"sum": sum(row[role] for role in ROLES)} for row in [*counts, expected]]
+        columns = [["", "", *(f"rank {rank}" for rank in range(len(counts))), "formula"]]
+        for name in names:  # of up to two lines
+            first_line, _, last_line = name.rpartition(" ")
+            cells = [f"{row[name]:,.0f}" if name in row else "" for row in rows]
+            columns.append([first_line, last_line, *cells])
+        widths = [max(map(len, column)) for column in columns]
+        for line in zip(*columns):
+            print(*(f"{cell:>{width}}" for cell, width in zip(line, widths)))
     return [] if problems else counts
 
 

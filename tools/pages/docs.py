@@ -52,6 +52,13 @@ def find_hunks(old_path, new_path):
     return hunks
 
 
+def dedent_hunk(hunk):
+    """Return a hunk without the indentation that all its lines have."""
+    lines = hunk.splitlines()
+    code = textwrap.dedent("\n".join(line[1:] for line in lines)).splitlines()
+    return "\n".join(line[0] + code_line for line, code_line in zip(lines, code, strict=True))
+
+
 def find_index(words, texts, kind):
     """Return the index of the only text that contains these words. Raises ValueError."""
     indices = [index for index, text in enumerate(texts) if words in text]
@@ -61,13 +68,21 @@ def find_index(words, texts, kind):
 
 
 def select_lines(path, *patterns):
-    """Return the lines that contain the patterns, in the file's order; without any, all lines."""
+    """Return the lines that contain the patterns, in the file's order; without any, all lines.
+
+    Adjacent lines keep their indentation relative to each other, others lose it.
+    """
     text = (ROOT / path).read_text()
     if not patterns:
         return text
     lines = text.splitlines()
     indices = {find_index(words, lines, f"lines of {path}") for words in patterns}
-    return textwrap.dedent("\n".join(lines[index] for index in sorted(indices)))
+    blocks = []  # of adjacent lines
+    for index in sorted(indices):
+        if index - 1 not in indices:
+            blocks.append([])
+        blocks[-1].append(lines[index])
+    return "\n".join(textwrap.dedent("\n".join(block)) for block in blocks)
 
 
 def read_output(command_line):
@@ -109,7 +124,8 @@ def render(text):
         parts, language = selection.split(" | "), ""
         if kind == "hunk":
             language = "diff"
-            content = "\n".join(hunks[find_index(words, hunks, "hunks")] for words in parts)
+            indices = [find_index(words, hunks, "hunks") for words in parts]
+            content = "\n\n".join(dedent_hunk(hunks[index]) for index in indices)
         elif kind == "lesson":
             language = "python" if parts[0].endswith(".py") else "bash"
             content = select_lines(*parts)
