@@ -23,27 +23,27 @@ def total(memory: dict[str, float]) -> float:
 
 
 def table(records: pandas.DataFrame) -> str:
-    """Return a table, as text, of the rank that holds most.
+    """Return a table, as text, of the rank that holds most, from the runs with most ranks.
 
     Bytes per parameter, also by the formula; activations in bytes per token of the rank's batch.
     """
-    rows = []
+    rows, ranks = [], records["ranks"].max()
+    records = records[records["ranks"] == ranks]
     for record in records.to_dict("records"):
         fullest = max(record["memory"], key=total)
         count, tokens = record["parameters"], record["batch_size"] * record["context"]
         kept = [fullest[role] for role in ROLES] + [total(fullest), total(record["memory_formula"])]
         peaks = [fullest[peak] for peak in PEAKS]
         rows.append(["fsdp.py" if "fsdp.py" in record["chapter"] else "main.py",
-                     record["stage"], record["ranks"],
-                     *(f"{size / count:.3f}" for size in kept + peaks),
+                     record["stage"], *(f"{size / count:.3f}" for size in kept + peaks),
                      f"{fullest['activations'] / tokens:,.0f}"])
-    names = ["", "", "", *6 * ["after backward"], *2 * ["peak"], "activations"]
-    columns = ["file", "stage", "N", "parameters", "gradients", "master copy", "optimizer", "sum",
+    names = ["", "", *6 * ["after backward"], *2 * ["peak"], "activations"]
+    columns = ["file", "stage", "parameters", "gradients", "master copy", "optimizer", "sum",
                "formula", "parameters", "gradients", "per token"]
     frame = pandas.DataFrame(rows, columns=pandas.MultiIndex.from_arrays([names, columns]))
     first = records.iloc[0]
-    return (f"{first['parameters']:,} parameters, {first['precision']}; CPU; on the rank that "
-            "holds most: bytes per parameter; activations: bytes per token\n\n"
+    return (f"{first['parameters']:,} parameters, {first['precision']}, CPU, {ranks} ranks; on the "
+            "rank that holds most: bytes per parameter; activations: bytes per token\n\n"
             + frame.to_string(index=False))
 
 
