@@ -3,8 +3,9 @@
     python submit/check_script.py 03_ddp/submit.pbs my_own.slurm
 
 With `#SBTACH`, `# PBS`, or a directive after the first command, the job runs without that setting.
-If the folder of `--output` does not exist, the output is lost. Run this where you submit. The
-scheduler itself reports misspelt options: `sbatch --test-only`.
+If the folder of `--output` does not exist, the output is lost. If each task of a node starts a
+torchrun, or all have the same node rank, the ranks do not find each other. Run this where you
+submit. The scheduler itself reports misspelt options: `sbatch --test-only`.
 """
 
 import argparse
@@ -27,6 +28,13 @@ STARTS_RANKS = re.compile(  # or runs another script, which may do so
     r"qsub)\b|\b(bash|sh) \S|^ *\S+\.sh\b", re.M)
 SHORT = {"-n": "--ntasks", "-N": "--nodes", "-c": "--cpus-per-task", "-a": "--array",
          "-t": "--time", "-p": "--partition", "-A": "--account", "-o": "--output"}  # of Slurm
+ARGUMENTS = r"(?:\\\n|[^\n;|&])*?"  # of one command, which may go on in the next line
+LAUNCH = re.compile(rf"\b(srun|mpiexec|mpirun)\b({ARGUMENTS})\b(torchrun|accelerate launch|"
+                    rf"torch\.distributed\.(?:run|launch))\b({ARGUMENTS})(?=[\n;|&]|$)")
+ONE_NODE = r"--(?:num_machines|nnodes)[= ]1\b"
+NODE_RANK = re.compile(r"^(?! *echo)(?:\\\n|.)*?(--(?:node|machine)[-_]rank[= ]\"?"
+                       r"\$\{?SLURM_(?:NODEID|PROCID)\}?)", re.M)
+QUOTED = re.compile(r"""("(?:\\[\s\S]|[^"\\])*")|'[^']*'|(?<=\s)#.*""")
 LOST = {"SBATCH": "Slurm before 23.02 ends the job without output",
         "PBS": "PBS cannot deliver the output"}
 
@@ -36,7 +44,7 @@ def find_problems(lines, bases, first_number=1):
 
     bases: folders in which a relative --output may lie; None if a shell fills in its name.
     """
-    problems, directives, first_command = [], [], None
+    problems, directives, first_command, shell = [], [], None, [""] * len(lines)
     rest = iter(enumerate(lines, first_number))
     for number, line in rest:
         while line.startswith("#PBS") and line.endswith("\\"):  # PBS joins such lines
@@ -54,6 +62,7 @@ def find_problems(lines, bases, first_number=1):
             problems += [(number, problem)] * bool(problem)
         elif line.strip() and not line.lstrip().startswith("#"):
             first_command = first_command or number
+            shell[number - first_number] = line
             opening = HERE_DOCUMENT.search(line)
             later = list(map(str.strip, lines[number - first_number + 1:]))
             if opening and opening[2] in later:
@@ -61,7 +70,11 @@ def find_problems(lines, bases, first_number=1):
                 if re.search(r"\b(sbatch|qsub)\b", line):
                     text = [text.lstrip("\t" * bool(opening[1])) for text in body]
                     problems += find_problems(text, None, number + 1)
-    return sorted(problems + judge_directives(directives, "\n".join(lines), bases))
+    given = {}  # {option of Slurm: (line number, value)}
+    problems += judge_directives(directives, "\n".join(lines), bases, given)
+    for position, problem in judge_commands("\n".join(shell), given):
+        problems.append((first_number + position, problem))
+    return sorted(problems)
 
 
 def why_ignored(start, word, options, first_command):
@@ -91,10 +104,11 @@ def why_lost(line, scheduler, options, later):
     return None
 
 
-def judge_directives(directives, text, bases):
-    """Return the problems that directives have together, as (line number, text)."""
-    problems, given = [], {}  # given: {option of Slurm: (line number, value)}
-    is_alone = STARTS_ONE.search(text) and not STARTS_RANKS.search(re.sub("(?m)^ *#.*", "", text))
+def judge_directives(directives, text, bases, given):
+    """Return the problems that directives have together, as (line number, text); fill `given`."""
+    problems = []
+    code = re.sub("(?m)^ *#.*", "", text)
+    is_alone = STARTS_ONE.search(text) and not STARTS_RANKS.search(code)
     for number, scheduler, options in directives:
         for option, value in OPTION.findall(options) if scheduler == "SBATCH" else ():
             option = SHORT.get(option, option)
@@ -105,10 +119,54 @@ def judge_directives(directives, text, bases):
             problems.append((number, folder))
         if is_alone and NODES.search(options):
             problems.append((number, "nothing starts processes on the other nodes: srun, mpiexec"))
+        elif NODES.search(options) and (match := re.search(ONE_NODE, code)):
+            problems.append((number, f"{match[0]}: each node trains alone; give all nodes"))
+    total, per_node = (given.get(name, (0, ""))[1] for name in ("--ntasks", "--ntasks-per-node"))
+    if total.isdecimal() and per_node.isdecimal() and int(total) < int(per_node):
+        problems.append((given["--ntasks"][0], f"--ntasks={total} overrides "
+                         f"--ntasks-per-node={per_node}: remove it"))
+    number, value = given.get("--signal", (0, ""))
+    if value.startswith("B:") and not re.search(r"\btrap\b", text):
+        problems.append((number, f"--signal={value} ends this shell, which has no trap, and so the "
+                         "job: without `B:` the tasks of srun get the signal"))
+    elif value.startswith("B:") and not re.search(r"\bwait\b", text):
+        problems.append((number, "bash waits for the running command before it runs a trap: start "
+                         "the command with &, then `wait`"))
     number, output = given.get("--output", (0, "%j"))
     if "--array" in given and not re.search(r"%\d*[ajJ]|/dev/null", output):
         problems.append((number, f"all jobs of the array write {output}: add %a to its name"))
     return problems
+
+
+def has_several_nodes(given):
+    return NODES.search(f"--nodes={given.get('--nodes', (0, ''))[1]}")
+
+
+def judge_commands(shell, given):
+    """Return problems of the commands that start ranks, as (lines before it, text).
+
+    shell: the script without comments and here-documents. given: as judge_directives() fills it.
+    """
+    shell = QUOTED.sub(lambda match: match[1] or "\n" * match[0].count("\n"), shell)
+    problems = []
+    for match in LAUNCH.finditer(shell):
+        starter, options, launcher, flags = match.groups()
+        ranks = re.search(r"--nproc[-_]per[-_]node[= ]([^\s]+)|$", flags)[1]
+        if starter == "srun":  # ignores its --ntasks-per-node if the job has other tasks (22.05)
+            tasks = given.get("--ntasks-per-node", (0, "1"))[1]
+            tasks = "1" if re.search(r"(?<!\S)(-n|--ntasks[= ])", options) else tasks
+        else:
+            tasks = re.search(r"-(?:ppn|npernode)[= ](\S+)|$", options)[1]
+            tasks = tasks if tasks == ranks else "1"
+        if tasks and "1" not in (tasks, ranks):
+            problems.append((match.start(), f"each of a node's {tasks} tasks starts {launcher}, "
+                             "which starts all ranks of the node: start one task per node (srun "
+                             '--ntasks="$SLURM_NNODES", mpiexec -n NODES --ppn 1)'))
+    if has_several_nodes(given) and not re.search(r"rdzv[-_]backend[= ]?c10d", shell):
+        for match in NODE_RANK.finditer(shell):
+            problems.append((match.start(), f"`{match[1]}` is 0 on each node, because this script "
+                             f"runs on the first: srun bash -c '... {match[1]} ...'"))
+    return [(shell.count("\n", 0, position), text) for position, text in problems]
 
 
 def missing_folder(scheduler, options, bases, text):
