@@ -4,6 +4,7 @@
     mpiexec -n 8 --ppn 4 python two_d.py        # the four ranks of a node share each layer
 """
 
+import faulthandler
 import math
 import sys
 import warnings
@@ -128,6 +129,8 @@ def main():
             tokens = tokens.to(device, non_blocking=True).long()
             next_tokens = next_tokens.to(device, non_blocking=True).long()
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
+            # The mesh's groups have PyTorch's own time-out. Each call restarts this timer.
+            faulthandler.dump_traceback_later(args.timeout, exit=True)
             if step == counted_step:
                 traffic.start()
             optimizer.zero_grad()
@@ -166,6 +169,7 @@ def main():
     report.print(f"it writes: {generate(model, test[0][0].to(device))}")
     sent = traffic.print_bytes(mesh)
     report.write_record(test_loss=test_loss, sent=sent)
+    faulthandler.cancel_dump_traceback_later()
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 
 

@@ -170,6 +170,7 @@ def test_slurm_variables_give_an_address_and_port_per_job_step(monkeypatch):
     ports = set()
     for nodes, first_node, job, step in (
             ("nid[003-004,007]", "nid003", "100", "0"), ("a,b[1-2]", "a", "100", "1"),
+            ("rack[1-2]n[04-06]", "rack1n04", "102", "0"),
             ("nid000012", "nid000012", "101", "0")):
         variables = srun_variables(5, 8, node=1, local_rank=1) | {
             "SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step,
@@ -177,7 +178,7 @@ def test_slurm_variables_give_an_address_and_port_per_job_step(monkeypatch):
         monkeypatch.setattr(os, "environ", variables)
         assert find_ranks() == (5, 8, 1) and variables["MASTER_ADDR"] == first_node
         ports.add(int(variables["MASTER_PORT"]))
-    assert len(ports) == 3 and all(20000 <= port < 30000 for port in ports)
+    assert len(ports) == 4 and all(20000 <= port < 30000 for port in ports)
     variables = srun_variables(5, 8, node=1, local_rank=1) | {"MASTER_ADDR": "nid9-hsn0"}
     monkeypatch.setattr(os, "environ", variables)
     assert find_ranks() == (5, 8, 1) and variables["MASTER_ADDR"] == "nid9-hsn0"

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from workshop.devices import gather
 from workshop.ranks import find_launcher
 
 
@@ -98,6 +99,8 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
         refuse_unwritable(getattr(args, name, None))
     if args.resume and not args.checkpoint:
         sys.exit("--resume: name the file to continue from, with --checkpoint")
+    if args.resume and len({*gather(has_checkpoint(args))}) > 1:
+        sys.exit(f"--resume: not every rank sees {args.checkpoint}: all nodes need the same disk")
     if args.resume is True and not has_checkpoint(args):
         sys.exit(f"there is no checkpoint {args.checkpoint}: remove --resume")
     if args.checkpoint and not args.resume and os.path.exists(args.checkpoint):

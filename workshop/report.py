@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 
+from workshop.devices import gather
 from workshop.ranks import refuse
 
 STARTED = time.perf_counter()
@@ -37,6 +38,8 @@ class Report:
 
     def start_run(self, count, step, last_step, epoch_steps, lr):
         """Print the setup. Call it before the first step. count: samples in the training set."""
+        if len({*gather(step)}) > 1:
+            sys.exit("the ranks have read different checkpoints: all nodes need the same disk")
         record = self.record
         record[self.samples] = count
         self.print(f"{record['dataset']}: {count:,} {self.samples}, {record['model']}: "
