@@ -31,18 +31,13 @@ BAD_FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
     ("--results {}/new --lr 1e12 --epochs 1", "nan in epoch 1.*--lr"),
 ]
 BAD_COMMANDS = [  # commands of other programs, and the expected message
-    ("cluster.sweep weekly --results {}/new", "weekly"),
     ("cluster.sweep weak --results {}/missing/new", "cannot write"),
     ("submit/check_script.py {}/none", "no file"),
     ("cluster.gpu leiter", "unknown part leiter: choose from doctor,"),
     ("cluster.predict {}/none", "no record"),
-    ("cluster.predict exercises/10_predict/run.jsonl --measured {}/none", "no all-reduces"),
     ("cluster.predict exercises/10_predict/run.jsonl --node-link 1e9 --csv {}/missing/x",
      "missing"),
     ("cluster.predict exercises/10_predict/run.jsonl", "--node-link: give a number"),
-    ("cluster.predict exercises/10_predict/run.jsonl --site none", "--site none: "),
-    ("cluster.predict exercises/10_predict/run.jsonl --node-link 1 --nodes 0", "--nodes"),
-    ("exercises/grade.py 11", "number"),
     ("reading_data/read_data.py --way files --images 100", "--images has to be a multiple of 64"),
     ("tools/environment/setup.py --venf /nowhere", "--venf"),
     ("cluster/lab.sh up many", "many is not a whole number"),
@@ -93,10 +88,7 @@ def test_a_bad_flag_ends_mpiexec(chapter, files):
 
 
 @pytest.mark.parametrize(("chapter", "text", "message"), [
-    case("04_deepspeed", '{"a": 1,}', "ds_config.json"),
     case("04_deepspeed", '{"bf16": {"enable": true}}', "ds_config.json.* enable "),
-    case("04_deepspeed", '{"zero_optimization": {"stage": 2, "zero_quantized_weights": true}}',
-         "remove zero_quantized_weights: only stage 3"),
     case("05_zero", '{"zero_optimization": {"stage4": 1}}', "ds_config.json.* stage4 ", marks=slow),
     case("05_zero", '{"zero_optimization": {"stage": 3}}', "remove stage: ", marks=slow),
     case("05_zero", '{"zero_optimization": {"zero_quantized_weights": true}}',
