@@ -11,7 +11,6 @@ from tools.pages import docs
 
 BASE_LESSONS = {  # {lesson: the lesson that it is compared with}
     "02_horovod/main.py": "01_single_node/main.py",
-    "02_horovod/main_tf.py": "01_single_node/main_tf.py",
     "03_ddp/main.py": "01_single_node/main.py",
     "04_deepspeed/main.py": "03_ddp/main.py",
     "05_zero/main.py": "04_deepspeed/main.py",
