@@ -237,5 +237,5 @@ def tracked_files(paths):
 
 # {chapter, as its records name it: lesson file}
 LESSONS = {str(path.relative_to(ROOT)).removesuffix("/main.py"): path
-           for pattern in ("0*/main*.py", "0*/fsdp.py", "0*/two_d.py")
+           for pattern in ("0*/main.py", "0*/fsdp.py", "0*/two_d.py")
            for path in sorted(tracked_files(ROOT.glob(pattern)))}

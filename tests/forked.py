@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cluster.launch import finish_job, free_port, start_job
+from cluster.launch import free_port
 from exercises.runner import horovodrun_variables
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -71,18 +70,11 @@ def wait_for_ranks(processes, timeout):
 def run(arguments, ranks, env, timeout=300, cwd=None):
     """Run `python ARGUMENTS` on `ranks` ranks; a single rank gets no launcher's variables.
 
-    Return the worst exit code and the output; a hang fails the test. TensorFlow's ranks are not
-    forked, but started by mpiexec.
+    Return the worst exit code and the output; a hang fails the test.
     """
     arguments, cwd = [str(argument) for argument in arguments], str(cwd or Path.cwd())
     programs = [Path(argument) for argument in arguments if argument.endswith(".py")]
     text = "".join(path.read_text() for path in programs if path.parent != PROGRAMS)
-    if "import tensorflow" in text:
-        mpiexec = [Path(sys.executable).parent / "mpiexec", "-n", str(ranks)] if ranks > 1 else []
-        process = start_job([*mpiexec, sys.executable, *arguments], cwd, env, subprocess.PIPE)
-        job = finish_job(process, timeout)
-        return SimpleNamespace(code=job.returncode, out=job.stdout, err=job.stderr)
-
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         patch = stack.enter_context(pytest.MonkeyPatch.context())

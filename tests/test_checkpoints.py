@@ -10,8 +10,7 @@ from conftest import BIN, ROOT, assert_refused, case, gpt_flags, run, run_comman
 pytestmark = pytest.mark.fault
 slow = [pytest.mark.slow]
 checkpoint_chapters = pytest.mark.parametrize("chapter", [  # some save files, some folders
-    case("03_ddp"), case("02_horovod/main_tf.py", marks=slow), case("05_zero", marks=slow),
-    case("05_zero/fsdp.py", marks=slow)])
+    case("03_ddp"), case("05_zero", marks=slow), case("05_zero/fsdp.py", marks=slow)])
 
 
 def flags(chapter, epochs, checkpoint, *more_flags):
@@ -25,7 +24,7 @@ def flags(chapter, epochs, checkpoint, *more_flags):
 
 def train(chapter, *arguments, hook=()):
     """Run a chapter with the flags that these arguments give."""
-    ranks = 1 if chapter in ("01_single_node", "02_horovod/main_tf.py") else 2
+    ranks = 1 if chapter == "01_single_node" else 2
     return run(chapter, ranks, *flags(chapter, *arguments), hook=hook, timeout=100)
 
 

@@ -39,8 +39,7 @@ def test_svhn_is_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("chapter", "ranks"), [
-    case("03_ddp", 7), case("02_horovod", 3),
-    case("02_horovod/main_tf.py", 3, marks=slow), case("04_deepspeed", 7, marks=slow)])
+    case("03_ddp", 7), case("02_horovod", 3), case("04_deepspeed", 7, marks=slow)])
 def test_each_test_image_is_counted_once(chapter, ranks, tmp_path):
     """All images are labelled 3, also in training, so the accuracy must be 53 of 53."""
     write_mnist(tmp_path, 420, 53)

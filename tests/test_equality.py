@@ -17,10 +17,7 @@ from cluster.launch import free_port
 from tools.measuring.parameters import parameters
 
 EPOCHS = 5
-SINGLE, SINGLE_TF = "01_single_node", "01_single_node/main_tf.py"
-HVD, HVD_TF = "02_horovod", "02_horovod/main_tf.py"
-DDP, DEEPSPEED = "03_ddp", "04_deepspeed"
-BASELINES = {HVD: SINGLE, HVD_TF: SINGLE_TF, DDP: SINGLE}
+SINGLE, HVD, DDP, DEEPSPEED = "01_single_node", "02_horovod", "03_ddp", "04_deepspeed"
 IN_FP64 = "--precision", "fp64"
 SMOOTH = ["smooth.py"]
 numbers, slow = pytest.mark.numbers, pytest.mark.slow
@@ -64,11 +61,10 @@ def test_chapter_1_trains_as_a_plain_pytorch_loop(tmp_path):
 
 @pytest.mark.parametrize(("chapter", "ranks"), [
     case(DDP, 1), case(DDP, 2, marks=[numbers]), case(DDP, 3, marks=[numbers]),
-    case(DDP, 4, marks=[slow]), case(HVD, 2, marks=[numbers]), case(HVD, 4, marks=[slow]),
-    case(HVD_TF, 2), case(HVD_TF, 4, marks=[slow])])
+    case(DDP, 4, marks=[slow]), case(HVD, 2, marks=[numbers]), case(HVD, 4, marks=[slow])])
 def test_ranks_agree_in_fp64(chapter, ranks, one_rank_parameters, tmp_path):
     weights = train(chapter, ranks, tmp_path / "c", *IN_FP64, "--epochs", EPOCHS)
-    baseline = one_rank_parameters(BASELINES[chapter], *IN_FP64, "--epochs", EPOCHS)
+    baseline = one_rank_parameters(SINGLE, *IN_FP64, "--epochs", EPOCHS)
     assert_close("parameters, fp64", largest_difference(baseline, weights), FP64)
 
 
@@ -112,13 +108,11 @@ OPTIMIZER = "hvd.DistributedOptimizer(optimizer, model.named_parameters())"
     case(DDP, "loss.backward()", "(loss * (rank != 1)).backward()",
          id="DDP, one rank's gradients left out"),
     case(DDP, *IMAGE_TWICE, id="DDP, an image seen twice"),
-    case(HVD, OPTIMIZER, "optimizer", id="Horovod, gradients not averaged"),
-    case(HVD_TF, "hvd.DistributedGradientTape(tape)", "tape", marks=[slow],
-         id="TensorFlow, gradients not averaged")])
+    case(HVD, OPTIMIZER, "optimizer", id="Horovod, gradients not averaged")])
 def test_broken_copies_train_differently(chapter, old, new, one_rank_parameters, tmp_path):
     main = copy_and_edit(chapter, tmp_path / "copy", (old, new))
     weights = train(main, 2, tmp_path / "c", *IN_FP64, "--epochs", 1)
-    baseline = one_rank_parameters(BASELINES[chapter], *IN_FP64, "--epochs", 1)
+    baseline = one_rank_parameters(SINGLE, *IN_FP64, "--epochs", 1)
     assert_far_apart("parameters, fp64", largest_difference(baseline, weights), FP64)
 
 
@@ -133,16 +127,15 @@ def test_frameworks_broadcast_the_initial_parameters(chapter, one_rank_parameter
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("chapter", [
-    case(SINGLE), case(SINGLE_TF, marks=[slow]), case(HVD), case(HVD_TF, marks=[slow]), case(DDP)])
+@pytest.mark.parametrize("chapter", [case(SINGLE), case(HVD), case(DDP)])
 def test_resume_equals_an_uninterrupted_run(chapter, one_rank_parameters, tmp_path):
     """Stopped in the second epoch; resumed from the start of that epoch, on more ranks."""
-    ranks_before, ranks_after = (1, 1) if chapter in (SINGLE, SINGLE_TF) else (2, 3)
+    ranks_before, ranks_after = (1, 1) if chapter == SINGLE else (2, 3)
     train(chapter, ranks_before, tmp_path / "c", *IN_FP64, "--max-steps", 40)
     weights = train(chapter, ranks_after, tmp_path / "c", *IN_FP64, "--epochs", EPOCHS, "--resume",
                     "--results", tmp_path / "r")
     assert json.loads((tmp_path / "r").read_text())["steps"] == 4 * (1437 // 48)
-    baseline = one_rank_parameters(BASELINES.get(chapter, chapter), *IN_FP64, "--epochs", EPOCHS)
+    baseline = one_rank_parameters(SINGLE, *IN_FP64, "--epochs", EPOCHS)
     assert_close("parameters, fp64", largest_difference(baseline, weights), FP64)
 
 

@@ -5,7 +5,7 @@ import re
 import forked
 import pytest
 import torch
-from conftest import ROOT, copy_and_edit, environment, skip_without
+from conftest import ROOT, assert_refused, copy_and_edit, environment, run, skip_without
 from tolerances import FP64, assert_close
 
 ORDINARY, CONVERTED = "your_script.py", "your_script_ddp.py"
@@ -108,16 +108,23 @@ def test_a_stopped_training_goes_on_with_its_random_numbers(tmp_path_factory):
 
 @pytest.mark.slow
 @skip_without("02_horovod")
-def test_tensorflow_script_trains_alike_on_one_and_two_ranks(tmp_path):
+def test_tensorflow_program_trains_alike_on_one_and_two_ranks(tmp_path):
     script = copy_and_edit(
-        "02_horovod/your_script_tf.py", tmp_path,
-        ("hvd.init()", "hvd.init()\nkeras.config.set_floatx('float64')"),
+        "02_horovod/main_tf.py", tmp_path,
+        ("hvd.init()", "hvd.init(), keras.config.set_floatx('float64')"),
         ("range(5)", "range(2)"), (":.4f}, test", ":.12f}, test"))
-    results = [forked.run([script], ranks, environment(), timeout=120, cwd=tmp_path)
-               for ranks in (1, 2)]
+    results = [run(script, ranks, launcher=True, timeout=120, cwd=tmp_path) for ranks in (1, 2)]
     one_rank, two_ranks = [re.findall(r"loss (\S+), test accuracy (\S+)", result.out)
                            for result in results]
     assert len(one_rank) == 2, results[0].err
     for (loss, accuracy), (loss_of_two, accuracy_of_two) in zip(one_rank, two_ranks):
         assert_close("loss, fp64, TensorFlow", abs(float(loss) - float(loss_of_two)), FP64)
         assert accuracy == accuracy_of_two
+
+
+@pytest.mark.slow
+@skip_without("02_horovod")
+def test_tensorflow_program_refuses_ranks_that_do_not_divide_the_batch(tmp_path):
+    result = run("02_horovod/main_tf.py", 3, launcher=True, timeout=120, cwd=tmp_path)
+    assert_refused(result, "3 ranks cannot share 64 images")
+    assert not result.out

@@ -2,9 +2,7 @@
 
 import argparse
 import os
-import shutil
 import socket
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +15,7 @@ def gather(value: object) -> list:
 
     value: of any type that pickle knows, without tensors on GPUs.
     """
-    hvd = sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow")
+    hvd = sys.modules.get("horovod.torch")
     if hvd:
         return hvd.allgather_object(value, name="values")  # the default name is the value's type
     import torch.distributed as dist
@@ -37,7 +35,9 @@ def check_device(args: argparse.Namespace, device: object) -> object:
     import torch
     gpus = gather(identify_gpu(device) if device.type != "cpu" else None)
     if None in gpus or len(set(gpus)) < len(gpus):
-        refuse_cpu(args)
+        if args.device == "cuda":
+            refuse("--device cuda: not every rank has a GPU of its own: start one rank per GPU, or "
+                   "use --device cpu")
         device = torch.device("cpu")
         if any(gpus) and find_launcher()[1] == 0:
             print("not every rank has a GPU of its own: all ranks train on the CPU", flush=True)
@@ -68,23 +68,7 @@ def identify_gpu(device: object) -> str:
     return f"{gpu} of {host}"
 
 
-def describe_visible_gpus() -> str:
-    """Return this host, and which GPUs this rank sees, as text, without PyTorch."""
-    visible = [os.environ.get(f"{prefix}_VISIBLE_DEVICES") for prefix in ("CUDA", "ROCR", "HIP")]
-    gpus = ""
-    if shutil.which("nvidia-smi"):  # Slurm's cgroups hide other ranks' GPUs from it
-        gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
-    return f"{socket.gethostname()} {visible} {gpus}"
-
-
 def short_reason(problem: Exception, length: int = 200) -> str:
     """Return an exception's text on one line, cut; NCCL's reason comes after "Last error:"."""
     text = " ".join(str(problem).split())
     return (text.partition("Last error: ")[2] or text)[:length]
-
-
-def refuse_cpu(args: argparse.Namespace) -> None:
-    """Exit if --device asks for a GPU. Call this on all ranks, if they would use the CPU."""
-    if args.device == "cuda":
-        refuse("--device cuda: not every rank has a GPU of its own: start one rank per GPU, or use "
-               "--device cpu")

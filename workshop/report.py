@@ -11,6 +11,8 @@ import statistics
 import sys
 import time
 
+import torch
+
 from workshop.devices import gather
 from workshop.ranks import refuse
 
@@ -28,8 +30,8 @@ class Report:
         self.args, self.rank, self.samples, self.record = args, rank, samples, record
         self.step_seconds, self.gpu = [], None  # gpu: the module torch.cuda
         self.profiler = None
-        if record["device"] != "cpu" and "tensorflow" not in sys.modules:
-            self.gpu = sys.modules["torch"].get_device_module(record["device"])
+        if record["device"] != "cpu":
+            self.gpu = torch.get_device_module(record["device"])
 
     def print(self, line):
         if self.rank == 0:
@@ -59,9 +61,9 @@ class Report:
     def start_profiler(self):
         """Write a trace of the sixth to eighth step to --profile's file."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hide the profiler's own messages
-        module = sys.modules["torch"].profiler
-        self.profiler = module.profile(
-            schedule=module.schedule(skip_first=4, wait=0, warmup=1, active=3, repeat=1),
+        schedule = torch.profiler.schedule(skip_first=4, wait=0, warmup=1, active=3, repeat=1)
+        self.profiler = torch.profiler.profile(
+            schedule=schedule,
             acc_events=True,
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(self.args.profile))
         self.profiler.start()
@@ -133,7 +135,5 @@ class Report:
     def peak_memory(self):
         if self.gpu:
             return self.gpu.max_memory_allocated()
-        if self.record["device"] == "cuda":
-            return sys.modules["tensorflow"].config.experimental.get_memory_info("GPU:0")["peak"]
         unit = 1 if sys.platform == "darwin" else 1024
         return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -44,9 +44,7 @@ RUNS = [  # chapter, name, ranks, flags, name of its baseline on one rank
     ("05_zero", "5  DeepSpeed's ZeRO", 2, GPT, "5  DeepSpeed's ZeRO"),
     ("05_zero/fsdp.py", "5  PyTorch's FSDP", 1, f"{GPT} --precision fp64", None),
     ("05_zero/fsdp.py", "5  PyTorch's FSDP", 2, f"{GPT} --precision fp64", "5  PyTorch's FSDP"),
-    ("01_single_node/main_tf.py", "1  TensorFlow", 1, EXACT, None),
     ("02_horovod", "2  Horovod, PyTorch", 2, EXACT, "1  PyTorch"),
-    ("02_horovod/main_tf.py", "2  Horovod, TensorFlow", 2, EXACT, "1  TensorFlow"),
 ]
 BUSY = 0.1  # share of the cores: the demo warns if other programs use more
 EQUAL = 1e-8  # largest difference of "same" parameters, which are fp64 and near 1

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import zipfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -21,10 +20,6 @@ def named_parameters(checkpoint: str | Path) -> dict[str, np.ndarray]:
     if Path(checkpoint).is_dir():
         latest = Path(checkpoint, "latest").read_text()
         tensors = read_rank_files(Path(checkpoint, latest))
-    elif "settings.npy" in zipfile.ZipFile(checkpoint).namelist():  # main_tf.py of chapters 1 and 2
-        with np.load(checkpoint) as arrays:
-            tensors = {name: arrays[name] for name in arrays
-                       if "/" in name and not name.startswith("sgd/")}
     else:
         tensors = torch.load(checkpoint, map_location="cpu")["model"]
     return {name: np.asarray(tensor, dtype=np.float64) for name, tensor in tensors.items()}
