@@ -31,8 +31,9 @@ SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the l
 # For bash: read a line from the rank, which writes none; after $1 seconds print $2, and kill it
 WATCHDOG = 'read -t "$1"; if [ $? -gt 128 ]; then echo "$2" >&2; kill -KILL "$3"; fi'
 
-PACKAGE_ADVICE = ("if a file there is not your environment's, unset PYTHONPATH or LD_LIBRARY_PATH, "
-                  "or unload the module that sets it; for ~/.local export PYTHONNOUSERSITE=1")
+PACKAGE_ADVICE = ("activate your environment; if a file there is outside it, unset PYTHONPATH or "
+                  "LD_LIBRARY_PATH, or unload the module that sets it, or, if it is in ~/.local, "
+                  "export PYTHONNOUSERSITE=1")
 MPI_ADVICE = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
 RENDEZVOUS_ADVICE = ("start all ranks, with one MASTER_ADDR, the address of rank 0's node, and one "
                      "MASTER_PORT, free there and open in the firewall; if they start late: "

@@ -43,7 +43,7 @@ def test_one_and_two_ranks_without_a_fault():
     ("mpiexec comes from Open MPI", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
     ("No module named 'psutil', in [^,]*python: ", [sys.executable, "-S", *DOCTOR],
      {"PYTHONPATH": str(ROOT)}),
-    ("not a numpy, in FOLDER/numpy.py: if .* PYTHONPATH", [*MPIEXEC, *PYTHON],
+    ("not a numpy, in FOLDER/numpy.py: activate .* PYTHONPATH", [*MPIEXEC, *PYTHON],
      {"PYTHONPATH": "FOLDER"}),
     ("FOLDER/libstdc.*too short.* LD_LIBRARY_PATH", PYTHON, {"LD_LIBRARY_PATH": "FOLDER"}),
     ("MASTER_ADDR=x.invalid has no address", PYTHON,
