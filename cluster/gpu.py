@@ -4,7 +4,7 @@
     python -m cluster.gpu speed scaling      # these two parts
     python -m cluster.gpu --device cpu       # a trial of this program, with small sizes
 
-It needs torch >= 2.6, torchvision, scikit-learn, psutil and tqdm in the Python that runs it, and no
+It needs torch >= 2.6, torchvision, scikit-learn and psutil in the Python that runs it, and no
 network. It prints what each part measures, and appends it to results/gpu.jsonl as lines of JSON. If
 a part fails, it says why, and continues with the next part.
 """
@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cluster.launch import ROOT, describe_failure, rank_command, run_job
+from cluster.launch import ROOT, common_multiple, describe_failure, rank_command, run_job
 from cluster.nccl import nccl
 from cluster.records import append_records, describe_machine, outcome, processor_name, read_records
 from workshop.flags import Parser
@@ -66,7 +66,7 @@ def compare_devices(device, gpus):
         for name, (folder, ranks, run_device) in runs.items():
             _, output, records = run_program(
                 ranks, folder, "--precision", precision, "--device", run_device,
-                "--global-batch-size", 48, "--epochs", 2)
+                "--global-batch-size", common_multiple(48, 2, gpus), "--epochs", 2)
             loss = records[0]["loss"] if records else math.nan
             cpu_loss = loss if cpu_loss is None else cpu_loss
             difference = abs(loss - cpu_loss)

@@ -23,20 +23,19 @@ from pathlib import Path
 from cluster.launch import (
     ROOT,
     TORCHRUN,
+    common_multiple,
     describe_failure,
     finish_job,
     free_port,
     rank_environment,
     start_job,
 )
+from cluster.parameters import named_parameters
 from cluster.records import outcome, read_records
-from tools.measuring.parameters import named_parameters
 
 LIMIT, TOTAL_LIMIT = 150, 330  # seconds: of a job, and, on GPUs, of all jobs together
 FP64, ROUNDED = 1e-8, 0.02  # largest differences: of parameters in fp64; of losses, relative
-DIGITS = ("--global-batch-size", 48, "--epochs", 2)
-GPT = ("--layers", 1, "--width", 48, "--text", ROOT / "05_zero" / "README.md",
-       "--global-batch-size", 32, "--epochs", 2)
+GPT = ("--layers", 1, "--width", 48, "--text", ROOT / "05_zero" / "README.md", "--epochs", 2)
 OWN_HOST = 'NCCL_HOSTID=node$RANK exec "$@"'  # bash runs this on each rank
 ONE_NODE = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 MISTAKES = {  # {agree's verdict: (old, new text of chapter 3's main.py)}
@@ -61,6 +60,8 @@ class Jobs:
         self.device, self.folder, self.end = device, folder, end
         self.ranks_share = device == "cpu" or gpus == 1
         self.several = (2, 4) if self.ranks_share else tuple(sorted({2, gpus}))
+        self.digits = ("--global-batch-size", common_multiple(48, *self.several), "--epochs", 2)
+        self.gpt = (*GPT, "--global-batch-size", common_multiple(32, *self.several))
         self.other_places = dict.fromkeys([(1, device), (self.several[-1], device), (1, "cpu")])
 
     def run(self, ranks: int, *command: object, env: dict[str, str] | None = None,
@@ -149,22 +150,22 @@ def largest_difference(first: dict, second: dict) -> float:
 def ddp(jobs: Jobs) -> Iterator[dict]:
     """Chapter 3 on several ranks, and its checkpoint on other numbers of them, and on the CPU."""
     chapter = "03_ddp/main.py"
-    yield jobs.compare("ddp", 1, chapter, *DIGITS, baseline=None)
+    yield jobs.compare("ddp", 1, chapter, *jobs.digits, baseline=None)
     for ranks in jobs.several:
-        yield jobs.compare(f"ddp, {ranks} ranks", ranks, chapter, *DIGITS, baseline="ddp")
-    yield jobs.compare("ddp, stopped", 2, chapter, *DIGITS, "--epochs", 1, baseline=None)
+        yield jobs.compare(f"ddp, {ranks} ranks", ranks, chapter, *jobs.digits, baseline="ddp")
+    yield jobs.compare("ddp, stopped", 2, chapter, *jobs.digits, "--epochs", 1, baseline=None)
     for ranks, device in jobs.other_places:
-        yield jobs.compare(f"ddp, from 2 ranks to {ranks} on {device}", ranks, chapter, *DIGITS,
-                           baseline="ddp", checkpoint="ddp, stopped", device=device)
+        yield jobs.compare(f"ddp, from 2 ranks to {ranks} on {device}", ranks, chapter,
+                           *jobs.digits, baseline="ddp", checkpoint="ddp, stopped", device=device)
     import torch
     if jobs.device == "cuda" and jobs.ranks_share and torch.cuda.nccl.version() >= (2, 30):
-        yield jobs.compare("ddp, 2 ranks, NCCL_MULTI_RANK_GPU_ENABLE", 2, chapter, *DIGITS,
+        yield jobs.compare("ddp, 2 ranks, NCCL_MULTI_RANK_GPU_ENABLE", 2, chapter, *jobs.digits,
                            baseline="ddp", env={"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, own_host=False)
 
 
 def layouts(jobs: Jobs) -> Iterator[dict]:
     """Chapter 3 in channels last and bf16, compiled or not: another loss, a warning of DDP?"""
-    flags = "03_ddp/main.py", *DIGITS, "--precision", "bf16"
+    flags = "03_ddp/main.py", *jobs.digits, "--precision", "bf16"
     yield jobs.compare_loss("bf16", 1, *flags, baseline=None)
     yield jobs.compare_loss("bf16, 2 ranks", 2, *flags, baseline="bf16")
     wrap = "    ddp = DistributedDataParallel("
@@ -177,10 +178,10 @@ def deepspeed(jobs: Jobs) -> Iterator[dict]:
     if not find_spec("deepspeed"):
         yield {"test": "DeepSpeed", "skipped": "it is not installed"}
         return
-    yield jobs.compare_loss("deepspeed", 1, "04_deepspeed/main.py", *DIGITS, baseline=None)
-    yield jobs.compare_loss("deepspeed, 2 ranks", 2, "04_deepspeed/main.py", *DIGITS,
+    yield jobs.compare_loss("deepspeed", 1, "04_deepspeed/main.py", *jobs.digits, baseline=None)
+    yield jobs.compare_loss("deepspeed, 2 ranks", 2, "04_deepspeed/main.py", *jobs.digits,
                             baseline="deepspeed")
-    flags = "05_zero/main.py", *GPT, "--stage"
+    flags = "05_zero/main.py", *jobs.gpt, "--stage"
     yield jobs.compare_loss("zero", 1, *flags, 0, baseline=None)
     for stage in range(4):
         yield jobs.compare_loss(f"zero, stage {stage}, 2 ranks", 2, *flags, stage, baseline="zero")
@@ -191,14 +192,14 @@ def deepspeed(jobs: Jobs) -> Iterator[dict]:
 
 def fsdp(jobs: Jobs) -> Iterator[dict]:
     """Chapter 5 with FSDP2, and with tensor parallelism; checkpoints as in ddp()."""
-    flags = "05_zero/fsdp.py", *GPT
+    flags = "05_zero/fsdp.py", *jobs.gpt
     yield jobs.compare("fsdp", 1, *flags, baseline=None)
     yield jobs.compare_loss("fsdp, stage 1, 2 ranks", 2, *flags, "--stage", 1, "--precision",
                             "fp64", baseline="fsdp")
     for ranks in jobs.several:
         yield jobs.compare(f"fsdp, {ranks} ranks", ranks, *flags, baseline="fsdp")
     if jobs.several[-1] % 4 == 0:
-        yield jobs.compare("two_d, 2 x 2 ranks", 4, "05_zero/two_d.py", *GPT, "--tensor", 2,
+        yield jobs.compare("two_d, 2 x 2 ranks", 4, "05_zero/two_d.py", *jobs.gpt, "--tensor", 2,
                            baseline="fsdp")
     yield jobs.compare("fsdp, stopped", 2, *flags, "--epochs", 1, baseline=None)
     for ranks, device in jobs.other_places:
@@ -236,11 +237,11 @@ def read_weights(file):
 
 def agreement(jobs: Jobs) -> Iterator[dict]:
     """What does agree say of two right programs, and of three mistakes?"""
-    scripts = {"03_ddp/main.py": (ROOT / "03_ddp/main.py", DIGITS, "no problems"),
-               "05_zero/fsdp.py": (ROOT / "05_zero/fsdp.py", GPT, "no problems")}
+    scripts = {"03_ddp/main.py": (ROOT / "03_ddp/main.py", jobs.digits, "no problems"),
+               "05_zero/fsdp.py": (ROOT / "05_zero/fsdp.py", jobs.gpt, "no problems")}
     for verdict, (old, new) in MISTAKES.items():
         script = jobs.changed(f"mistake {verdict}", "03_ddp", old, new)
-        scripts[f"the mistake {verdict}"] = script, DIGITS, verdict
+        scripts[f"the mistake {verdict}"] = script, jobs.digits, verdict
     for name, (script, flags, verdict) in scripts.items():
         _, output = jobs.run(2, "-m", "agree", script, "--device", jobs.device, *flags,
                                 env=search_first(ROOT / "agree"))
@@ -263,7 +264,7 @@ def failures(jobs: Jobs) -> Iterator[dict]:
         line = (f"            if rank == 1 and step == 5:\n"
                 f"                open({str(event)!r}, 'w').close(); {code_line}\n")
         main = jobs.changed(f"rank 1 {name}", "03_ddp", IN_STEP, IN_STEP + line)
-        code, output = jobs.run(2, main, "--device", jobs.device, *DIGITS, "--timeout", 10)
+        code, output = jobs.run(2, main, "--device", jobs.device, *jobs.digits, "--timeout", 10)
         seconds = time.time() - event.stat().st_mtime if event.exists() else None
         event.unlink(missing_ok=True)
         lines = [line[:200] for line in output.splitlines() if re.search(TELLS_WHY, line)]

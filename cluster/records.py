@@ -53,8 +53,9 @@ def processor_name() -> str:
     """Return the names of the GPUs, or of the CPU if there are none."""
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        names = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
-        return ", ".join(names)
+        nvidia_smi = subprocess.run(query, capture_output=True, text=True)
+        if nvidia_smi.returncode == 0 and nvidia_smi.stdout.strip():  # it fails without a driver
+            return ", ".join(nvidia_smi.stdout.splitlines())
     cpuinfo = Path("/proc/cpuinfo")
     name = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
     return name[1] if name else platform.processor()

@@ -32,7 +32,7 @@ from cluster.launch import (
     rank_environment,
     start_job,
 )
-from tools.measuring.parameters import parameters
+from cluster.parameters import parameters
 
 BIN = Path(sys.executable).parent
 PROGRAMS = Path(__file__).with_name("programs")

@@ -16,7 +16,7 @@ from conftest import BIN, NO_NETWORK, ROOT, case, copy_and_edit, environment, ru
 from tolerances import FP64, assert_close
 
 from cluster.launch import rank_command
-from tools.measuring.parameters import parameters
+from cluster.parameters import parameters
 
 pytestmark = pytest.mark.fault
 

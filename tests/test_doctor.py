@@ -1,4 +1,4 @@
-"""cluster/doctor.py reports the most frequent faults, most of which these tests really cause."""
+"""The doctor reports the most frequent faults, most of which these tests really cause."""
 
 import re
 import socket
@@ -9,7 +9,7 @@ from conftest import BIN, ROOT, run_concurrently
 from test_launchers import ALLOCATION, OPENMPI_MPIEXEC, srun_variables
 from tolerances import COUNT
 
-from cluster import doctor
+from cluster.facts import VARIABLES, examine, find_problems
 
 DOCTOR = ["-m", "cluster.doctor"]
 PYTHON = [sys.executable, *DOCTOR]
@@ -41,19 +41,21 @@ def test_one_and_two_ranks_without_a_fault():
 @pytest.mark.parametrize(("finding", "command", "variables"), [
     ("SLURM_NTASKS=4, but", [*WITHOUT_SIBLINGS, *PYTHON], ALLOCATION),  # a batch script's process
     ("mpiexec comes from Open MPI", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
-    ("No module named 'psutil', in [^,]*python$", [sys.executable, "-S", *DOCTOR],
-     {"PYTHONPATH": str(ROOT)}),  # which has nothing to do with it
-    ("not a numpy, in (?P<path>.*)/numpy.py, found by PYTHONPATH=(?P=path):", [*MPIEXEC, *PYTHON],
+    ("No module named 'psutil', in [^,]*python: ", [sys.executable, "-S", *DOCTOR],
+     {"PYTHONPATH": str(ROOT)}),
+    ("not a numpy, in FOLDER/numpy.py: activate .* PYTHONPATH", [*MPIEXEC, *PYTHON],
      {"PYTHONPATH": "FOLDER"}),
-    ("libstdc.*too short.*, found by LD_LIBRARY_PATH=", PYTHON, {"LD_LIBRARY_PATH": "FOLDER"}),
+    ("FOLDER/libstdc.*too short.* LD_LIBRARY_PATH", PYTHON, {"LD_LIBRARY_PATH": "FOLDER"}),
     ("MASTER_ADDR=x.invalid has no address", PYTHON,
      {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x.invalid", "MASTER_PORT": "9"}),
-    ("all-reduce over gloo failed.*none9: set GLOO", [*MPIEXEC, *PYTHON],
-     {"GLOO_SOCKET_IFNAME": "none9"})])
+    ("has no interface none9: .*one of lo", [*MPIEXEC, *PYTHON], {"GLOO_SOCKET_IFNAME": "none9"}),
+    (r"has no interface \^docker0: gloo takes whole names", PYTHON,  # NCCL's syntax
+     {"GLOO_SOCKET_IFNAME": "^docker0,veth", "MASTER_ADDR": "192.0.2.1"})])
 def test_what_keeps_a_rank_from_training_is_reported(finding, command, variables, tmp_path):
     (tmp_path / "numpy.py").write_text("raise ImportError('not a numpy')")
     (tmp_path / "libstdc++.so.6").touch()
     variables = {name: value.replace("FOLDER", str(tmp_path)) for name, value in variables.items()}
+    finding = finding.replace("FOLDER", re.escape(str(tmp_path)))
     assert_reported(finding, run_concurrently((command, variables)))
 
 
@@ -74,28 +76,41 @@ def test_ranks_that_cannot_connect_are_reported():
     assert_reported("rendezvous at localhost:.*timed out after 1 s.*one MASTER_PORT", [rank_1])
 
 
+SLURM_JOB = {"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "4"}
+NODE_1, NODE_2 = {"node": "nid1"}, {"node": "nid2"}
+
+
 @pytest.mark.check
-@pytest.mark.parametrize(("rank_0", "rank_1", "finding"), [
-    ({"gpus": ["a", "b"], "gpu": "a"}, {"gpus": ["a", "b"], "gpu": "b"}, None),
-    ({"gpus": ["a", "b"], "gpu": "a"}, {"gpus": ["a", "b"], "gpu": "a"}, "the same GPU"),
-    ({"gpus": ["a"], "gpu": "a"}, {"gpus": ["a"], "gpu": "a"}, "2 ranks see 1 GPUs"),
+@pytest.mark.parametrize(("rank_0", "rank_1", "findings"), [
+    ({"gpus": ["a", "b"], "gpu": "a"}, {"gpus": ["a", "b"], "gpu": "b"}, []),
+    ({"gpus": ["a"], "gpu": "a", "CUDA_VISIBLE_DEVICES": "0"},  # each rank sees its own GPU only
+     {"gpus": ["b"], "gpu": "b", "CUDA_VISIBLE_DEVICES": "1"}, []),
+    ({"gpus": ["a", "b"], "gpu": "a"}, {"gpus": ["a", "b"], "gpu": "a"},
+     ["wrong: vm: several ranks use the same GPU"]),
+    ({"gpus": ["a"], "gpu": "a"}, {"gpus": ["a"], "gpu": "a"}, ["wrong: vm: 2 ranks see 1 GPUs"]),
     ({"has_driver": True, "gpu_problem": "The NVIDIA driver on your system is too old"}, {},
-     "sees no GPU: The NVIDIA driver on your system is too old: ask for one GPU per rank"),
+     ["wrong: vm: a rank sees no GPU: The NVIDIA driver on your system is too old: ask for one"]),
     ({"gpus": ["a"], "gpu": "a", "gpu_problem": "no kernel image"}, {"gpus": ["b"], "gpu": "b"},
-     "cannot run a kernel on a: no kernel image"),
-    ({"cores": [0]}, {"cores": [0]}, "bound to core 0"),
-    ({"node": "nid1", "gloo": "127.0.1.1"}, {"node": "nid2"},
-     "nid1: its hostname resolves to 127.0.1.1"),
-    ({"node": "nid1"}, {"node": "nid2", "versions": "torch 1"}, "nid2: versions differ")])
-def test_facts_of_two_ranks_give_a_finding(rank_0, rank_1, finding, monkeypatch):
+     ["wrong: vm: cannot run a kernel on a: no kernel image"]),
+    ({"cores": [0]}, {"cores": [0]}, ["wrong: vm: 2 ranks are bound to core 0"]),
+    ({"all_cores": 8, "cores": [0]}, {"all_cores": 8}, ["note: vm: a rank has 1 of 8 cores"]),
+    (NODE_1 | {"gloo": "127.0.1.1"}, NODE_2, ["wrong: nid1: its hostname resolves to 127.0.1.1"]),
+    (NODE_1, NODE_2 | {"versions": "torch 1"}, ["wrong: nid2: versions differ"]),
+    (SLURM_JOB, {}, ["note: the job has 4 GPUs per node, and PyTorch sees none",
+                     "note: the job has 2 nodes (SLURM_JOB_NUM_NODES), and these ranks are on 1"]),
+    ({"PET_NNODES": "2"}, {}, ["note: the job has 2 nodes (PET_NNODES), and these ranks are on 1"]),
+    (NODE_1 | {"MASTER_PORT": "57062"}, NODE_2, ["note: MASTER_PORT=57062 is one of the ports"]),
+    (NODE_1 | {"MASTER_PORT": "29500"}, NODE_2, []),
+    ({"MASTER_PORT": "57062"}, {}, [])])  # one node
+def test_facts_of_two_ranks_give_these_findings(rank_0, rank_1, findings, monkeypatch):
     """The facts are made up, so neither a GPU nor a second node is needed."""
     monkeypatch.setenv("LOCAL_RANK", "0")
-    facts = doctor.examine()
+    facts = examine(dict.fromkeys(VARIABLES, "not set"))
     assert facts["gpu_problem"], facts  # PyTorch's own reason: the tests see no GPU
-    facts |= {"has_driver": False, "gpu_problem": "", "cores": [0, 1], "all_cores": 4,
-              "gloo": "10.0.0.1"}
-    findings = doctor.diagnose([facts | rank_0, facts | rank_1 | {"local_rank": 1}])
-    if finding is None:
-        assert not findings
-    else:
-        assert len(findings) == 1 and finding in findings[0], findings
+    facts |= {"node": "vm", "has_driver": False, "gpu_problem": "", "cores": [0, 1], "all_cores": 4,
+              "own_packages": [], "gloo": "10.0.0.1", "outgoing_ports": [32768, 60999]}
+    ranks = [facts | rank_0, facts | rank_1 | {"local_rank": 1}]
+    lines = [f"{severity}: {text}" for severity, text in find_problems(ranks)]
+    assert len(lines) == len(findings), lines
+    for line, finding in zip(lines, findings):
+        assert line.startswith(finding), lines

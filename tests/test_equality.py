@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from tolerances import FP64, TIES, assert_close, assert_far_apart, distance
 
 from cluster.launch import free_port
-from tools.measuring.parameters import parameters
+from cluster.parameters import parameters
 
 EPOCHS = 5
 SINGLE, HVD, DDP, DEEPSPEED = "01_single_node", "02_horovod", "03_ddp", "04_deepspeed"

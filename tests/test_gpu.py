@@ -9,6 +9,8 @@ import pytest
 import torch
 from conftest import assert_refused, read_records, run, run_command
 
+from cluster.nccl import Jobs
+from cluster.records import processor_name
 from workshop.devices import identify_gpu, short_reason
 
 WHOLE = {"pci_domain_id": 0, "pci_bus_id": 7, "pci_device_id": 0, "uuid": "a"}
@@ -39,6 +41,26 @@ def test_two_ranks_gpus_are_one_if_nccl_takes_them_for_one(
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, gpu=gpu: gpu)
         texts.append(identify_gpu(torch.device("cuda", 0)))
     assert (texts[0] == texts[1]) == are_one, texts
+
+
+@pytest.mark.check
+def test_a_failing_nvidia_smi_does_not_name_the_processor(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    nvidia_smi = tmp_path / "nvidia-smi"
+    for exit_code, is_used in (0, True), (9, False):
+        nvidia_smi.write_text(f"#!/bin/sh\necho NVIDIA H200\nexit {exit_code}\n")
+        nvidia_smi.chmod(0o755)
+        assert (processor_name() == "NVIDIA H200") == is_used
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("gpus", [1, 2, 3, 5, 6, 7, 8, 12])
+def test_ranks_on_all_gpus_split_the_global_batches(gpus):
+    jobs = Jobs("cuda", gpus, None)
+    for flags, minimum in (jobs.digits, 48), (jobs.gpt, 32):
+        batch = flags[flags.index("--global-batch-size") + 1]
+        assert minimum <= batch <= 2 * minimum
+        assert not any(batch % ranks for ranks in jobs.several)
 
 
 @pytest.mark.check

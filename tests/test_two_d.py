@@ -9,7 +9,7 @@ import torch
 from conftest import ROOT, assert_refused, load_module, numbers, read_records, run
 from tolerances import FP64, assert_close
 
-from tools.measuring.parameters import read_rank_files
+from cluster.parameters import read_rank_files
 
 TWO_D, FSDP = "05_zero/two_d.py", "05_zero/fsdp.py"
 LAYERS, WIDTH, HEADS, CONTEXT, BATCH = 2, 16, 4, 8, 12  # BATCH: the global batch

@@ -21,10 +21,10 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from cluster.launch import ROOT, install_problem
+from cluster.parameters import parameters
 from cluster.records import FIGURES, RECORDS, read_records
 from cluster.study import run_chapter, run_study
 from tools import style
-from tools.measuring.parameters import parameters
 from workshop.flags import Parser
 
 CPU = "--device cpu"  # two ranks cannot share a GPU, and CPU and GPU speeds are not comparable

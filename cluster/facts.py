@@ -1,0 +1,210 @@
+"""The facts that the doctor collects on each rank, and what the facts of all ranks show."""
+
+import os
+import re
+import site
+import socket
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+import psutil
+import torch
+
+from workshop.devices import identify_gpu
+
+OWN_PACKAGES = site.getusersitepackages()  # ~/.local/lib/python3.N/site-packages
+DRIVERS = "/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"  # the latter in WSL2
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_PORT",
+             "TORCHELASTIC_RUN_ID", "SLURM_GPUS_ON_NODE", "SLURM_JOB_NUM_NODES", "PET_NNODES")
+BUILD_ADVICE = "install another build of PyTorch (docs/SETUP.md, Versions)"
+GPU_ADVICE = f"look at nvidia-smi, try another node, or {BUILD_ADVICE}"
+NETWORK_ADVICE = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the site's file, to an "
+                  "interface of the cluster's network; a firewall must leave all ports open "
+                  "between nodes; NCCL_DEBUG=INFO prints more")
+
+
+# The facts of a rank
+
+def read_variables():
+    """Return {name: value} of VARIABLES, before find_ranks() sets some of them."""
+    return {name: os.environ.get(name, "not set") for name in VARIABLES}
+
+
+def examine(variables):
+    """Return what this rank sees, as a dictionary that JSON can hold; it includes `variables`."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = [identify_gpu(index) for index in range(count)]
+    cores = range(os.cpu_count())
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        cores = os.sched_getaffinity(0)
+    ports = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    return {"node": socket.gethostname(), "local_rank": local_rank, "gpus": gpus,
+            "gpu": gpus[local_rank % count] if gpus else None,
+            "gpu_problem": find_gpu_problem(local_rank), "cuda": torch.version.cuda,
+            "has_driver": any(map(os.path.exists, DRIVERS)),
+            "has_intel_gpu": torch.xpu.is_available(),
+            "cores": sorted(cores), "all_cores": os.cpu_count(),
+            "versions": describe_versions(), "own_packages": find_own_packages(),
+            "gloo": gloo_interface(), "interfaces": ", ".join(psutil.net_if_addrs()),
+            "outgoing_ports": list(map(int, ports.read_text().split())) if ports.exists() else [],
+            **variables}
+
+
+def find_gpu_problem(local_rank):
+    """Choose this rank's GPU; return why PyTorch cannot run a kernel on it, or ""."""
+    try:
+        torch.cuda.init()  # raises if the driver is too old, or this PyTorch has no CUDA
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+        torch.ones(1, device="cuda").add(1).item()
+    except (AssertionError, RuntimeError) as problem:
+        return str(problem).splitlines()[0]
+    return ""
+
+
+def describe_versions():
+    """Return the versions that must be the same on all nodes, as text."""
+    versions = {package.name.lower(): package.version for package in distributions()}
+    mpi = sys.modules.get("mpi4py.MPI")
+    library = re.split("[\n,]", mpi.Get_library_version())[0] if mpi else "no MPI"
+    return (f"Python {sys.version.split()[0]}, torch {torch.__version__}, "
+            f"{' '.join(library.split())} loaded, "
+            f"Horovod {versions.get('horovod', 'not installed')}, "
+            f"DeepSpeed {versions.get('deepspeed', 'not installed')}")
+
+
+def find_own_packages():
+    """Return the imported packages that come from ~/.local."""
+    return sorted(name for name, module in sys.modules.items() if "." not in name
+                  and (getattr(module, "__file__", None) or "").startswith(OWN_PACKAGES))
+
+
+def gloo_interface():
+    """Return the interface that gloo is set to use, or the address of this node's hostname."""
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        address = "127.0.0.1"
+    return os.environ.get("GLOO_SOCKET_IFNAME") or address
+
+
+# The findings of all facts: ("wrong", text) if ranks cannot train so, ("note", text) if they can
+
+def find_problems(ranks):
+    """Return all findings. ranks: the facts of each rank."""
+    nodes = group_by_node(ranks)
+    findings = [*find_job_problems(ranks, len(nodes))]
+    for node, node_ranks in nodes.items():
+        for severity, text in (*find_gpu_problems(node_ranks, any(rank["gpu"] for rank in ranks)),
+                               *find_node_problems(node_ranks, ranks[0], len(nodes))):
+            findings.append((severity, f"{node}: {text}"))
+    return findings
+
+
+def find_job_problems(ranks, nodes):
+    """Yield the findings that concern the whole job, on this number of nodes."""
+    first = ranks[0]
+    if first["own_packages"]:
+        yield "note", (f"{', '.join(first['own_packages'])} come from your own {OWN_PACKAGES}, not "
+                       "from the environment: export PYTHONNOUSERSITE=1")
+    gpus = to_number(first["SLURM_GPUS_ON_NODE"])
+    if gpus and not any(facts["gpus"] for facts in ranks):
+        yield "note", (f"the job has {gpus} GPUs per node, and PyTorch sees none of them; it is "
+                       f"built for CUDA: {first['cuda']}")
+    for name, advice in (("SLURM_JOB_NUM_NODES", "see submit/README.md, Without a site file"),
+                         ("PET_NNODES", "start it with torchrun, which alone reads PET_*")):
+        if to_number(first[name]) > nodes:
+            yield "note", (f"the job has {first[name]} nodes ({name}), and these ranks are on "
+                           f"{nodes}: {advice}")
+    port, outgoing = to_number(first["MASTER_PORT"]), first["outgoing_ports"]
+    from_torchrun = first["TORCHELASTIC_RUN_ID"] != "not set"  # it already listens at this port
+    if nodes > 1 and outgoing and not from_torchrun and outgoing[0] <= port <= outgoing[1]:
+        yield "note", (f"MASTER_PORT={port} is one of the ports for outgoing connections, so "
+                       f"sometimes it is in use: set it to one below {outgoing[0]}")
+    if first["has_intel_gpu"]:
+        yield "note", "doctor.py does not check Intel GPUs"
+
+
+def find_gpu_problems(node_ranks, any_gpu):
+    """Yield the findings on the GPUs of one node. any_gpu: does a rank of any node see one?"""
+    gpus = {gpu for facts in node_ranks for gpu in facts["gpus"]}
+    used = [facts["gpu"] for facts in node_ranks]
+    if None in used and (node_ranks[0]["has_driver"] or any_gpu):
+        facts = node_ranks[used.index(None)]
+        yield "wrong", (f"a rank sees no GPU: {facts['gpu_problem']:.150}: ask for one GPU per "
+                        f"rank (CUDA_VISIBLE_DEVICES: {facts['CUDA_VISIBLE_DEVICES']}), or "
+                        f"{BUILD_ADVICE}")
+    elif gpus and len(node_ranks) > len(gpus):
+        yield "wrong", (f"{len(node_ranks)} ranks see {len(gpus)} GPUs: start one rank per GPU "
+                        "(mpiexec --ppn, srun --ntasks-per-node, torchrun --nproc-per-node)")
+    elif gpus and len(set(used)) < len(used):
+        yield "wrong", ("several ranks use the same GPU, or slices (MIG) of it: unset "
+                        "CUDA_VISIBLE_DEVICES, or set it to another GPU for each rank; start at "
+                        "most one torchrun per node")
+    else:
+        for facts in node_ranks:
+            if facts["gpu"] and facts["gpu_problem"]:
+                yield "wrong", (f"cannot run a kernel on {facts['gpu']}: "
+                                f"{facts['gpu_problem']:.150}: {GPU_ADVICE}")
+
+
+def find_node_problems(node_ranks, rank_0, nodes):
+    """Yield the findings on one node's cores, network and versions. rank_0: its facts."""
+    first = node_ranks[0]
+    cores = {core for facts in node_ranks for core in facts["cores"]}
+    if len(cores) < min(len(node_ranks), first["all_cores"]):
+        yield "wrong", (f"{len(node_ranks)} ranks are bound to core {format_ranges(cores)}: "
+                        "mpiexec --depth --cpu-bind, srun --cpus-per-task, --bind-to none")
+    one_core = min(len(facts["cores"]) for facts in node_ranks) == 1
+    if one_core and first["all_cores"] > 2 * len(node_ranks):
+        yield "note", (f"a rank has 1 of {first['all_cores']} cores, also for its data workers: "
+                       "srun --cpus-per-task, mpiexec --depth, or --bind-to none")
+    if nodes > 1 and first["gloo"].startswith("127."):
+        yield "wrong", (f"its hostname resolves to {first['gloo']}, which other nodes cannot "
+                        f"reach: {NETWORK_ADVICE}")
+    if first["versions"] != rank_0["versions"]:
+        yield "wrong", (f"versions differ from rank 0's, {first['versions']}: activate one "
+                        "environment on all nodes")
+
+
+def to_number(text):
+    """Return a variable's value as a whole number, 0 if it is none."""
+    return int(text) if text.isdecimal() else 0
+
+
+def group_by_node(ranks):
+    """Return {node: the facts of its ranks}."""
+    nodes = {}
+    for facts in ranks:
+        nodes.setdefault(facts["node"], []).append(facts)
+    return nodes
+
+
+def format_ranges(numbers):
+    """Return whole numbers as text, such as 0-3,7."""
+    ranges = []  # [first, last] of each
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ranges)
+
+
+def print_facts(ranks, launcher):
+    """Print the facts, node by node and rank by rank."""
+    nodes = group_by_node(ranks)
+    print(f"launcher: {launcher or 'none'}")
+    print(f"versions: {ranks[0]['versions']}")
+    print(f"ranks: {len(ranks)}, nodes: {len(nodes)}")
+    for node, node_ranks in nodes.items():
+        local_ranks = format_ranges(facts["local_rank"] for facts in node_ranks)
+        print(f"node {node}: local ranks {local_ranks}, "
+              f"interfaces {node_ranks[0]['interfaces']}, gloo uses {node_ranks[0]['gloo']}, "
+              f"NCCL_SOCKET_IFNAME: {node_ranks[0]['NCCL_SOCKET_IFNAME']}")
+    for rank, facts in enumerate(ranks):
+        gpu = (facts["gpu"] or "none").partition(" of ")[0]
+        print(f"rank {rank}: {facts['node']}, local rank {facts['local_rank']}, "
+              f"CPU cores: {format_ranges(facts['cores'])}, GPUs: {len(facts['gpus'])} "
+              f"(CUDA_VISIBLE_DEVICES: {facts['CUDA_VISIBLE_DEVICES']}), uses: {gpu}")
