@@ -12,6 +12,8 @@ import argparse
 import json
 import math
 import os
+import re
+import site
 import socket
 import statistics
 import subprocess
@@ -28,12 +30,9 @@ from workshop.flags import Parser, refuse_unwritable
 from workshop.ranks import find_launcher, find_ranks, run
 
 SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the last on GPUs only
-# For bash: read a line from the rank, which writes none; after $1 seconds print $2, and kill it
-WATCHDOG = 'read -t "$1"; if [ $? -gt 128 ]; then echo "$2" >&2; kill -KILL "$3"; fi'
+# For bash: wait until the rank closes the pipe; if $1 seconds have passed, print $2, and kill it
+WATCHDOG = 'read -t "$1"; if [ "$SECONDS" -ge "$1" ]; then echo "$2" >&2; kill -KILL "$3"; fi'
 
-PACKAGE_ADVICE = ("activate your environment; if a file there is outside it, unset PYTHONPATH or "
-                  "LD_LIBRARY_PATH, or unload the module that sets it, or, if it is in ~/.local, "
-                  "export PYTHONNOUSERSITE=1")
 MPI_ADVICE = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
 RENDEZVOUS_ADVICE = ("start all ranks, with one MASTER_ADDR, the address of rank 0's node, and one "
                      "MASTER_PORT, free there and open in the firewall; if they start late: "
@@ -51,11 +50,30 @@ def refuse_broken_packages():
         import torch
     except (ImportError, OSError) as problem:
         files = [frame.filename for frame in traceback.extract_tb(problem.__traceback__)]
-        file = [sys.executable, *filter(os.path.isabs, files[1:])][-1]
-        sys.exit(f"{short_reason(problem)}, in {file}: {PACKAGE_ADVICE}")
+        file = ["", *filter(os.path.isabs, files[1:])][-1]
+        sys.exit(f"{short_reason(problem)}, in {file or sys.executable}"
+                 f"{why_this_file(str(problem), file)}")
     if not hasattr(torch, "accelerator"):  # added in 2.6, the oldest that was tried
         sys.exit(f"torch {torch.__version__} in {torch.__file__} is older than 2.6, the oldest "
-                 f"that the chapters were tried with: {PACKAGE_ADVICE}")
+                 f"that the chapters were tried with{why_this_file('', torch.__file__)}")
+
+
+def why_this_file(text, file):
+    """Return which variable or folder brought a file into this program, or a library, as text."""
+    advice = "unset it, or unload the module that sets it"
+    for folder in filter(os.path.isabs, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        if re.search(re.escape(folder.rstrip("/")) + r"/[^/\s]+\.so", text):
+            return f", found by LD_LIBRARY_PATH={folder}: {advice}"
+    python_path = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(":")
+                   if path]
+    for path in [file, *re.findall(r"/[^\s()':,]+", text)]:
+        folder = max((folder for folder in sys.path if path.startswith(f"{folder}/")), key=len,
+                     default="")  # the one in which Python has found it
+        if folder in python_path:
+            return f", found by PYTHONPATH={folder}: {advice}"
+        if folder == site.getusersitepackages():
+            return f", found in your own {folder}: export PYTHONNOUSERSITE=1"
+    return ""
 
 
 def refuse_unknown_launcher():
@@ -91,7 +109,7 @@ def stage(name, advice, seconds, rank):
 
     A process of its own watches the rank, because MPI_Init can block all threads.
     """
-    limit = 3 + seconds * min(2, rank + 1)  # PyTorch's time-outs come first, then rank 0's
+    limit = math.ceil(3 + seconds * min(2, rank + 1))  # after PyTorch's; rank 0's first
     line = f"doctor.py: {name} timed out after {seconds:g} s: {advice}"
     command = ["bash", "-c", WATCHDOG, "bash", str(limit), line, str(os.getpid())]
     with subprocess.Popen(command, stdin=subprocess.PIPE):

@@ -41,11 +41,12 @@ def test_one_and_two_ranks_without_a_fault():
 @pytest.mark.parametrize(("finding", "command", "variables"), [
     ("SLURM_NTASKS=4, but", [*WITHOUT_SIBLINGS, *PYTHON], ALLOCATION),  # a batch script's process
     ("mpiexec comes from Open MPI", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
-    ("No module named 'psutil', in [^,]*python: ", [sys.executable, "-S", *DOCTOR],
+    ("No module named 'psutil', in [^,]*python$", [sys.executable, "-S", *DOCTOR],
      {"PYTHONPATH": str(ROOT)}),
-    ("not a numpy, in FOLDER/numpy.py: activate .* PYTHONPATH", [*MPIEXEC, *PYTHON],
+    ("not a numpy, in FOLDER/numpy.py, found by PYTHONPATH=FOLDER: unset it", [*MPIEXEC, *PYTHON],
      {"PYTHONPATH": "FOLDER"}),
-    ("FOLDER/libstdc.*too short.* LD_LIBRARY_PATH", PYTHON, {"LD_LIBRARY_PATH": "FOLDER"}),
+    ("FOLDER/libstdc.*too short.* found by LD_LIBRARY_PATH=FOLDER", PYTHON,
+     {"LD_LIBRARY_PATH": "FOLDER"}),
     ("MASTER_ADDR=x.invalid has no address", PYTHON,
      {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x.invalid", "MASTER_PORT": "9"}),
     ("has no interface none9: .*one of lo", [*MPIEXEC, *PYTHON], {"GLOO_SOCKET_IFNAME": "none9"}),
