@@ -367,7 +367,7 @@ def rows_of_one_seed():
     optimizer = sgd(model)
     for indices in torch.randperm(256).split(16):
         optimizer.zero_grad()
-        model(rows[indices]).pow(2).mean().backward()
+        model(input=rows[indices]).pow(2).mean().backward()
         optimizer.step()
 
 
