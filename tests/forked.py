@@ -27,7 +27,7 @@ GRACE_PERIOD = 10  # seconds in which the other ranks must end after a failure
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([
     "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.distributed.nn",
-    "torch._dynamo", "torchvision", "tqdm", "deepspeed",
+    "torch._dynamo", "torchvision", "sklearn.datasets", "tqdm", "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer"])
 
 

@@ -35,7 +35,6 @@ def run_script(session, script, module, arguments):
     sys.path[0] = os.getcwd() if module else os.path.dirname(script)
     end = "ended"
     problem = ""
-    os.environ.pop("MPI_LOCALRANKID", None)  # else ranks.run() ends the job before the verdict
     os._exit = partial(end_by_os_exit, session, os.getpid(), exit_now)
     try:
         if module:

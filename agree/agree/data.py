@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils import data
@@ -26,6 +27,8 @@ class Data:
         self.add_event = add_event
         self.is_measuring = True
         self.loaders = {}  # {DataLoader, or its DistributedSampler: facts}
+        self.epochs = WeakKeyDictionary()  # {iterator: (its loader, facts and epoch)}
+        self.set_samplers = set()  # DistributedSamplers after set_epoch(), before the epoch
         self.last_batches = {}  # {number of a loader: (its facts, its epoch, its last batch)}
 
     def install(self):
@@ -38,7 +41,7 @@ class Data:
 
     @never_raise
     def note_set_epoch(self, _, sampler, *__):
-        sampler.agree_epoch_is_set = True
+        self.set_samplers.add(sampler)
 
     @never_raise
     def begin_epoch(self, iterator, loader, *_):
@@ -48,8 +51,9 @@ class Data:
         is_shuffled = isinstance(sampler, data.DistributedSampler) and sampler.shuffle
         epoch = {"indices": [], "used": False, "shuffled": is_shuffled,
                  "seed": sampler.seed + sampler.epoch if is_shuffled else None,
-                 "is set": is_shuffled and vars(sampler).pop("agree_epoch_is_set", False)}
-        iterator.agree_epoch = loader, facts, epoch
+                 "is set": is_shuffled and sampler in self.set_samplers}
+        self.set_samplers.discard(sampler)
+        self.epochs[iterator] = loader, facts, epoch
         facts["epochs"].append(epoch)
         if isinstance(sampler, (list, tuple)) and loader.batch_size:  # of all indices
             epoch["indices"] = indices_in_whole(loader.dataset, sampler)
@@ -62,7 +66,7 @@ class Data:
 
     @never_raise
     def note_indices(self, indices, iterator):
-        loader, _, epoch = iterator.agree_epoch
+        loader, _, epoch = self.epochs[iterator]
         room = (RECORDED_INDICES if self.is_measuring else FEW) - len(epoch["indices"])
         if not isinstance(loader.sampler, (list, tuple)) and room > 0:
             indices = indices if isinstance(indices, (list, tuple)) else [indices]
@@ -71,7 +75,7 @@ class Data:
     @never_raise
     def note_batch(self, batch, iterator):
         if batch is not None and torch.is_grad_enabled():
-            _, facts, epoch = iterator.agree_epoch
+            _, facts, epoch = self.epochs[iterator]
             self.last_batches[facts["number"]] = facts, epoch, batch
             first = next((part for part in tensors_in(batch) if part.dim()), ())
             self.add_event("draw", facts["number"], len(facts["epochs"]), size=len(first))

@@ -82,6 +82,7 @@ def rendezvous_by_mpi(launcher, world_size):
     except (ImportError, RuntimeError) as problem:
         raise SystemExit("cannot import mpi4py: it must be built against the same MPI as mpiexec: "
                          + str(problem).splitlines()[0]) from None
+    os.environ.pop("PMI_FD", None)  # by which a rank that fails can end the job before the verdict
     if MPI.COMM_WORLD.size != world_size:
         raise SystemExit(f"mpiexec comes from {launcher}, but mpi4py is linked against another "
                          "MPI: use the mpiexec next to python")

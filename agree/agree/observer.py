@@ -64,6 +64,7 @@ class Observer:
         self.module_ids = set()  # of called modules and their submodules
         self.other_modules = set()
         self.models = []  # the outermost modules with new parameters
+        self.called_model = None  # during its forward pass
         self.others = {}  # {(module, name of a tensor that is not trained there): its full name}
         self.optimizer_names = {}  # {id: a name that is the same on all ranks}
         self.backwards_at_last_step = defaultdict(int)  # {id of an optimizer: self.backwards}
@@ -86,7 +87,8 @@ class Observer:
     def install(self):
         modules = torch.nn.modules.module
         modules.register_module_forward_pre_hook(self.before_forward)
-        modules.register_module_forward_hook(self.after_forward, always_call=True)
+        modules.register_module_forward_hook(
+            self.after_forward, with_kwargs=True, always_call=True)
         wrap_method(torch.autograd, "backward", self.before_backward, self.after_backward)
         wrap_method(torch.autograd, "grad", self.before_grad, self.after_backward)
         register_optimizer_step_pre_hook(self.before_step)
@@ -117,9 +119,7 @@ class Observer:
             self.note_others(module)  # it may be trained later
             return
         self.note_model(module, parameters)
-        # Global hooks do not get the keyword arguments; the calling frame has them.
-        arguments = [args, sys._getframe(2).f_locals["kwargs"]]
-        self.add_event("forward", id(module), samples=batch_checksums(arguments))
+        self.called_model = module
 
     @never_raise
     def note_ddp(self, _, ddp, *__, **___):
@@ -132,9 +132,14 @@ class Observer:
                 self.collectives.compare("DDP's forward, which broadcasts buffers", self.place())
 
     @never_raise
-    def after_forward(self, *_):
+    def after_forward(self, module, *arguments_and_result):
+        """Record a model's inputs; only a hook after the call gets the keyword arguments."""
         self.module_depth -= 1
         self.collectives.end()
+        if self.called_model is not None and not self.module_depth:
+            self.called_model = None
+            samples = batch_checksums(arguments_and_result[:-1])
+            self.add_event("forward", id(module), samples=samples)
 
     def place(self):
         return frames.places(sys._getframe(), self.script)[0]
@@ -272,7 +277,7 @@ class Observer:
             if parameter.grad is not None:
                 self.left_gradients[name] = [
                     parameter.grad._version,
-                    projections(parameter.grad, self.sharding.offset_of(parameter))]
+                    projections(parameter.grad, self.sharding.offsets.get(parameter, 0))]
 
     @never_raise
     def note_gradient(self, parameter, gradient):
@@ -378,7 +383,7 @@ class Observer:
             name = self.names.get(parameter)
             if name and parameter.grad is not None:
                 self.used_gradients[name] = projections(
-                    parameter.grad, self.sharding.offset_of(parameter))
+                    parameter.grad, self.sharding.offsets.get(parameter, 0))
 
     @never_raise
     def after_step(self, optimizer, args, kwargs):

@@ -135,9 +135,9 @@ class Session:
     def check_first_step(self):
         """Print once what agree is waiting for; stop a script whose first step is late."""
         seconds = time.monotonic() - self.start_time
-        if any(self.observer.step_counts.values()) or seconds < FIRST_MESSAGE_AFTER:
+        if any(self.observer.step_counts.values()):
             return
-        if not self.waiting_message_shown:
+        if seconds > FIRST_MESSAGE_AFTER and not self.waiting_message_shown:
             self.waiting_message_shown = True
             say(f"agree: waiting for the first step of a PyTorch optimizer, up to "
                 f"{self.first_step_seconds:.0f} s (--first-step); {self.observer.backwards} "

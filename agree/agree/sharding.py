@@ -15,7 +15,10 @@ class Sharding:
     def __init__(self):
         self.parts = {}  # {name of a parameter: which part of it this rank has, "" for the whole}
         self.managed = {}  # {parameter: what FSDP2 knows of it}
-        self.before_sharding = {}  # {name: [part, checksum] of what fully_shard() got}
+        self.wholes = {}  # {what FSDP2 knows: (part, checksum) of what fully_shard() got}
+        self.shards = {}  # {what FSDP2 knows: the shard's state}, until the first backward pass
+        self.before_sharding = {}  # {name: what fully_shard() got}
+        self.offsets = {}  # {parameter: where FSDP2's shard begins in the whole gradient}
         self.is_installed = False
 
     def install(self):
@@ -23,7 +26,10 @@ class Sharding:
 
     @never_raise
     def note_api(self, name, *_):
-        """Record what FSDP2 shards, from the first call of fully_shard() on."""
+        """Record what FSDP2 shards, from the first call of fully_shard() on, which it logs.
+
+        A hook from the start would import FSDP2, which takes seconds, in every script.
+        """
         if name == "torch.distributed.fsdp.fully_shard" and not self.is_installed:
             self.is_installed = True
             from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
@@ -32,21 +38,19 @@ class Sharding:
     @never_raise
     def note_whole(self, managed, parameter, *_, **__):
         if parameter.device.type != "meta":
-            managed.agree_whole = part_of(parameter), state_of(parameter)[0]
+            self.wholes[managed] = part_of(parameter), state_of(parameter)[0]
 
     @never_raise
     def note_shard(self, _, managed, *__, **___):
-        if hasattr(managed, "agree_whole"):
-            managed.agree_shard = state_of(managed.sharded_param)
+        if managed in self.wholes:
+            self.shards[managed] = state_of(managed.sharded_param)
 
     def note_first_state(self, names):
         """Keep what fully_shard() got if nothing has overwritten the shards since then."""
         for parameter, name in names.items():
             managed = self.managed.get(parameter)
-            if hasattr(managed, "agree_shard"):
-                if managed.agree_shard == state_of(parameter):
-                    self.before_sharding[name] = managed.agree_whole
-                del managed.agree_shard  # compared once, in the first backward pass
+            if managed in self.shards and self.shards.pop(managed) == state_of(parameter):
+                self.before_sharding[name] = self.wholes[managed]
 
     def parameters_of(self, module):
         """Return [(name, parameter)], with its shard for a parameter that FSDP2 has gathered."""
@@ -72,14 +76,11 @@ class Sharding:
         @never_raise
         def before_reduction(parameters, gradients, *_, **__):
             for managed, gradient in zip(parameters, gradients):
-                managed.agree_offset = offset_of_shard(gradient.shape, managed.mesh_info.mesh)
-                note_gradient(managed.sharded_param, gradient)
+                shard = managed.sharded_param
+                self.offsets[shard] = offset_of_shard(gradient.shape, managed.mesh_info.mesh)
+                note_gradient(shard, gradient)
 
         wrap_method(_fsdp_param_group, "foreach_reduce", before_reduction)
-
-    def offset_of(self, parameter) -> int:
-        """Return where FSDP2's shard of a gradient begins in what it was averaged with."""
-        return getattr(self.managed.get(parameter), "agree_offset", 0)
 
 
 def is_fsdp2(module) -> bool:

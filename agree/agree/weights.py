@@ -149,7 +149,8 @@ def judge_before_sharding(reports):
     if not differences:
         return ""
     return (f"when fully_shard() made each rank's shards from the rank's own tensors, "
-            f"{describe_differences(differences, len(names))}: the shards are of different models")
+            f"{describe_differences(differences, len(names))}: the shards are of different models, "
+            "which does no harm only if all weights are independent random numbers")
 
 
 def differences_by_step(steps, last_states, parts):

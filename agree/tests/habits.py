@@ -12,7 +12,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+)
 
 STEPS = 8
 mse = nn.functional.mse_loss
@@ -159,15 +165,20 @@ def closure():
         optimizer.step(evaluate)
 
 
-def micro_batches():
+def micro_batches(after_backward=lambda model, part: None):
     model = DDP(start_with_network())
     optimizer = sgd(model)
     for _ in range(STEPS):
         for part in range(2):
             with model.no_sync() if part == 0 else contextlib.nullcontext():
                 (mse(model(torch.randn(6, 8)), torch.randn(6, 1)) / 2).backward()
+            after_backward(model, part)
         optimizer.step()
         optimizer.zero_grad()
+
+
+def clips_all_micro_batches():
+    micro_batches(lambda model, part: part and nn.utils.clip_grad_norm_(model.parameters(), 0.01))
 
 
 def sum_of_micro_batches_divided():
@@ -217,12 +228,36 @@ def a_stream_for_each_rank():
     train_on_stream(Stream(rank, world_size), DDP(network()))
 
 
+def several_models(average_temperature=True, noise_seed=None):
+    """A generator that draws noise, a critic, and a tensor in no module, each with an optimizer."""
+    rank, _ = start()
+    generator, critic = DDP(nn.Linear(4, 8)), DDP(nn.Linear(8, 1))
+    temperature = torch.ones((), requires_grad=True)
+    temperature_optimizer = torch.optim.SGD([temperature], lr=0.01)
+    generator_optimizer, critic_optimizer = sgd(generator), sgd(critic)
+    data = rows()
+    sampler = DistributedSampler(data)
+    torch.manual_seed(1 + rank if noise_seed is None else noise_seed)
+    for real, _ in DataLoader(data, 8, sampler=sampler):
+        critic_optimizer.zero_grad()
+        generated = generator(torch.randn(8, 4)).detach()
+        (critic(generated).mean() - critic(real).mean()).backward()
+        critic_optimizer.step()
+        generator_optimizer.zero_grad()
+        temperature_optimizer.zero_grad()
+        (-critic(generator(torch.randn(8, 4))) * temperature).mean().backward()
+        if average_temperature:
+            dist.all_reduce(temperature.grad, dist.ReduceOp.AVG)
+        generator_optimizer.step()
+        temperature_optimizer.step()
+
+
 def in_bf16():
     model = DDP(start_with_network().bfloat16())
     train(lambda inputs: model(inputs.bfloat16()).float(), sgd(model))
 
 
-def averaged_by_mpi(factor=1 / 2):
+def averaged_by_mpi():
     """Without torch.distributed."""
     from mpi4py import MPI
     model = network()
@@ -233,7 +268,7 @@ def averaged_by_mpi(factor=1 / 2):
     def average():
         for parameter in model.parameters():
             MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, parameter.grad.numpy())
-            parameter.grad *= factor
+            parameter.grad /= 2
 
     train(model, sgd(model), average)
 
@@ -264,8 +299,56 @@ def compiled():
 
 # Mistakes.
 
-def summed_by_mpi():
-    averaged_by_mpi(factor=1)
+def summed():
+    model = start_with_network()
+    train(model, sgd(model), lambda: all_reduce_gradients(model))
+
+
+def averaged_twice():
+    model = DDP(start_with_network())
+
+    def divide():
+        for parameter in model.parameters():
+            parameter.grad /= dist.get_world_size()
+
+    train(model, sgd(model), divide)
+
+
+def weights_of_each_rank():
+    rank, _ = start()
+    torch.manual_seed(rank)
+    model = network()
+    train(model, sgd(model), lambda: all_reduce_gradients(model, 1 / 2))
+
+
+def gradients_of_rank_0():
+    model = start_with_network()
+
+    def broadcast():
+        for parameter in model.parameters():
+            dist.broadcast(parameter.grad, 0)
+
+    train(model, sgd(model), broadcast)
+
+
+def weights_of_rank_0():
+    model = start_with_network()
+
+    def broadcast():
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+
+    train(model, sgd(model), after_step=broadcast)
+
+
+def noise_on_the_weights():
+    model = DDP(start_with_network())
+
+    def add_noise():
+        for parameter in model.parameters():
+            parameter.data += 0.01 * torch.randn_like(parameter)
+
+    train(model, sgd(model), after_step=add_noise)
 
 
 def one_stream_for_all():
@@ -284,8 +367,21 @@ def rows_of_one_seed():
     optimizer = sgd(model)
     for indices in torch.randperm(256).split(16):
         optimizer.zero_grad()
-        model(rows[indices]).pow(2).mean().backward()
+        model(input=rows[indices]).pow(2).mean().backward()
         optimizer.step()
+
+
+def a_tensor_in_no_module():
+    several_models(average_temperature=False)
+
+
+def the_same_noise():
+    several_models(noise_seed=0)
+
+
+def inner_model_is_called():
+    model = DDP(start_with_network())
+    train(model.module, sgd(model))
 
 
 def step_within_backward():
@@ -308,6 +404,31 @@ def root_of_a_negative():
     train(model, sgd(model), loss=lambda outputs, labels: outputs.sqrt().mean())
 
 
+def a_layer_is_not_sharded():
+    model = start_with_network()
+    fully_shard(model[0])
+    train(model, sgd(model))
+
+
+def clips_by_its_shards():
+    model = start_with_network()
+    fully_shard(model)
+
+    def clip():
+        shards = [parameter.grad.to_local() for parameter in model.parameters()]
+        norm = sum(shard.pow(2).sum() for shard in shards).sqrt()
+        torch._foreach_div_(shards, 1 + norm.item())
+
+    train(model, sgd(model), clip)
+
+
+def shards_of_each_rank():
+    rank, _ = start()
+    torch.manual_seed(rank)
+    model = fully_shard(network())
+    train(model, sgd(model))
+
+
 def optimizer_before_sharding():
     model = start_with_network()
     optimizer = sgd(model)
@@ -315,14 +436,14 @@ def optimizer_before_sharding():
     train(model, optimizer)
 
 
-def rank_0_alone_reduces():
+def a_barrier_on_rank_0():
     model = DDP(start_with_network())
 
-    def reduce_loss():
+    def wait():
         if dist.get_rank() == 0:
-            dist.all_reduce(torch.zeros(1))
+            dist.barrier()
 
-    train(model, sgd(model), after_step=reduce_loss)
+    train(model, sgd(model), after_step=wait)
 
 
 def other_collectives():
@@ -336,21 +457,8 @@ def rank_1_ends_early():
     train(model, sgd(model), steps=STEPS if dist.get_rank() == 0 else 3)
 
 
-def clips_each_micro_batch(rule=lambda model, last: True):
-    model = DDP(start_with_network())
-    optimizer = sgd(model)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        for part in range(2):
-            with model.no_sync() if part == 0 else contextlib.nullcontext():
-                (mse(model(torch.randn(6, 8)), torch.randn(6, 1)) / 2).backward()
-            if rule(model, part == 1):
-                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        optimizer.step()
-
-
-def clips_all_micro_batches():
-    clips_each_micro_batch(lambda model, last: last)
+def clips_each_micro_batch():
+    micro_batches(lambda model, part: nn.utils.clip_grad_norm_(model.parameters(), 0.01))
 
 
 def train_on_rows(data, skip=lambda inputs: False, at_end=lambda model, optimizer, epoch: None,
@@ -360,7 +468,8 @@ def train_on_rows(data, skip=lambda inputs: False, at_end=lambda model, optimize
     optimizer = sgd(model)
     sampler = sampler or DistributedSampler(data)
     for epoch in range(2):
-        sampler.set_epoch(epoch)
+        if isinstance(sampler, DistributedSampler):
+            sampler.set_epoch(epoch)
         for inputs, labels in DataLoader(data, 8, sampler=sampler):
             if skip(inputs):
                 continue
@@ -444,6 +553,19 @@ class Part:
 
     def __getitem__(self, index):
         return self.data[self.indices[index]]
+
+
+def shuffled_by_each_rank():
+    rank, _ = start()
+    data, model = rows(), network()
+    torch.manual_seed(rank)
+    train_on_rows(data, model=model, sampler=RandomSampler(data))
+
+
+def a_sampler_with_a_seed_per_rank():
+    rank, _ = start()
+    data = rows()
+    train_on_rows(data, sampler=DistributedSampler(data, seed=rank))
 
 
 def split_by_a_seed_per_rank():
