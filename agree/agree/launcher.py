@@ -63,7 +63,8 @@ def connect(launcher: str, rank: int, world_size: int, seconds: float):
     elif launcher in ("Open MPI", "MPICH"):
         host, port = rendezvous_by_mpi(launcher, world_size)
     elif launcher == "srun":  # all ranks read one address and port from the step's variables
-        host = re.sub(r"\[(\d+).*|,.*", r"\1", env.get("SLURM_STEP_NODELIST", "localhost"))
+        first = re.match(r"(\[.*?\]|[^,])+", env.get("SLURM_STEP_NODELIST", "localhost"))[0]
+        host = re.sub(r"\[(\d+).*?\]", r"\1", first)  # nid3 of nid[3-5,7]
         port = zlib.crc32(f"{env.get('SLURM_JOB_ID')} {env.get('SLURM_STEP_ID')}".encode())
     else:
         host, port = env["MASTER_ADDR"], env["MASTER_PORT"]
