@@ -201,6 +201,8 @@ def main():
                 Path(), *path.parents]):
             print(f"{path}: line {number}: {problem}")
             has_problems = True
+    if not has_problems:
+        print("no problems found")
     sys.exit(has_problems)
 
 
