@@ -132,6 +132,13 @@ def judge_directives(directives, text, bases, given):
     elif value.startswith("B:") and not re.search(r"\bwait\b", text):
         problems.append((number, "bash waits for the running command before it runs a trap: start "
                          "the command with &, then `wait`"))
+    elif re.match("(SIG)?USR", value) and re.search(r"\bsrun\b[\s\S]*\btorchrun\b", code):
+        problems.append((number, f"--signal={value} ends torchrun, which handles SIGTERM only: "
+                         "--signal=TERM@..., or srun python"))
+    number, value = given.get("--export", (0, ""))
+    if value == "NONE" and re.search(r"\bsrun\b", code) and not re.search(
+            r"srun .*--export|SLURM_EXPORT_ENV", code):
+        problems.append((number, "srun's tasks get no variables, not even PATH: srun --export=ALL"))
     number, output = given.get("--output", (0, "%j"))
     if "--array" in given and not re.search(r"%\d*[ajJ]|/dev/null", output):
         problems.append((number, f"all jobs of the array write {output}: add %a to its name"))
