@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import GIT_FILES, ROOT, run_command, tracked_files
+from conftest import GIT_FILES, LESSONS, ROOT, run_command, tracked_files
 
 from tools.pages import docs
 
@@ -40,6 +40,16 @@ def test_functions_shared_by_lessons_are_equal():
             if own_functions[function] != base_functions[function]:
                 different_functions.append((name, function))
     assert len(shared_functions) > 2 and different_functions == []
+
+
+@pytest.mark.check
+def test_the_tests_know_each_program_of_the_chapters():
+    """A program finds the package by the link in its folder, and its ranks by run(main)."""
+    programs = tracked_files(path for path in ROOT.glob("0*/*.py")
+                             if "flags.make_" in path.read_text())
+    assert len(programs) > 5 and {*programs} == {*LESSONS.values()}
+    for program in programs:
+        assert (program.parent / "workshop").readlink() == Path("../workshop"), program
 
 
 @pytest.mark.check
