@@ -32,8 +32,8 @@ def zero():
             if paper > expected:  # ZeRO's paper keeps other ranks' gradients
                 axis.plot([stage - 0.45, stage + 0.45], [paper] * 2, "--", color=style.IDEAL, lw=2)
             axis.plot([stage - 0.45, stage + 0.45], [expected] * 2, color=style.PREDICTED, lw=2)
-            axis.annotate(f"{height:.3g}", (stage, max(height, paper)), (0, 5),
-                          textcoords="offset points", ha="center")
+            axis.annotate(f"{height:.3g}", (stage, height), (0, -6), textcoords="offset points",
+                          ha="center", va="top")
         axis.set(title=f"{ranks} rank{'s' * (ranks > 1)}", xlabel="stage", xticks=range(4),
                  yticks=range(0, 17, 4), ylim=(0, 18.5))
     axes[0].set_ylabel("bytes per parameter")
