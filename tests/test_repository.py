@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import GIT_FILES, LESSONS, ROOT, run_command, tracked_files
+from conftest import GIT_FILES, LESSONS, ROOT, load_module, run_command, tracked_files
 
 from tools.pages import docs
+from workshop.ranks import LAUNCHERS
 
 BASE_LESSONS = {  # {lesson: the lesson that it is compared with}
     "02_horovod/main.py": "01_single_node/main.py",
@@ -40,6 +41,12 @@ def test_functions_shared_by_lessons_are_equal():
             if own_functions[function] != base_functions[function]:
                 different_functions.append((name, function))
     assert len(shared_functions) > 2 and different_functions == []
+
+
+@pytest.mark.check
+def test_agree_knows_the_launchers_of_the_chapters():
+    launchers = load_module(ROOT / "agree" / "agree" / "launcher.py").LAUNCHERS
+    assert launchers.items() == LAUNCHERS.items() - {"torchrun": LAUNCHERS["torchrun"]}.items()
 
 
 @pytest.mark.check
