@@ -6,6 +6,7 @@
 The folder workshop has to be next to it; only its ranks.py is used.
 """
 
+import faulthandler
 import os
 
 os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -69,6 +70,8 @@ def main():
         order = np.random.permutation(len(x_train))
         losses = []
         for start in range(0, len(order) - batch_size + 1, batch_size):
+            # Horovod would wait forever for a rank that hangs. Each call restarts the timer.
+            faulthandler.dump_traceback_later(1800, exit=True)
             indices = order[start:start + batch_size][rank::world_size]  # this rank's images
             losses.append(train_step(x_train[indices], y_train[indices]))
         loss = hvd.allreduce(tf.reduce_mean(losses))  # the mean over all ranks
@@ -79,6 +82,7 @@ def main():
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {loss:.4f}, test accuracy {correct / len(x_test):.4f}",
                   flush=True)
+    faulthandler.cancel_dump_traceback_later()
     if rank == 0:
         model.save("digits.keras")
 

@@ -132,21 +132,19 @@ def judge_directives(directives, text, bases, given):
     elif value.startswith("B:") and not re.search(r"\bwait\b", text):
         problems.append((number, "bash waits for the running command before it runs a trap: start "
                          "the command with &, then `wait`"))
-    elif re.match("(SIG)?USR", value) and re.search(r"\bsrun\b[\s\S]*\btorchrun\b", code):
-        problems.append((number, f"--signal={value} ends torchrun, which handles SIGTERM only: "
+    elif re.match("(SIG)?USR", value) and re.search(
+            r"\bsrun\b[\s\S]*\btorchrun\b(?![\s\S]*--signals-to-handle)", code):
+        problems.append((number, f"--signal={value} ends torchrun, which does not handle it: "
                          "--signal=TERM@..., or srun python"))
     number, value = given.get("--export", (0, ""))
     if value == "NONE" and re.search(r"\bsrun\b", code) and not re.search(
             r"srun .*--export|SLURM_EXPORT_ENV", code):
-        problems.append((number, "srun's tasks get no variables, not even PATH: srun --export=ALL"))
+        problems.append((number, "srun's tasks get none of this script's variables, not even PATH: "
+                         "srun --export=ALL"))
     number, output = given.get("--output", (0, "%j"))
     if "--array" in given and not re.search(r"%\d*[ajJ]|/dev/null", output):
         problems.append((number, f"all jobs of the array write {output}: add %a to its name"))
     return problems
-
-
-def has_several_nodes(given):
-    return NODES.search(f"--nodes={given.get('--nodes', (0, ''))[1]}")
 
 
 def judge_commands(shell, given):
@@ -159,9 +157,9 @@ def judge_commands(shell, given):
     for match in LAUNCH.finditer(shell):
         starter, options, launcher, flags = match.groups()
         ranks = re.search(r"--nproc[-_]per[-_]node[= ]([^\s]+)|$", flags)[1]
-        if starter == "srun":  # ignores its --ntasks-per-node if the job has other tasks (22.05)
+        if starter == "srun":  # its --ntasks-per-node alone does not change the number of tasks
             tasks = given.get("--ntasks-per-node", (0, "1"))[1]
-            tasks = "1" if re.search(r"(?<!\S)(-n|--ntasks[= ])", options) else tasks
+            tasks = "1" if re.search(r"(?<!\S)(-[nN]|--ntasks[= ]|--nodes[= ])", options) else tasks
         else:
             tasks = re.search(r"-(?:ppn|npernode)[= ](\S+)|$", options)[1]
             tasks = tasks if tasks == ranks else "1"
@@ -169,7 +167,8 @@ def judge_commands(shell, given):
             problems.append((match.start(), f"each of a node's {tasks} tasks starts {launcher}, "
                              "which starts all ranks of the node: start one task per node (srun "
                              '--ntasks="$SLURM_NNODES", mpiexec -n NODES --ppn 1)'))
-    if has_several_nodes(given) and not re.search(r"rdzv[-_]backend[= ]?c10d", shell):
+    several = NODES.search(f"--nodes={given.get('--nodes', (0, ''))[1]}")
+    if several and not re.search(r"rdzv[-_]backend[= ]?c10d", shell):
         for match in NODE_RANK.finditer(shell):
             problems.append((match.start(), f"`{match[1]}` is 0 on each node, because this script "
                              f"runs on the first: srun bash -c '... {match[1]} ...'"))

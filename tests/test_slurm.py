@@ -260,6 +260,7 @@ def test_check_script_accepts_ours_and_reports_wrong_headers(tmp_path):
             "#SBATCH -n 1 --ntasks-per-node=2": "--ntasks=1 overrides",
             "#SBATCH --signal=B:USR1@60\nsrun a": "which has no trap",
             "#SBATCH --signal=SIGUSR2@60\nsrun -n 1 torchrun a": "ends torchrun",
+            "#SBATCH --signal=USR1@60\nsrun -n 1 torchrun --signals-to-handle=SIGUSR1 a": "",
             "#SBATCH --export=NONE\nsrun a": "not even PATH",
             "#SBATCH --export=NONE\nunset SLURM_EXPORT_ENV\nsrun a": "",
             "#SBATCH --signal=B:USR1@60\ntrap a USR1\nsrun a": "waits for the running command",
