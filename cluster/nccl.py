@@ -22,7 +22,6 @@ from pathlib import Path
 
 from cluster.launch import (
     ROOT,
-    TORCHRUN,
     common_multiple,
     describe_failure,
     finish_job,
@@ -37,6 +36,7 @@ LIMIT, TOTAL_LIMIT = 150, 330  # seconds: of a job, and, on GPUs, of all jobs to
 FP64, ROUNDED = 1e-8, 0.02  # largest differences: of parameters in fp64; of losses, relative
 GPT = ("--layers", 1, "--width", 48, "--text", ROOT / "05_zero" / "README.md", "--epochs", 2)
 OWN_HOST = 'NCCL_HOSTID=node$RANK exec "$@"'  # bash runs this on each rank
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost")
 ONE_NODE = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 SEARCH_HERE = {  # let Python find cluster and agree, too
     "PYTHONPATH": f"{ROOT / 'agree'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
@@ -108,7 +108,7 @@ class Jobs:
             difference = largest_difference(named_parameters(saved),
                                             named_parameters(self.folder / baseline))
         return outcome(name, record and (not baseline or difference < FP64), output,
-                       **where(record), parameters_differ_by=difference)
+                       parameters_differ_by=difference)
 
     def compare_loss(self, name: str, ranks: int, program: str | Path, *flags: object,
                      baseline: str | None, **options: object) -> dict:
@@ -121,7 +121,7 @@ class Jobs:
         # DDP warns if a gradient has another layout than its bucket: on CPUs, a compiled one has
         strides = "strides" in output and self.device != "cpu"
         passed = record and not strides and (not baseline or difference < ROUNDED)
-        return outcome(name, passed, output, **where(record), loss_differs_by=difference)
+        return outcome(name, passed, output, loss_differs_by=difference)
 
     def compare_ranks(self, name: str, program: str | Path, *flags: object, baseline: str | None
                       ) -> Iterator[dict]:
@@ -144,11 +144,6 @@ class Jobs:
             raise ValueError(f"{chapter}/main.py does not have {old!r}")
         (copy / "main.py").write_text(text.replace(old, new, 1))
         return copy / "main.py"
-
-
-def where(record):
-    """Return a run's device and number of ranks."""
-    return {key: record[key] for key in ("device", "ranks")} if record else {}
 
 
 def largest_difference(first: dict, second: dict) -> float:
