@@ -20,14 +20,9 @@ from pathlib import Path
 
 from cluster.launch import ROOT, describe_failure, run_job
 from cluster.nccl import Jobs, nccl
-from cluster.records import append_records, describe_machine, outcome, processor_name
+from cluster.records import append_records, describe_machine, outcome
 from workshop.flags import Parser
 
-# Of ResNet-50, per image of 224 pixels: multiply and add; the backward pass costs twice the forward
-FLOPS = 3 * 2 * 4.09e9
-PEAKS = {  # bf16 FLOP/s without sparsity, from the vendors' data sheets; the first match counts
-    "H100 PCIe": 756e12, "H100 NVL": 835e12, "H200 NVL": 835e12, "A100": 312e12, "H100": 989e12,
-    "H200": 989e12, "GH200": 989e12, "B200": 2250e12, "L40S": 362e12}
 STEPS = {"cuda": 30, "cpu": 2}
 START_TIME = time.monotonic()
 
@@ -83,8 +78,7 @@ def single_gpu_speed(device, gpus):
             yield {"settings": settings, "batch": batch, "failed": reason}
             continue
         speed, peak = json.loads(re.findall(r"^\[.*\]$", output, re.M)[-1])
-        yield {"settings": settings, "batch": batch, "images/s": speed, "peak bytes": peak,
-               **peak_fraction(speed)}
+        yield {"settings": settings, "batch": batch, "images/s": speed, "peak bytes": peak}
     for precision in "fp32", "bf16":
         yield run_chapter(1, "01_single_node", device, image_size, batches[0], precision)
 
@@ -101,17 +95,9 @@ def run_chapter(ranks, chapter, device, image_size, batch, precision):
         return {"main.py": chapter, "ranks": ranks, "batch": batch, "failed": "out of memory"}
     if not record:
         return outcome(f"{chapter}, {ranks} ranks, {precision}", False, output)
-    speed = record["images_per_second"]
     return {"main.py": chapter, "ranks": ranks, "precision": precision, "batch": batch,
-            "side": image_size, "images/s": speed, "peak bytes": record["peak_memory_bytes"],
-            **peak_fraction(speed / ranks)}
-
-
-def peak_fraction(speed):
-    """Return the fraction of the GPU's peak (MFU) at `speed` images/s, if the peak is known."""
-    words = set(re.split(r"[ ,-]+", processor_name()))  # such as NVIDIA A100-SXM4-40GB
-    peaks = [peak for name, peak in PEAKS.items() if words.issuperset(name.split())]
-    return {"of its peak": speed * FLOPS / peaks[0]} if peaks else {}
+            "side": image_size, "images/s": record["images_per_second"],
+            "peak bytes": record["peak_memory_bytes"]}
 
 
 def scaling(device, gpus):
