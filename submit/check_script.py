@@ -20,14 +20,14 @@ OUTPUT = re.compile(r"""(?:^|\s)(?:--(?:output|error)[ =]\s*|-[oe]\s*)["']?([^"'
 OPTION = re.compile(r"""(?:^|\s)(--[\w-]+|-[A-Za-z])(?:[ =]?\s*((?:"[^"]*"|'[^']*'|[^\s-])\S*))?""")
 # A comment `# sbatch ...` is a command if it contains a script, a variable, or two words in a row
 COMMAND = re.compile(r"\.(sh|slurm|sbatch|pbs|job|sub|py)\b|[<`$|;]|(=\S+|\s[^-\s]\S*)\s+[^-\s]")
-HERE_DOCUMENT = re.compile(r"(?<!<)<<(-?)\s*[\\'\"]?(\w+)")
+HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\\'\"]?(\w+)")
 NODES = re.compile(r"(?:--nodes[= ]|-N ?|select=|nodes=)0*([2-9]|1\d)")
 STARTS_ONE = re.compile(r"^\s*(\w+=\S+\s+)*(\S*/)?(python[\d.]*|torchrun)\s", re.M)
 STARTS_RANKS = re.compile(  # or runs another script, which may do so
     r"\b((?!torch)\w*run|mpi\w+|p?ssh|pb?s?dsh|parallel|deepspeed|ray|dask\S*|spark\S*|sbatch|"
     r"qsub)\b|\b(bash|sh) \S|^ *\S+\.sh\b", re.M)
-SHORT = {"-n": "--ntasks", "-N": "--nodes", "-c": "--cpus-per-task", "-a": "--array",
-         "-t": "--time", "-p": "--partition", "-A": "--account", "-o": "--output"}  # of Slurm
+SHORT = {"-n": "--ntasks", "-N": "--nodes", "-c": "--cpus-per-task", "-t": "--time",
+         "-p": "--partition", "-A": "--account", "-o": "--output"}  # of Slurm
 ARGUMENTS = r"(?:\\\n|[^\n;|&])*?"  # of one command, which may go on in the next line
 LAUNCH = re.compile(rf"\b(srun|mpiexec|mpirun)\b({ARGUMENTS})\b(torchrun|accelerate launch|"
                     rf"torch\.distributed\.(?:run|launch))\b({ARGUMENTS})(?=[\n;|&]|$)")
@@ -39,13 +39,13 @@ LOST = {"SBATCH": "Slurm before 23.02 ends the job without output",
         "PBS": "PBS cannot deliver the output"}
 
 
-def find_problems(lines, bases, first_number=1):
+def find_problems(lines, bases):
     """Return the problems of a submit script, as (line number, text).
 
-    bases: folders in which a relative --output may lie; None if a shell fills in its name.
+    bases: folders in which a relative --output may lie.
     """
     problems, directives, first_command, shell = [], [], None, [""] * len(lines)
-    rest = iter(enumerate(lines, first_number))
+    rest = iter(enumerate(lines, 1))
     for number, line in rest:
         while line.startswith("#PBS") and line.endswith("\\"):  # PBS joins such lines
             line = line[:-1] + next(rest, (0, ""))[1]
@@ -57,23 +57,21 @@ def find_problems(lines, bases, first_number=1):
             if problem:
                 problem = f"not read by the scheduler: {problem}"
             elif not first_command and (start + word).strip() in ("#SBATCH", "#PBS"):
-                problem = why_lost(line, word, options, lines[number - first_number + 1:])
+                problem = why_lost(line, word, options, lines[number:])
                 directives += [(number, word, options)] * (not problem)
             problems += [(number, problem)] * bool(problem)
         elif line.strip() and not line.lstrip().startswith("#"):
             first_command = first_command or number
-            shell[number - first_number] = line
+            shell[number - 1] = line
             opening = HERE_DOCUMENT.search(line)
-            later = list(map(str.strip, lines[number - first_number + 1:]))
-            if opening and opening[2] in later:
-                body = [next(rest)[1] for _ in range(later.index(opening[2]))]
-                if re.search(r"\b(sbatch|qsub)\b", line):
-                    text = [text.lstrip("\t" * bool(opening[1])) for text in body]
-                    problems += find_problems(text, None, number + 1)
+            later = list(map(str.strip, lines[number:]))
+            if opening and opening[1] in later:
+                for _ in range(later.index(opening[1])):
+                    next(rest)
     given = {}  # {option of Slurm: (line number, value)}
     problems += judge_directives(directives, "\n".join(lines), bases, given)
     for position, problem in judge_commands("\n".join(shell), given):
-        problems.append((first_number + position, problem))
+        problems.append((1 + position, problem))
     return sorted(problems)
 
 
@@ -115,7 +113,7 @@ def judge_directives(directives, text, bases, given):
             earlier, before = given.setdefault(option, (number, value))
             if before != value:
                 problems.append((number, f"{option} is {value}, and line {earlier} says {before}"))
-        if bases is not None and (folder := missing_folder(scheduler, options, bases, text)):
+        if (folder := missing_folder(scheduler, options, bases, text)):
             problems.append((number, folder))
         if is_alone and NODES.search(options):
             problems.append((number, "nothing starts processes on the other nodes: srun, mpiexec"))
@@ -136,14 +134,6 @@ def judge_directives(directives, text, bases, given):
             r"\bsrun\b[\s\S]*\btorchrun\b(?![\s\S]*--signals-to-handle)", code):
         problems.append((number, f"--signal={value} ends torchrun, which does not handle it: "
                          "--signal=TERM@..., or srun python"))
-    number, value = given.get("--export", (0, ""))
-    if value == "NONE" and re.search(r"\bsrun\b", code) and not re.search(
-            r"srun .*--export|SLURM_EXPORT_ENV", code):
-        problems.append((number, "srun's tasks get none of this script's variables, not even PATH: "
-                         "srun --export=ALL"))
-    number, output = given.get("--output", (0, "%j"))
-    if "--array" in given and not re.search(r"%\d*[ajJ]|/dev/null", output):
-        problems.append((number, f"all jobs of the array write {output}: add %a to its name"))
     return problems
 
 
