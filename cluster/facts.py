@@ -6,6 +6,7 @@ import site
 import socket
 import sys
 from importlib.metadata import distributions
+from pathlib import Path
 
 import psutil
 import torch
@@ -14,8 +15,8 @@ from workshop.devices import identify_gpu
 
 OWN_PACKAGES = site.getusersitepackages()  # ~/.local/lib/python3.N/site-packages
 DRIVERS = "/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"  # the latter in WSL2
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
-             "SLURM_GPUS_ON_NODE", "SLURM_JOB_NUM_NODES", "PET_NNODES")
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_PORT",
+             "TORCHELASTIC_RUN_ID", "SLURM_GPUS_ON_NODE", "SLURM_JOB_NUM_NODES", "PET_NNODES")
 BUILD_ADVICE = "install another build of PyTorch (docs/SETUP.md, Versions)"
 GPU_ADVICE = f"look at nvidia-smi, try another node, or {BUILD_ADVICE}"
 NETWORK_ADVICE = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the site's file, to an "
@@ -36,6 +37,7 @@ def examine(variables):
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = [identify_gpu(index) for index in range(count)]
     cores = range(os.cpu_count())
+    ports = Path("/proc/sys/net/ipv4/ip_local_port_range")
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cores = os.sched_getaffinity(0)
     return {"node": socket.gethostname(), "local_rank": local_rank, "gpus": gpus,
@@ -45,6 +47,7 @@ def examine(variables):
             "cores": sorted(cores), "all_cores": os.cpu_count(),
             "versions": describe_versions(), "own_packages": find_own_packages(),
             "gloo": gloo_interface(), "interfaces": ", ".join(psutil.net_if_addrs()),
+            "outgoing_ports": list(map(int, ports.read_text().split())) if ports.exists() else [],
             **variables}
 
 
@@ -113,6 +116,11 @@ def find_job_problems(ranks, nodes):
         if to_number(first[name]) > nodes:
             yield "note", (f"the job has {first[name]} nodes ({name}), and these ranks are on "
                            f"{nodes}: {advice}")
+    port, outgoing = to_number(first["MASTER_PORT"]), first["outgoing_ports"]
+    from_torchrun = first["TORCHELASTIC_RUN_ID"] != "not set"  # it already listens at this port
+    if nodes > 1 and outgoing and not from_torchrun and outgoing[0] <= port <= outgoing[1]:
+        yield "note", (f"MASTER_PORT={port} is one of the ports for outgoing connections, so "
+                       f"sometimes it is in use: set it to one below {outgoing[0]}")
 
 
 def find_gpu_problems(node_ranks, any_gpu):

@@ -100,14 +100,16 @@ NODE_1, NODE_2 = {"node": "nid1"}, {"node": "nid2"}
     (SLURM_JOB, {}, ["note: the job has 4 GPUs per node, and PyTorch sees none",
                      "note: the job has 2 nodes (SLURM_JOB_NUM_NODES), and these ranks are on 1"]),
     ({"PET_NNODES": "2"}, {}, ["note: the job has 2 nodes (PET_NNODES), and these ranks are on 1"]),
-    (NODE_1, NODE_2, [])])
+    (NODE_1 | {"MASTER_PORT": "57062"}, NODE_2, ["note: MASTER_PORT=57062 is one of the ports"]),
+    (NODE_1 | {"MASTER_PORT": "29500"}, NODE_2, []),
+    ({"MASTER_PORT": "57062"}, {}, [])])  # one node
 def test_facts_of_two_ranks_give_these_findings(rank_0, rank_1, findings, monkeypatch):
     """The facts are made up, so neither a GPU nor a second node is needed."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     facts = examine(dict.fromkeys(VARIABLES, "not set"))
     assert facts["gpu_problem"], facts  # PyTorch's own reason: the tests see no GPU
     facts |= {"node": "vm", "has_driver": False, "gpu_problem": "", "cores": [0, 1], "all_cores": 4,
-              "own_packages": [], "gloo": "10.0.0.1"}
+              "own_packages": [], "gloo": "10.0.0.1", "outgoing_ports": [32768, 60999]}
     ranks = [facts | rank_0, facts | rank_1 | {"local_rank": 1}]
     lines = [f"{severity}: {text}" for severity, text in find_problems(ranks)]
     assert len(lines) == len(findings), lines

@@ -245,6 +245,9 @@ def test_check_script_accepts_ours_and_reports_wrong_headers(tmp_path):
             "#SBATCH -o=x": "option -o with the value `=x`", "#SBATCH -output=x": "`utput=x`",
             "#SBATCH -J a \\\n--nodes=2": "not continue", "#PBS -q debug \\\n-l x=y": "",
             "cat <<A\n# SBATCH -n 8\nA": "",
+            "#SBATCH --array=1-9 -o x%A": "add %a", "#SBATCH --array=1-9 -o x%j": "",
+            "#SBATCH --export=NONE\nsrun a": "not even PATH",
+            "#SBATCH --export=NONE\nunset SLURM_EXPORT_ENV\nsrun a": "",
             "#SBATCH -n 8\n#SBATCH --ntasks=9": "--ntasks is 9, and line 3 says 8",
             "#SBATCH --nodes=2\ntorchrun x.py": "nothing starts", "#SBATCH -N 2\nsrun python x": "",
             "#SBATCH -N 2 --ntasks-per-node=4\nsrun torchrun --nproc-per-node 4 a.py":
