@@ -29,8 +29,6 @@ def run_script(session, script, module, arguments):
     """Run the script as `python script arguments` or `python -m module arguments` does."""
     from agree.hooks import say
     from agree.session import exit_now
-    for name in [name for name in sys.modules if name.partition(".")[0] == "agree"]:
-        del sys.modules[name]  # the script may have a module of the same name
     sys.argv = [script, *arguments]
     sys.path[0] = os.getcwd() if module else os.path.dirname(script)
     end = "ended"

@@ -493,19 +493,6 @@ def the_same_partners():
     train_on_rows(Pairs(torch.randn(1000, 8)))
 
 
-class Part:
-    """Some rows, without a Subset that tells which."""
-
-    def __init__(self, data, indices):
-        self.data, self.indices = data, indices
-
-    def __len__(self):
-        return len(self.indices)
-
-    def __getitem__(self, index):
-        return self.data[self.indices[index]]
-
-
 def a_sampler_with_a_seed_per_rank():
     rank, _ = start()
     data = rows()
@@ -515,7 +502,8 @@ def a_sampler_with_a_seed_per_rank():
 def split_by_a_seed_per_rank():
     rank, _ = start()
     order = torch.randperm(128, generator=torch.Generator().manual_seed(rank)).tolist()
-    train_on_rows(Part(rows(), order[:96]))
+    data = rows()
+    train_on_rows([data[index] for index in order[:96]])
 
 
 def a_plateau_of_each_rank():

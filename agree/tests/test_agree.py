@@ -72,11 +72,9 @@ HABITS = FOLDER / "tests" / "habits.py"
 
 @pytest.mark.core
 @skip_without("02_horovod")
-@pytest.mark.parametrize(("wrap", "expected"), [
-    ("wrapped", NO_PROBLEMS), ("unwrapped", "wrong: own gradients")])
-def test_horovods_optimizer_gets_its_verdict(wrap, expected):
-    result = forked.run([AGREE, FOLDER / "tests" / "by_horovod.py", wrap], 2, ENVIRONMENT)
-    assert f"verdict: {expected}\n" in result.out, result.out + result.err
+def test_horovods_optimizer_gets_its_verdict():
+    result = forked.run([AGREE, FOLDER / "tests" / "by_horovod.py"], 2, ENVIRONMENT)
+    assert f"verdict: {NO_PROBLEMS}\n" in result.out, result.out + result.err
 
 
 @pytest.mark.parametrize("name", [*CORRECT_TRAININGS, *WRONG_TRAININGS])
@@ -179,11 +177,11 @@ def test_tensor_parallelism_is_not_checked():
 
 @pytest.mark.parametrize("is_module", [False, True], ids=["file", "module"])
 def test_a_script_imports_its_own_modules(is_module, tmp_path):
-    """As under python: a file from its folder, a module from its package; even an agree.py."""
+    """As under python: a file from its folder, a module from its package."""
     folder = tmp_path / "package"
     folder.mkdir()
-    (folder / "agree.py").write_text("INPUTS = 8\n")
-    own = ".agree" if is_module else "agree"
+    (folder / "sizes.py").write_text("INPUTS = 8\n")
+    own = ".sizes" if is_module else "sizes"
     text = HABITS.read_text().replace("import copy\n", f"import copy\nfrom {own} import INPUTS\n")
     (folder / "train.py").write_text(text.replace("nn.Linear(8,", "nn.Linear(INPUTS,"))
     start = ["-m", "package.train"] if is_module else [folder / "train.py"]
