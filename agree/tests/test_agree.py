@@ -44,20 +44,16 @@ CORRECT_TRAININGS = (  # functions of habits.py
 WRONG_TRAININGS = {  # {function of habits.py: (expected verdict, what else the output contains)}
     "no_process_group": ("alone", ""),
     "inner_model_is_called": ("own gradients", "call a model that"),
-    "step_within_backward": ("own gradients", "after backward"),
     "a_layer_is_not_sharded": ("part", "fully_shard"),
     "a_tensor_in_no_module": ("part", "wrap every model"),
     "weights_of_each_rank": ("weights", "broadcast rank 0's"),
-    "shards_of_each_rank": ("weights", "set_model_state_dict"),
     "a_teacher_before_the_broadcast": ("weights", "copy a teacher"),
-    "noise_on_the_weights": ("apart", "no random change"),
     "a_codebook_of_each_rank": ("apart", r"all_reduce\(\) of sums"),
     "a_plateau_of_each_rank": ("apart", "learning rates"),
     "one_stream_for_all": ("same data", "islice"),
     "rows_of_one_seed": ("same data", r"given to the models;.*order\[rank::world_size\]"),
     "the_same_noise": ("same data", "models' inputs"),
     "the_same_partners": ("same data", "tensor 2"),
-    "shuffled_by_each_rank": ("overlap", "instead of shuffle"),
     "split_by_a_seed_per_rank": ("overlap", "what shuffles or splits"),
     "a_sampler_with_a_seed_per_rank": ("sampler", "with one seed"),
     "a_rank_skips_a_batch": ("sequence", "decide together"),
@@ -69,7 +65,6 @@ WRONG_TRAININGS = {  # {function of habits.py: (expected verdict, what else the 
     "clips_by_its_shards": ("other gradients", "norm of all shards"),
     "summed": ("sum", "op=AVG"), "averaged_twice": ("twice", "divide once"),
     "gradients_of_rank_0": ("one rank's", "those of rank 0"),
-    "weights_of_rank_0": ("one rank's", "after a step"),
     "optimizer_before_sharding": ("nothing trains", r"after fully_shard\(\)"),
     "root_of_a_negative": ("not finite", "before averaging")}
 HABITS = FOLDER / "tests" / "habits.py"
@@ -77,11 +72,9 @@ HABITS = FOLDER / "tests" / "habits.py"
 
 @pytest.mark.core
 @skip_without("02_horovod")
-@pytest.mark.parametrize(("wrap", "expected"), [
-    ("wrapped", NO_PROBLEMS), ("unwrapped", "wrong: own gradients")])
-def test_horovods_optimizer_gets_its_verdict(wrap, expected):
-    result = forked.run([AGREE, FOLDER / "tests" / "by_horovod.py", wrap], 2, ENVIRONMENT)
-    assert f"verdict: {expected}\n" in result.out, result.out + result.err
+def test_horovods_optimizer_gets_its_verdict():
+    result = forked.run([AGREE, FOLDER / "tests" / "by_horovod.py"], 2, ENVIRONMENT)
+    assert f"verdict: {NO_PROBLEMS}\n" in result.out, result.out + result.err
 
 
 @pytest.mark.parametrize("name", [*CORRECT_TRAININGS, *WRONG_TRAININGS])
@@ -117,10 +110,9 @@ def test_two_ranks_on_one_gpu_are_reported():
     assert verdicts.judge_devices([*reports, reports[0]])[1].keys() == {"one GPU"}
 
 
-def loader_facts(indices, probes=("a", "b"), are_set=(True,), shares=2):
-    """Return what agree knows of a DistributedSampler's loader, with the same order each epoch."""
-    epochs = [{"indices": list(indices), "shuffled": True, "is set": is_set, "seed": 0}
-              for is_set in are_set]
+def loader_facts(indices, probes=("a", "b"), shares=2):
+    """Return what agree knows of a DistributedSampler's loader, after one epoch."""
+    epochs = [{"indices": list(indices), "seed": 0}]
     return {"dataset_size": 100, "probes": list(probes), "drawn": [f"{indices}"], "shares": shares,
             "without_replacement": True, "is_distributed": True, "epochs": epochs,
             "batches": [[f"content {index}" for index in indices]]}
@@ -146,16 +138,6 @@ def test_a_sampler_for_one_rank_is_reported(shares, expected):
     loaders = [loader_facts(indices, shares=shares) for indices in drawn]
     findings = samples.judge_loader(loaders)[1]
     assert samples.judge_sampler(loaders, findings).keys() == expected
-
-
-@pytest.mark.check
-@pytest.mark.parametrize(("are_set", "expected"), [
-    ([True, True], {"order"}), ([False, False], {"order"}),  # set_epoch(0) twice; no set_epoch
-    ([False, True], set()),  # a probe before the first epoch
-    ([True], set()), ([False], {"note"})])
-def test_equal_orders_are_a_mistake_if_no_epoch_is_a_probe(are_set, expected):
-    facts = loader_facts(range(0, 100, 2), are_set=are_set)
-    assert samples.judge_order(facts, "steps").keys() == expected
 
 
 def test_agree_does_not_change_the_training(tmp_path):
@@ -193,23 +175,13 @@ def test_tensor_parallelism_is_not_checked():
     assert result.code == 2 and "note: tensor parallelism: not compared" in result.out, result.out
 
 
-def test_agree_gives_up_waiting_for_the_first_step(tmp_path):
-    script, program = tmp_path / "mine.py", tmp_path / "impatient.py"
-    script.write_text("import time\ntime.sleep(60)\n")
-    program.write_text("import sys\nfrom agree import __main__, session\n"
-                       "session.FIRST_MESSAGE_AFTER = 2\nsys.exit(__main__.main())\n")
-    result = forked.run([program, "--first-step", 5, script], 2, ENVIRONMENT, timeout=90)
-    assert result.code == 2 and "has not reached the first step of a" in result.err, result.err
-    assert "waiting for the first step of a PyTorch optimizer, up to 5 s" in result.err
-
-
 @pytest.mark.parametrize("is_module", [False, True], ids=["file", "module"])
 def test_a_script_imports_its_own_modules(is_module, tmp_path):
-    """As under python: a file from its folder, a module from its package; even an agree.py."""
+    """As under python: a file from its folder, a module from its package."""
     folder = tmp_path / "package"
     folder.mkdir()
-    (folder / "agree.py").write_text("INPUTS = 8\n")
-    own = ".agree" if is_module else "agree"
+    (folder / "sizes.py").write_text("INPUTS = 8\n")
+    own = ".sizes" if is_module else "sizes"
     text = HABITS.read_text().replace("import copy\n", f"import copy\nfrom {own} import INPUTS\n")
     (folder / "train.py").write_text(text.replace("nn.Linear(8,", "nn.Linear(INPUTS,"))
     start = ["-m", "package.train"] if is_module else [folder / "train.py"]
@@ -220,7 +192,7 @@ def test_a_script_imports_its_own_modules(is_module, tmp_path):
 
 @pytest.mark.fault
 @pytest.mark.parametrize(("name", "text", "problem"), [
-    ("mine.py", "print('no training here')\n", "ended before the first step of a PyTorch opt"),
+    ("mine.py", "print('no training here')\n", "not all ranks have taken a step of a PyTorch opt"),
     ("mine.py", "import os, torch\nif os.environ['RANK'] == '1':\n"
                 "    raise ValueError('a bad\\nimage')\n", "rank 1 ended with ValueError: a bad$"),
     ("mine.py", "import os, torch\nif os.environ['RANK'] == '1':\n    os._exit(1)\n",
