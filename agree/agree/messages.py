@@ -43,6 +43,9 @@ FIXES = {
     "weights": {
         "is not trained": "one seed on all ranks until all models are built; or copy a teacher or "
                           "target network after DistributedDataParallel(model)",
+        "FSDP2": "one seed on all ranks before the model is built; or fill the shards with rank "
+                 "0's weights: set_model_state_dict() with StateDictOptions(full_state_dict=True, "
+                 "broadcast_from_rank0=True)",
         "DDP": "wrap the model when it is complete, and change no weight after that",
         "horovod": "hvd.broadcast_parameters(model.state_dict(), 0) before step 1",
         "": "broadcast rank 0's parameters before step 1, as DistributedDataParallel does"},

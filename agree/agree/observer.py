@@ -92,6 +92,7 @@ class Observer:
         wrap_method(torch.autograd, "grad", self.before_grad, self.after_backward)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
+        self.sharding.install()
         self.data.install()
 
     def add_event(self, kind, *what, **measured):
@@ -220,6 +221,8 @@ class Observer:
             wrap_method(part, "step", functools.partial(self.before_deepspeed, part))
         elif wrapper == "FSDP2" and is_new:
             self.sharding.hook_reduction(self.note_gradient)
+            if not self.sharding.is_installed:
+                hooks.failed_hooks["note_api"] = "fully_shard() was called without its log"
 
     def add_wrapper(self, wrapper):
         """Record what communicates; return True if it is new."""
@@ -243,6 +246,7 @@ class Observer:
         self.backward_depth += 1
         self.backwards += 1
         self.data.note_backward()
+        self.sharding.note_first_state(self.names)
 
     @never_raise
     def before_backward(self, tensors, *_, **__):
@@ -422,7 +426,7 @@ class Observer:
             "measured": self.measured_states,
             "events": self.events, "backwards": self.backwards,
             "first_others": self.first_others,
-            "parts": self.sharding.parts,
+            "parts": self.sharding.parts, "before_sharding": self.sharding.before_sharding,
             "failed_hooks": hooks.failed_hooks,
             "loaders": self.data.report(min(self.steps, max(self.step_counts.values(), default=0))),
             "horovod": bool(horovod and horovod.is_initialized())}

@@ -5,16 +5,52 @@ import socket
 
 import torch
 
+from .fingerprints import state_of
 from .hooks import never_raise, wrap_method
 
 
 class Sharding:
-    """Names the parts, and records whole gradients before FSDP2 shards them."""
+    """Names the parts, and records what fully_shard() takes them from, and whole gradients."""
 
     def __init__(self):
         self.parts = {}  # {name of a parameter: which part of it this rank has, "" for the whole}
         self.managed = {}  # {parameter: what FSDP2 knows of it}
+        self.wholes = {}  # {what FSDP2 knows: (part, checksum) of what fully_shard() got}
+        self.shards = {}  # {what FSDP2 knows: the shard's state}, until the first backward pass
+        self.before_sharding = {}  # {name: what fully_shard() got}
         self.offsets = {}  # {parameter: where FSDP2's shard begins in the whole gradient}
+        self.is_installed = False
+
+    def install(self):
+        wrap_method(torch._C, "_log_api_usage_once", self.note_api)
+
+    @never_raise
+    def note_api(self, name, *_):
+        """Record what FSDP2 shards, from the first call of fully_shard() on, which it logs.
+
+        A hook from the start would import FSDP2, which takes seconds, in every script.
+        """
+        if name == "torch.distributed.fsdp.fully_shard" and not self.is_installed:
+            self.is_installed = True
+            from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+            wrap_method(FSDPParam, "__init__", self.note_whole, self.note_shard)
+
+    @never_raise
+    def note_whole(self, managed, parameter, *_, **__):
+        if parameter.device.type != "meta":
+            self.wholes[managed] = part_of(parameter), state_of(parameter)[0]
+
+    @never_raise
+    def note_shard(self, _, managed, *__, **___):
+        if managed in self.wholes:
+            self.shards[managed] = state_of(managed.sharded_param)
+
+    def note_first_state(self, names):
+        """Keep what fully_shard() got if nothing has overwritten the shards since then."""
+        for parameter, name in names.items():
+            managed = self.managed.get(parameter)
+            if managed in self.shards and self.shards.pop(managed) == state_of(parameter):
+                self.before_sharding[name] = self.wholes[managed]
 
     def parameters_of(self, module):
         """Return [(name, parameter)], with its shard for a parameter that FSDP2 has gathered."""

@@ -28,7 +28,10 @@ def judge_weights(reports: list[dict]) -> tuple[Lines, Findings]:
     step_count = len({number for number, _ in steps})
     total = len(all_steps_of(reports[0])) if all(
         report["end"] in ("steps", "ended") for report in reports) else step_count
-    if at_end and at_start:
+    whole = judge_before_sharding(reports)
+    if whole:
+        findings["weights"] = whole
+    elif at_end and at_start:
         findings["weights"] = f"before step 1, {describe_differences(at_start, len(compared))}"
     elif at_end:
         equal_steps = [number for number, names in history if number and not names]
@@ -134,6 +137,20 @@ def judge_learning_rates(reports):
             return (f"the learning rates differ: "
                     f"{listed(f'{max(rank):.3g}' for rank in rates)} in step {number}")
     return ""
+
+
+def judge_before_sharding(reports):
+    """Return which whole parameters differed when FSDP2 took its shards from them, or ""."""
+    before = [report["before_sharding"] for report in reports]
+    names = set.intersection(*map(set, before))
+    states = [{name: rank[name][1:] for name in names} for rank in before]
+    parts = [{name: rank[name][0] for name in names} for rank in before]
+    differences = find_differences(states, parts)
+    if not differences:
+        return ""
+    return (f"when fully_shard() made each rank's shards from the rank's own tensors, "
+            f"{describe_differences(differences, len(names))}: the shards are of different models, "
+            "which does no harm only if all weights are independent random numbers")
 
 
 def differences_by_step(steps, last_states, parts):

@@ -381,6 +381,13 @@ def clips_by_its_shards():
     train(model, sgd(model), clip)
 
 
+def shards_of_each_rank():
+    rank, _ = start()
+    torch.manual_seed(rank)
+    model = fully_shard(network())
+    train(model, sgd(model))
+
+
 def optimizer_before_sharding():
     model = start_with_network()
     optimizer = sgd(model)

@@ -47,6 +47,7 @@ WRONG_TRAININGS = {  # {function of habits.py: (expected verdict, what else the 
     "a_layer_is_not_sharded": ("part", "fully_shard"),
     "a_tensor_in_no_module": ("part", "wrap every model"),
     "weights_of_each_rank": ("weights", "broadcast rank 0's"),
+    "shards_of_each_rank": ("weights", "set_model_state_dict"),
     "a_teacher_before_the_broadcast": ("weights", "copy a teacher"),
     "a_codebook_of_each_rank": ("apart", r"all_reduce\(\) of sums"),
     "a_plateau_of_each_rank": ("apart", "learning rates"),
@@ -110,9 +111,10 @@ def test_two_ranks_on_one_gpu_are_reported():
     assert verdicts.judge_devices([*reports, reports[0]])[1].keys() == {"one GPU"}
 
 
-def loader_facts(indices, probes=("a", "b"), shares=2):
-    """Return what agree knows of a DistributedSampler's loader, after one epoch."""
-    epochs = [{"indices": list(indices), "seed": 0}]
+def loader_facts(indices, probes=("a", "b"), are_set=(True,), shares=2):
+    """Return what agree knows of a DistributedSampler's loader, with the same order each epoch."""
+    epochs = [{"indices": list(indices), "shuffled": True, "is set": is_set, "seed": 0}
+              for is_set in are_set]
     return {"dataset_size": 100, "probes": list(probes), "drawn": [f"{indices}"], "shares": shares,
             "without_replacement": True, "is_distributed": True, "epochs": epochs,
             "batches": [[f"content {index}" for index in indices]]}
@@ -138,6 +140,16 @@ def test_a_sampler_for_one_rank_is_reported(shares, expected):
     loaders = [loader_facts(indices, shares=shares) for indices in drawn]
     findings = samples.judge_loader(loaders)[1]
     assert samples.judge_sampler(loaders, findings).keys() == expected
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("are_set", "expected"), [
+    ([True, True], {"order"}), ([False, False], {"order"}),  # set_epoch(0) twice; no set_epoch
+    ([False, True], set()),  # a probe before the first epoch
+    ([True], set()), ([False], {"note"})])
+def test_equal_orders_are_a_mistake_if_no_epoch_is_a_probe(are_set, expected):
+    facts = loader_facts(range(0, 100, 2), are_set=are_set)
+    assert samples.judge_order(facts, "steps").keys() == expected
 
 
 def test_agree_does_not_change_the_training(tmp_path):
