@@ -38,7 +38,7 @@ BAD_COMMANDS = [  # commands of other programs, and the expected message
     ("cluster.predict exercises/10_predict/run.jsonl --node-link 1e9 --csv {}/missing/x",
      "missing"),
     ("cluster.predict exercises/10_predict/run.jsonl", "--node-link: give a number"),
-    ("reading_data/read_data.py --way files --images 100", "--images has to be a multiple of 64"),
+    ("reading_data/read_data.py --images 100", "--images has to be a multiple of 64"),
     ("tools/environment/setup.py --venf /nowhere", "--venf"),
     ("cluster/lab.sh up many", "many is not a whole number"),
     ("cluster/lab.sh run -n 2 true", "no lab is up"),

@@ -4,13 +4,12 @@ import base64
 import json
 
 import nbformat
-import pandas
 
 from cluster.launch import ROOT
 from cluster.records import FIGURES as FOLDER
 from cluster.records import RECORDS, read_records
 from tools import style
-from tools.measuring import demo, reading
+from tools.measuring import demo
 
 
 def trace():
@@ -32,8 +31,7 @@ def trace():
 
 FIGURES = {
     "trace.png": trace,
-    "demo.png": lambda: demo.draw(read_records("demo.jsonl")),
-    "read_data.png": lambda: reading.draw(pandas.DataFrame(read_records("read_data.jsonl")))}
+    "demo.png": lambda: demo.draw(read_records("demo.jsonl"))}
 FROM_NOTEBOOKS = {  # {figure: (notebook, first line of the cell that draws it)}
     "batch_size.png": ("01_single_node/batch_size.ipynb", "# Draw the throughput, and"),
     "zero.png": ("05_zero/memory.ipynb", "# Draw what was counted, and the formula"),
