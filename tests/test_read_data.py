@@ -15,8 +15,9 @@ def test_each_way_reads_each_image_once(nodes, tmp_path):
 
     With two nodes, MPICH is told to take even and odd ranks for different nodes.
     """
-    result = run_command([BIN / "mpiexec", "-n", 4, sys.executable, SOURCE, "--images", 512,
-                          "--folder", tmp_path], timeout=60, env={"MPIR_CVAR_NUM_CLIQUES": str(nodes)})
+    command = [BIN / "mpiexec", "-n", 4, sys.executable, SOURCE, "--images", 512]
+    result = run_command([*command, "--folder", tmp_path], timeout=60,
+                         env={"MPIR_CVAR_NUM_CLIQUES": str(nodes)})
     assert result.code == 0 and "each way delivered each image once" in result.out, result.err
     bytes_read = {way: int(count.replace(",", "")) for way, count in re.findall(
         r"^([\w-]+) .* ([\d,]+)$", result.out, re.M)}
