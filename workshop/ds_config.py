@@ -66,7 +66,7 @@ def read_file(path):
                *(key for section in sections for key in section if key in REFUSED)]
     if refused:
         sys.exit(f"ds_config.json: remove {', '.join(sorted(refused))}: only {', '.join(DEFAULTS)} "
-                 "are supported; flags and main.py set the others")
+                 "are supported here; flags and main.py set the others")
     for key, value in config.items():
         types = (int, float) if key == "gradient_clipping" else (type(DEFAULTS[key]),)
         is_switch = isinstance(value, dict) and "enabled" in value
