@@ -95,9 +95,12 @@ FIXES = {
                   "Face, or islice(stream, rank, None, world_size); then shard it over workers",
         "WeightedRandomSampler": "give the sampler another seed on each rank: "
                                  "generator=torch.Generator().manual_seed(seed + rank)",
-        "DistributedSampler": "give each rank its own random numbers, for data sets and models "
-                              "that draw: torch.manual_seed(seed + rank) after the model is "
-                              "wrapped",
+        "models' inputs": "give each rank its own random numbers, such as noise: "
+                          "torch.manual_seed(seed + rank) after the model is wrapped; or shard "
+                          "the data",
+        "DistributedSampler": "if the sampler is given rank=, it must differ by rank; give each "
+                              "rank its own random numbers, for data sets that draw: "
+                              "torch.manual_seed(seed + rank) after the model is wrapped",
         "": "shard the data: DistributedSampler(data) instead of shuffle=True"},
     "overlap": {
         "data sets differ": "one seed on all ranks for what shuffles or splits the data: "

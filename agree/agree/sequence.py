@@ -11,13 +11,15 @@ def judge_sequence(reports: list[dict]) -> Findings:
     """Return where the ranks begin to do different things: draws, backward passes and steps.
 
     This is a mistake if a wrapper averages in backward(), since it then pairs different batches. A
-    single draw, such as rank 0's for a figure, does not count.
+    single draw, such as rank 0's for a figure, does not count, nor does a loader from which some
+    ranks never draw, because others send them their batches.
     """
     if not set(reports[0]["wrappers"]) & {"DDP", "FSDP2", "DeepSpeed", "Horovod"}:
         return {}
     draws = [Counter(tuple(event["what"]) for event in report["events"] if event["kind"] == "draw")
              for report in reports]
-    repeated = {what for counts in draws for what, count in counts.items() if count > 1}
+    repeated = {what for what in set.intersection(*map(set, draws))
+                if any(counts[what] > 1 for counts in draws)}
     ranks = [[event for event in report["events"] if event["kind"] in ("backward", "step")
               or (event["kind"] == "draw" and tuple(event["what"]) in repeated)]
              for report in reports]

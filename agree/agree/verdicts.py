@@ -26,7 +26,8 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
         findings["steps"] = f"{listed(counts)} on ranks 0 to {len(counts) - 1}"
     unsupported = [wrapper for wrapper in reports[0]["wrappers"] if wrapper in UNSUPPORTED]
     if unsupported:
-        return judge_devices(reports)[0], {"note": f"{listed(unsupported)}: not compared"}
+        note = f"{listed(unsupported)}: not compared; under DDP or FSDP2 a small model can be"
+        return judge_devices(reports)[0], {"note": note}
     for judge_part in judge_weights, judge_gradients, judge_data, judge_devices:
         part_lines, part_findings = judge_part(reports)
         if "note" in part_findings:

@@ -441,6 +441,22 @@ def rows(count=128):
     return TensorDataset(torch.randn(count, 8), torch.randn(count, 1))
 
 
+def rank_0_draws_for_all():
+    """As accelerate's loader of a stream does."""
+    rank, world_size = start()
+    model = DDP(network())
+    optimizer = sgd(model)
+    batches = [(torch.empty(16, 8), torch.empty(16, 1))] * 8
+    if rank == 0:
+        batches = DataLoader(rows(), 16)
+    for inputs, labels in batches:
+        for tensor in inputs, labels:
+            dist.broadcast(tensor, 0)
+        optimizer.zero_grad()
+        mse(model(inputs[rank::world_size]), labels[rank::world_size]).backward()
+        optimizer.step()
+
+
 def a_rank_skips_a_batch():
     start()
     skipped = []
