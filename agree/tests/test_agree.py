@@ -40,7 +40,8 @@ CORRECT_TRAININGS = (  # functions of habits.py
     "no_grad_before_ddp", "look_at_a_batch", "weights_averaged", "loss_divided_and_summed",
     "weighted_by_samples", "closure", "sum_of_micro_batches_divided", "gradients_by_hand",
     "gathered_before_the_forward", "a_stream_for_each_rank", "clips_all_micro_batches",
-    "several_models", "rank_0_draws_for_all", "in_bf16", "compiled", "by_deepspeed", "averaged_by_mpi")
+    "several_models", "rank_0_draws_for_all", "in_bf16", "compiled", "by_deepspeed",
+    "averaged_by_mpi")
 WRONG_TRAININGS = {  # {function of habits.py: (expected verdict, what else the output contains)}
     "no_process_group": ("alone", ""),
     "inner_model_is_called": ("own gradients", "call a model that"),
