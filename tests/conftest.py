@@ -1,7 +1,9 @@
 """Helpers of all tests: run a chapter on real ranks, with a time-out, and read its results."""
 
+import contextlib
 import functools
 import importlib.util
+import io
 import json
 import os
 import re
@@ -116,15 +118,25 @@ def assert_refused(result, message, program=r"\w+\.py"):
     assert re.search(message, errors[0]), result.err
 
 
-def run_in_one_process(chapter, flag_rows, **options):
-    """Run a chapter's main() on one rank with each row of flags, importing the chapter only once.
+def run_in_one_process(chapter, flag_rows, cwd):
+    """Call a chapter's main() here with each row of flags.
 
     Return the output, and each row's exit message or None.
     """
-    result = run(chapter, 1, json.dumps(flag_rows), hook=["in_turn.py"], **options)
-    messages = [json.loads(message) for message in re.findall("^end: (.*)", result.err, re.M)]
-    assert len(messages) == len(flag_rows), result.err
-    return result.out, messages
+    main, out, messages = ROOT / chapter / "main.py", io.StringIO(), []
+    module = load_module(main)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.chdir(cwd)
+        for flags in flag_rows:
+            patch.setattr(sys, "argv", [str(main), *flags.split()])
+            message, errors = None, io.StringIO()
+            try:
+                with contextlib.redirect_stderr(errors):
+                    module.main()
+            except SystemExit as end:
+                message = end.code if isinstance(end.code, str) else errors.getvalue().strip()
+            messages.append(message)
+    return out.getvalue(), messages
 
 
 GPT_SHAPE = {"layers": 2, "width": 32, "heads": 4, "context": 32}

@@ -109,24 +109,3 @@ def test_two_ranks_train_and_one_continues(tmp_path):
     assert [tuple(map(int, epoch)) for epoch in epochs] == [
         (1, 22, 22, 1408, 1408), (2, 8, 22, 512, 512), (2, 14, 14, 896, 896),
         (3, 22, 22, 1408, 1408)]
-
-
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 1), (2, 3), (3, 2)])
-def test_the_page_shares_a_stream_in_the_same_batches(ranks, workers):
-    page = (ROOT / "reading_data" / "README.md").read_text()
-    code = re.search(r"```python\n(def share.*?)```", page, re.S)[1]
-    names = {"islice": itertools.islice, "torch": SimpleNamespace(utils=SimpleNamespace(
-        data=SimpleNamespace(get_worker_info=lambda: info)))}
-    exec(code, names)
-    samples, steps, global_batch = 101, 8, 12
-    batches = []  # of all ranks, joined
-    for step in range(steps):
-        worker, batch = step % workers, []
-        info = SimpleNamespace(id=worker, num_workers=workers) if workers > 1 else None
-        for rank in range(ranks):
-            share = [*names["share"](range(samples), steps, global_batch, rank, ranks)]
-            size, turn = global_batch // ranks, step // workers
-            assert len(share) == size * len(range(worker, steps, workers))
-            batch += share[turn * size:(turn + 1) * size]
-        batches.append(sorted(batch))
-    assert batches == np.arange(steps * global_batch).reshape(steps, -1).tolist()

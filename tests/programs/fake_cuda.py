@@ -90,7 +90,7 @@ def move_module(module, *args, **_):
     """A stand-in for Module.to(), which swaps tensors; FakeTensors cannot be swapped."""
     for submodule in module.modules():
         for name, tensor in submodule._parameters.items():
-            moved = tensor if tensor is None else torch.nn.Parameter(tensor.detach().to(*args, memory_format=None))
+            moved = tensor if tensor is None else torch.nn.Parameter(tensor.detach().to(*args))
             submodule._parameters[name] = moved
     return module
 
@@ -113,15 +113,12 @@ def fake_gpu():
         module.current_stream = FakeStream
     torch.cuda.current_device = torch.accelerator.current_device_index = lambda: 0
     torch.cuda.set_device = torch.accelerator.set_device_index = set_device
-    torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     torch.cuda._lazy_init = fake_tensor.init_gpu_context = lambda *_: None
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda _: True)
     torch.cuda.Stream, torch.cuda.Event = FakeStream, lambda **_: None
-    torch.cuda.default_stream = FakeStream
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid="0", total_memory=2**34)
     torch.cuda.get_device_capability = lambda *_: (8, 0)
     torch.cuda.is_bf16_supported = lambda *_, **__: True
-    torch.cuda.max_memory_allocated = torch.cuda.memory_allocated = lambda *_: 0
     torch.cuda.synchronize = torch.cuda.reset_peak_memory_stats = lambda *_: None
     torch.Tensor.tolist, torch.Tensor.pin_memory = tolist, pin_memory
     torch.Tensor.backward, torch.nn.Module.to = backward, move_module
