@@ -7,7 +7,7 @@ PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 # Only tracked files, not an attendee's own scripts
 RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests exercise grades demo gpu check test test-root test-core test-all faults bench docs notebooks site slides pins
+.PHONY: help setup setup-tests exercise grades demo gpu check test test-root test-core test-all faults docs notebooks site slides pins
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,9 +58,6 @@ test-all: setup-tests ## every test
 
 faults: setup-tests ## fault-injection tests: killed ranks, full disks, bad input; lists each
 	@$(PYTEST) -m fault -rA --no-header
-
-bench: setup ## measure what loading, metrics and synchronisation cost
-	@"$(VENV)/bin/python" -m tools.measuring.bench
 
 docs: setup ## update the generated parts of pages, and figures
 	@"$(VENV)/bin/python" -m tools.pages.docs

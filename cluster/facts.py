@@ -16,7 +16,8 @@ from workshop.devices import identify_gpu
 OWN_PACKAGES = site.getusersitepackages()  # ~/.local/lib/python3.N/site-packages
 DRIVERS = "/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"  # the latter in WSL2
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_PORT",
-             "TORCHELASTIC_RUN_ID", "SLURM_GPUS_ON_NODE", "SLURM_JOB_NUM_NODES", "PET_NNODES")
+             "TORCHELASTIC_RUN_ID", "SLURM_GPUS_ON_NODE", "SLURM_JOB_NUM_NODES", "PET_NNODES",
+             "CONDA_PREFIX", "ROCR_VISIBLE_DEVICES")
 BUILD_ADVICE = "install another build of PyTorch (docs/SETUP.md, Versions)"
 GPU_ADVICE = f"look at nvidia-smi, try another node, or {BUILD_ADVICE}"
 NETWORK_ADVICE = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the site's file, to an "
@@ -37,14 +38,15 @@ def examine(variables):
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = [identify_gpu(index) for index in range(count)]
     cores = range(os.cpu_count())
+    ports = Path("/proc/sys/net/ipv4/ip_local_port_range")
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cores = os.sched_getaffinity(0)
-    ports = Path("/proc/sys/net/ipv4/ip_local_port_range")
     return {"node": socket.gethostname(), "local_rank": local_rank, "gpus": gpus,
             "gpu": gpus[local_rank % count] if gpus else None,
-            "gpu_problem": find_gpu_problem(local_rank), "cuda": torch.version.cuda,
+            "gpu_problem": find_gpu_problem(local_rank),
+            "cuda": torch.version.cuda or f"none, ROCm: {torch.version.hip}",
+            "prefix": sys.prefix, "is_venv": sys.prefix != sys.base_prefix,
             "has_driver": any(map(os.path.exists, DRIVERS)),
-            "has_intel_gpu": torch.xpu.is_available(),
             "cores": sorted(cores), "all_cores": os.cpu_count(),
             "versions": describe_versions(), "own_packages": find_own_packages(),
             "gloo": gloo_interface(), "interfaces": ", ".join(psutil.net_if_addrs()),
@@ -108,10 +110,17 @@ def find_job_problems(ranks, nodes):
     if first["own_packages"]:
         yield "note", (f"{', '.join(first['own_packages'])} come from your own {OWN_PACKAGES}, not "
                        "from the environment: export PYTHONNOUSERSITE=1")
+    conda = first["CONDA_PREFIX"]
+    if os.path.isdir(conda) and not first["is_venv"] and not os.path.samefile(
+            conda, first["prefix"]):
+        yield "note", (f"python is that of {first['prefix']}, not of the active conda environment "
+                       f"{conda}: conda deactivate, then conda activate; or {conda}/bin/python")
     gpus = to_number(first["SLURM_GPUS_ON_NODE"])
     if gpus and not any(facts["gpus"] for facts in ranks):
         yield "note", (f"the job has {gpus} GPUs per node, and PyTorch sees none of them; it is "
-                       f"built for CUDA: {first['cuda']}")
+                       f"built for CUDA: {first['cuda']}; CUDA_VISIBLE_DEVICES: "
+                       f"{first['CUDA_VISIBLE_DEVICES']}, ROCR_VISIBLE_DEVICES: "
+                       f"{first['ROCR_VISIBLE_DEVICES']} (try without them)")
     for name, advice in (("SLURM_JOB_NUM_NODES", "see submit/README.md, Without a site file"),
                          ("PET_NNODES", "start it with torchrun, which alone reads PET_*")):
         if to_number(first[name]) > nodes:
@@ -122,8 +131,6 @@ def find_job_problems(ranks, nodes):
     if nodes > 1 and outgoing and not from_torchrun and outgoing[0] <= port <= outgoing[1]:
         yield "note", (f"MASTER_PORT={port} is one of the ports for outgoing connections, so "
                        f"sometimes it is in use: set it to one below {outgoing[0]}")
-    if first["has_intel_gpu"]:
-        yield "note", "doctor.py does not check Intel GPUs"
 
 
 def find_gpu_problems(node_ranks, any_gpu):
@@ -132,9 +139,9 @@ def find_gpu_problems(node_ranks, any_gpu):
     used = [facts["gpu"] for facts in node_ranks]
     if None in used and (node_ranks[0]["has_driver"] or any_gpu):
         facts = node_ranks[used.index(None)]
+        visible = facts["CUDA_VISIBLE_DEVICES"] or "empty, which hides all GPUs"
         yield "wrong", (f"a rank sees no GPU: {facts['gpu_problem']:.150}: ask for one GPU per "
-                        f"rank (CUDA_VISIBLE_DEVICES: {facts['CUDA_VISIBLE_DEVICES']}), or "
-                        f"{BUILD_ADVICE}")
+                        f"rank, or unset CUDA_VISIBLE_DEVICES ({visible}), or {BUILD_ADVICE}")
     elif gpus and len(node_ranks) > len(gpus):
         yield "wrong", (f"{len(node_ranks)} ranks see {len(gpus)} GPUs: start one rank per GPU "
                         "(mpiexec --ppn, srun --ntasks-per-node, torchrun --nproc-per-node)")
@@ -160,6 +167,12 @@ def find_node_problems(node_ranks, rank_0, nodes):
     if one_core and first["all_cores"] > 2 * len(node_ranks):
         yield "note", (f"a rank has 1 of {first['all_cores']} cores, also for its data workers: "
                        "srun --cpus-per-task, mpiexec --depth, or --bind-to none")
+    nccl = first["NCCL_SOCKET_IFNAME"]  # beginnings of names; ^: all others; =: whole names
+    if nccl not in ("", "not set") and "^" not in nccl and not any(
+            name.startswith(part) for name in first["interfaces"].split(", ")
+            for part in nccl.lstrip("=").split(",")):
+        yield "wrong", (f"NCCL_SOCKET_IFNAME={nccl} is none of its interfaces, "
+                        f"{first['interfaces']}: unset it, or set it to one of them")
     if nodes > 1 and first["gloo"].startswith("127."):
         yield "wrong", (f"its hostname resolves to {first['gloo']}, which other nodes cannot "
                         f"reach: {NETWORK_ADVICE}")

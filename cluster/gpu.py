@@ -1,4 +1,4 @@
-"""Check a new GPU node: do chapters 1 and 3 train correctly, and how fast?
+"""Check a new GPU node: do the chapters train correctly, and how fast?
 
     python -m cluster.gpu                    # all parts; make gpu does the same
     python -m cluster.gpu speed scaling      # these two parts
@@ -10,7 +10,6 @@ a part fails, it says why, and continues with the next part.
 """
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -19,67 +18,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from cluster.launch import ROOT, common_multiple, describe_failure, rank_command, run_job
-from cluster.nccl import nccl
-from cluster.records import append_records, describe_machine, outcome, processor_name, read_records
+from cluster.launch import ROOT, describe_failure, run_job
+from cluster.nccl import Jobs, nccl
+from cluster.records import append_records, describe_machine, outcome
 from workshop.flags import Parser
 
-# Of ResNet-50, per image of 224 pixels: multiply and add; the backward pass costs twice the forward
-FLOPS = 3 * 2 * 4.09e9
-PEAKS = {  # bf16 FLOP/s without sparsity, from the vendors' data sheets; the first match counts
-    "H100 PCIe": 756e12, "H100 NVL": 835e12, "H200 NVL": 835e12, "A100": 312e12, "H100": 989e12,
-    "H200": 989e12, "GH200": 989e12, "B200": 2250e12, "L40S": 362e12}
 STEPS = {"cuda": 30, "cpu": 2}
 START_TIME = time.monotonic()
-
-
-def run_program(ranks, program, *flags, timeout=120):
-    """Run a program on `ranks` ranks; return its exit code, its output, and its records."""
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder, "results.jsonl")
-        command = rank_command(program, ranks, *flags, "--results", results, torchrun=True)
-        try:
-            exit_code, output = 0, run_job(command, timeout)
-        except subprocess.CalledProcessError as problem:
-            exit_code, output = problem.returncode, problem.output
-        except subprocess.TimeoutExpired as problem:
-            exit_code, output = 124, describe_failure(problem)
-        return exit_code, output, read_records(results)
-
-
-def doctor(device, gpus):
-    """Does the doctor find a problem? How fast are all-reduces?"""
-    exit_code, output, records = run_program(gpus, "cluster.doctor")
-    yield outcome("the doctor finds no problems", exit_code == 0, output)
-    yield from records
-
-
-def compare_devices(device, gpus):
-    """Is the loss equal on CPU and GPUs? Does a CPU checkpoint resume on a GPU, and vice versa?"""
-    runs = {"chapter 1 on the CPU": ("01_single_node", 1, "cpu"),
-            "chapter 1 on the device": ("01_single_node", 1, device),
-            "chapter 3 on one rank": ("03_ddp", 1, device),
-            "chapter 3 on all ranks": ("03_ddp", gpus, device),
-            "chapter 3 on two ranks of the CPU": ("03_ddp", 2, "cpu")}
-    for precision, tolerance in ("fp64", 1e-10), ("fp32", 0.02):
-        cpu_loss = None
-        for name, (folder, ranks, run_device) in runs.items():
-            _, output, records = run_program(
-                ranks, folder, "--precision", precision, "--device", run_device,
-                "--global-batch-size", common_multiple(48, 2, gpus), "--epochs", 2)
-            loss = records[0]["loss"] if records else math.nan
-            cpu_loss = loss if cpu_loss is None else cpu_loss
-            difference = abs(loss - cpu_loss)
-            yield outcome(f"{name}, {precision}: same loss as on the CPU",
-                          difference < tolerance, output, loss=loss, difference=difference)
-    for first, second in ("cpu", device), (device, "cpu"):
-        with tempfile.TemporaryDirectory() as folder:
-            program = "01_single_node", "--checkpoint", f"{folder}/c.pt"
-            run_program(1, *program, "--epochs", 1, "--device", first)
-            exit_code, output, _ = run_program(
-                1, *program, "--epochs", 2, "--resume", "--device", second)
-        yield outcome(f"a checkpoint of {first} continues on {second}",
-                      exit_code == 0 and "epoch 2/2" in output, output)
 
 
 def plain_loop(device, batch, image_size, settings):
@@ -133,45 +78,36 @@ def single_gpu_speed(device, gpus):
             yield {"settings": settings, "batch": batch, "failed": reason}
             continue
         speed, peak = json.loads(re.findall(r"^\[.*\]$", output, re.M)[-1])
-        yield {"settings": settings, "batch": batch, "images/s": speed, "peak bytes": peak,
-               **peak_fraction(speed)}
+        yield {"settings": settings, "batch": batch, "images/s": speed, "peak bytes": peak}
     for precision in "fp32", "bf16":
-        yield from run_chapter(1, "01_single_node", device, image_size, batches[0], precision)
+        yield run_chapter(1, "01_single_node", device, image_size, batches[0], precision)
 
 
 def run_chapter(ranks, chapter, device, image_size, batch, precision):
-    """Return a list of one record: the images/s of a chapter's main.py, or why it has none."""
+    """Return a record with the images/s of a chapter's main.py, or why it has none."""
     model = "resnet50" if device == "cuda" else "resnet18"
-    _, output, records = run_program(
-        ranks, chapter, "--device", device, "--dataset", "synthetic", "--model", model,
-        "--image-size", image_size, "--batch-size", batch, "--precision", precision, "--lr", 0.001,
-        "--epochs", 1, "--max-steps", 5 + STEPS[device])
-    if not records and "out of memory" in output:
-        return [{"main.py": chapter, "ranks": ranks, "batch": batch, "failed": "out of memory"}]
-    if not records:
-        return [outcome(f"{chapter}, {ranks} ranks, {precision}", False, output)]
-    speed = records[0]["images_per_second"]
-    return [{"main.py": chapter, "ranks": ranks, "precision": precision, "batch": batch,
-             "side": image_size, "images/s": speed, "peak bytes": records[0]["peak_memory_bytes"],
-             **peak_fraction(speed / ranks)}]
-
-
-def peak_fraction(speed):
-    """Return the fraction of the GPU's peak (MFU) at `speed` images/s, if the peak is known."""
-    words = set(re.split(r"[ ,-]+", processor_name()))  # such as NVIDIA A100-SXM4-40GB
-    peaks = [peak for name, peak in PEAKS.items() if words.issuperset(name.split())]
-    return {"of its peak": speed * FLOPS / peaks[0]} if peaks else {}
+    with tempfile.TemporaryDirectory() as folder:
+        record, output = Jobs(device, ranks, Path(folder)).train(
+            "run", ranks, f"{chapter}/main.py", "--dataset", "synthetic", "--model", model,
+            "--image-size", image_size, "--batch-size", batch, "--precision", precision,
+            "--lr", 0.001, "--epochs", 1, "--max-steps", 5 + STEPS[device])
+    if not record and "out of memory" in output:
+        return {"main.py": chapter, "ranks": ranks, "batch": batch, "failed": "out of memory"}
+    if not record:
+        return outcome(f"{chapter}, {ranks} ranks, {precision}", False, output)
+    return {"main.py": chapter, "ranks": ranks, "precision": precision, "batch": batch,
+            "side": image_size, "images/s": record["images_per_second"],
+            "peak bytes": record["peak_memory_bytes"]}
 
 
 def scaling(device, gpus):
     """How does chapter 3 scale over the GPUs, with the same batch per GPU?"""
     image_size, batch = (224, 128) if device == "cuda" else (32, 8)
     for ranks in sorted({1, min(2, gpus), max(1, gpus // 2), gpus}):
-        yield from run_chapter(ranks, "03_ddp", device, image_size, batch, "bf16")
+        yield run_chapter(ranks, "03_ddp", device, image_size, batch, "bf16")
 
 
-PARTS = {"doctor": doctor, "same": compare_devices, "nccl": nccl, "speed": single_gpu_speed,
-         "scaling": scaling}
+PARTS = {"nccl": nccl, "speed": single_gpu_speed, "scaling": scaling}
 
 
 def format_record(record):

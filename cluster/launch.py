@@ -18,11 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost")
 
 
-def rank_command(program: str | Path, ranks: int, *flags: object, torchrun: bool = False
-                 ) -> list[str]:
+def rank_command(program: str | Path, ranks: int, *flags: object) -> list[str]:
     """Return the command that starts a program on `ranks` ranks; several need a launcher.
 
     program: a chapter's folder, a file, or a module to be started in the top folder.
@@ -32,9 +30,7 @@ def rank_command(program: str | Path, ranks: int, *flags: object, torchrun: bool
         path = path / "main.py"
     target = [path] if path.suffix == ".py" else ["-m", program]
     launcher = [sys.executable]
-    if ranks > 1 and torchrun:
-        launcher += [*TORCHRUN, "--nproc-per-node", ranks]
-    elif ranks > 1:
+    if ranks > 1:
         launcher = [Path(sys.executable).parent / "mpiexec", "-n", ranks, sys.executable]
     return [str(word) for word in (*launcher, *target, *flags)]
 

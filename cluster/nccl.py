@@ -1,4 +1,4 @@
-"""Part "nccl" of gpu.py: do several ranks train correctly over NCCL, and what if one fails?
+"""Part "nccl" of gpu.py: do GPUs train as a CPU does, several ranks as one? What if one fails?
 
 On a node with one GPU, the ranks share it: each has a NCCL_HOSTID of its own, so NCCL takes it for
 a node with one GPU, and connects the ranks by sockets. That is slow, but the collectives, streams
@@ -22,7 +22,6 @@ from pathlib import Path
 
 from cluster.launch import (
     ROOT,
-    TORCHRUN,
     common_multiple,
     describe_failure,
     finish_job,
@@ -37,7 +36,10 @@ LIMIT, TOTAL_LIMIT = 150, 330  # seconds: of a job, and, on GPUs, of all jobs to
 FP64, ROUNDED = 1e-8, 0.02  # largest differences: of parameters in fp64; of losses, relative
 GPT = ("--layers", 1, "--width", 48, "--text", ROOT / "05_zero" / "README.md", "--epochs", 2)
 OWN_HOST = 'NCCL_HOSTID=node$RANK exec "$@"'  # bash runs this on each rank
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost")
 ONE_NODE = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+SEARCH_HERE = {  # let Python find cluster and agree, too
+    "PYTHONPATH": f"{ROOT / 'agree'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
 MISTAKES = {  # {agree's verdict: (old, new text of chapter 3's main.py)}
     "own gradients": ("logits = ddp(images)", "logits = model(images)"),
     "sampler": ("DistributedSampler(train, world_size, rank,", "DistributedSampler(train, 1, 0,"),
@@ -62,7 +64,6 @@ class Jobs:
         self.several = (2, 4) if self.ranks_share else tuple(sorted({2, gpus}))
         self.digits = ("--global-batch-size", common_multiple(48, *self.several), "--epochs", 2)
         self.gpt = (*GPT, "--global-batch-size", common_multiple(32, *self.several))
-        self.other_places = dict.fromkeys([(1, device), (self.several[-1], device), (1, "cpu")])
 
     def run(self, ranks: int, *command: object, env: dict[str, str] | None = None,
             own_host: bool = True) -> tuple[int, str]:
@@ -73,7 +74,8 @@ class Jobs:
         if ranks > 1 and self.ranks_share and own_host:
             launcher += ["--no-python", "bash", "-c", OWN_HOST, "bash", sys.executable]
         job = start_job([sys.executable, *launcher, *command], self.folder,
-                        rank_environment() | (ONE_NODE if self.ranks_share else {}) | (env or {}))
+                        rank_environment() | SEARCH_HERE | (ONE_NODE if self.ranks_share else {})
+                        | (env or {}))
         try:
             finished = finish_job(job, min(LIMIT, max(1, self.end - time.monotonic())))
         except subprocess.TimeoutExpired as problem:
@@ -106,7 +108,7 @@ class Jobs:
             difference = largest_difference(named_parameters(saved),
                                             named_parameters(self.folder / baseline))
         return outcome(name, record and (not baseline or difference < FP64), output,
-                       **where(record), parameters_differ_by=difference)
+                       parameters_differ_by=difference)
 
     def compare_loss(self, name: str, ranks: int, program: str | Path, *flags: object,
                      baseline: str | None, **options: object) -> dict:
@@ -119,7 +121,19 @@ class Jobs:
         # DDP warns if a gradient has another layout than its bucket: on CPUs, a compiled one has
         strides = "strides" in output and self.device != "cpu"
         passed = record and not strides and (not baseline or difference < ROUNDED)
-        return outcome(name, passed, output, **where(record), loss_differs_by=difference)
+        return outcome(name, passed, output, loss_differs_by=difference)
+
+    def compare_ranks(self, name: str, program: str | Path, *flags: object, baseline: str | None
+                      ) -> Iterator[dict]:
+        """Train on one and several ranks; resume what 2 ranks saved on others, and on the CPU."""
+        yield self.compare(name, 1, program, *flags, baseline=baseline)
+        for ranks in self.several:
+            yield self.compare(f"{name}, {ranks} ranks", ranks, program, *flags, baseline=name)
+        yield self.compare(f"{name}, stopped", 2, program, *flags, "--epochs", 1, baseline=None)
+        for ranks, device in dict.fromkeys(
+                [(1, self.device), (self.several[-1], self.device), (1, "cpu")]):
+            yield self.compare(f"{name}, from 2 ranks to {ranks} on {device}", ranks, program,
+                               *flags, baseline=name, checkpoint=f"{name}, stopped", device=device)
 
     def changed(self, name: str, chapter: str, old: str, new: str) -> Path:
         """Return the main.py of a copy of a chapter, with one text replaced."""
@@ -132,35 +146,25 @@ class Jobs:
         return copy / "main.py"
 
 
-def search_first(folder):
-    """Return the variable that lets Python find packages in this folder, too."""
-    return {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
-
-
-def where(record):
-    """Return a run's device and number of ranks."""
-    return {key: record[key] for key in ("device", "ranks")} if record else {}
-
-
 def largest_difference(first: dict, second: dict) -> float:
     """Return the largest difference between arrays of the same names."""
     return float(max(abs(first[name] - array).max() for name, array in second.items()))
 
 
 def ddp(jobs: Jobs) -> Iterator[dict]:
-    """Chapter 3 on several ranks, and its checkpoint on other numbers of them, and on the CPU."""
-    chapter = "03_ddp/main.py"
-    yield jobs.compare("ddp", 1, chapter, *jobs.digits, baseline=None)
-    for ranks in jobs.several:
-        yield jobs.compare(f"ddp, {ranks} ranks", ranks, chapter, *jobs.digits, baseline="ddp")
-    yield jobs.compare("ddp, stopped", 2, chapter, *jobs.digits, "--epochs", 1, baseline=None)
-    for ranks, device in jobs.other_places:
-        yield jobs.compare(f"ddp, from 2 ranks to {ranks} on {device}", ranks, chapter,
-                           *jobs.digits, baseline="ddp", checkpoint="ddp, stopped", device=device)
+    """Chapters 1 and 3 as chapter 1 on the CPU; checkpoints on another device, or more ranks."""
+    single = "01_single_node/main.py", *jobs.digits
+    yield jobs.compare("cpu", 1, *single, baseline=None, device="cpu")
+    yield jobs.compare("cpu, stopped", 1, *single, "--epochs", 1, baseline=None, device="cpu")
+    yield jobs.compare(f"chapter 1 on {jobs.device}", 1, *single, baseline="cpu")
+    yield jobs.compare(f"chapter 1, from cpu to {jobs.device}", 1, *single, baseline="cpu",
+                       checkpoint="cpu, stopped")
+    chapter = "03_ddp/main.py", *jobs.digits
+    yield from jobs.compare_ranks("ddp", *chapter, baseline="cpu")
     import torch
     if jobs.device == "cuda" and jobs.ranks_share and torch.cuda.nccl.version() >= (2, 30):
-        yield jobs.compare("ddp, 2 ranks, NCCL_MULTI_RANK_GPU_ENABLE", 2, chapter, *jobs.digits,
-                           baseline="ddp", env={"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, own_host=False)
+        yield jobs.compare("ddp, 2 ranks, NCCL_MULTI_RANK_GPU_ENABLE", 2, *chapter, baseline="ddp",
+                           env={"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, own_host=False)
 
 
 def layouts(jobs: Jobs) -> Iterator[dict]:
@@ -193,18 +197,12 @@ def deepspeed(jobs: Jobs) -> Iterator[dict]:
 def fsdp(jobs: Jobs) -> Iterator[dict]:
     """Chapter 5 with FSDP2, and with tensor parallelism; checkpoints as in ddp()."""
     flags = "05_zero/fsdp.py", *jobs.gpt
-    yield jobs.compare("fsdp", 1, *flags, baseline=None)
+    yield from jobs.compare_ranks("fsdp", *flags, baseline=None)
     yield jobs.compare_loss("fsdp, stage 1, 2 ranks", 2, *flags, "--stage", 1, "--precision",
                             "fp64", baseline="fsdp")
-    for ranks in jobs.several:
-        yield jobs.compare(f"fsdp, {ranks} ranks", ranks, *flags, baseline="fsdp")
     if jobs.several[-1] % 4 == 0:
         yield jobs.compare("two_d, 2 x 2 ranks", 4, "05_zero/two_d.py", *jobs.gpt, "--tensor", 2,
                            baseline="fsdp")
-    yield jobs.compare("fsdp, stopped", 2, *flags, "--epochs", 1, baseline=None)
-    for ranks, device in jobs.other_places:
-        yield jobs.compare(f"fsdp, from 2 ranks to {ranks} on {device}", ranks, *flags,
-                           baseline="fsdp", checkpoint="fsdp, stopped", device=device)
 
 
 def own_scripts(jobs: Jobs) -> Iterator[dict]:
@@ -243,8 +241,7 @@ def agreement(jobs: Jobs) -> Iterator[dict]:
         script = jobs.changed(f"mistake {verdict}", "03_ddp", old, new)
         scripts[f"the mistake {verdict}"] = script, jobs.digits, verdict
     for name, (script, flags, verdict) in scripts.items():
-        _, output = jobs.run(2, "-m", "agree", script, "--device", jobs.device, *flags,
-                                env=search_first(ROOT / "agree"))
+        _, output = jobs.run(2, "-m", "agree", script, "--device", jobs.device, *flags)
         verdicts = ", ".join(re.findall("verdict: (.*)", output))
         yield outcome(f"agree on {name}", verdict in verdicts, output, says=verdicts)
 
@@ -252,7 +249,7 @@ def agreement(jobs: Jobs) -> Iterator[dict]:
 def doctor(jobs: Jobs) -> Iterator[dict]:
     """What does the doctor find, and how fast are its all-reduces?"""
     for ranks in jobs.several:
-        code, output = jobs.run(ranks, "-m", "cluster.doctor", env=search_first(ROOT))
+        code, output = jobs.run(ranks, "-m", "cluster.doctor")
         yield outcome(f"the doctor, {ranks} ranks", code == 0, output,
                       says=re.findall("all-reduce over .*|no problems.*", output))
 
@@ -283,7 +280,7 @@ GROUPS = ddp, fsdp, deepspeed, failures, agreement, own_scripts, layouts, doctor
 
 
 def nccl(device: str, gpus: int) -> Iterator[dict]:
-    """Do several ranks train as one over NCCL, and what happens if one fails?"""
+    """Do GPUs train as a CPU does, several ranks as one, and what happens if one fails?"""
     end = time.monotonic() + TOTAL_LIMIT if device == "cuda" else math.inf
     workers = max(1, min(3, os.cpu_count() // 4)) if device == "cuda" else 1
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(workers) as pool:

@@ -3,7 +3,7 @@
     python -m cluster.predict run.jsonl --site polaris --nodes 1 2 4 8 16 32
     python -m cluster.predict run.jsonl --measured doctor.jsonl --epochs 90 --samples 1281167
 
-run.jsonl is written by a chapter's --results, or by `step_time.py run.jsonl my_train.py`;
+run.jsonl is written by a chapter's --results, or, for your own script, as cluster/README.md says;
 if it has records of smaller batches, too, they tell how fast these are. doctor.jsonl is written by
 `cluster.doctor --results` on two or more nodes. 03_ddp/cost_model.py models a step.
 """
@@ -26,8 +26,15 @@ from cluster.records import RECORDS, read_records
 from workshop.flags import Parser
 
 model = import_module("03_ddp.cost_model")  # of the notebook; `import` allows no leading digit
+NEEDED = ("nodes", "ranks", "global_batch_size", "step_seconds", "gradient_bytes")  # above 0
 CONFIGURATION = ("chapter", "model", "layers", "width", "context", "dataset", "image_size",
                  "precision", "device", "ranks")
+
+
+def is_complete(record):
+    """Return True if a record has all numbers that a prediction needs."""
+    values = [record.get(name) for name in NEEDED]
+    return all(isinstance(value, (int, float)) and value > 0 for value in values)
 
 
 def step_times(records):
@@ -58,9 +65,6 @@ def compute_seconds(times, batch):
 def predict(record, times, args, nodes, constants=model.CENTRAL):
     """Return cost_model.plan's rows for each number of `nodes`, as a DataFrame."""
     batch = list(times)[-1]
-    largest_batch = args.largest_batch
-    if args.strong:
-        largest_batch = batch * args.gpus * args.nodes[0]
     chapter = record.get("chapter", "")
     if args.level_seconds:  # measured latency per level of a tree, scaled as in `constants`
         factor = constants.level / model.CENTRAL.level
@@ -68,8 +72,8 @@ def predict(record, times, args, nodes, constants=model.CENTRAL):
     measured = bool(args.measured)
     cluster = model.Cluster(1, args.gpus, args.node_link, args.gpu_link, measured=measured)
     return pandas.DataFrame(model.plan(
-        args.epochs * args.samples, partial(compute_seconds, times), batch, largest_batch,
-        record["gradient_bytes"], cluster, nodes, constants=constants,
+        args.epochs * args.samples, partial(compute_seconds, times), batch,
+        args.largest_batch, record["gradient_bytes"], cluster, nodes, constants=constants,
         library="Horovod" if "horovod" in chapter else "DDP",
         overlap="deepspeed" not in chapter))
 
@@ -118,11 +122,8 @@ def parse_args():
         help="bandwidth per GPU within a node (300e9)")
     add("--epochs", type=int, default=1, help="epochs to train (1)")
     add("--samples", type=int, help="samples per epoch (those of the record)")
-    add("--batch", type=int, help="the run's global batch size in samples (the last record's)")
     add("--largest-batch", type=float, default=math.inf,
         help="largest global batch that reaches the same accuracy (the whole data set)")
-    add("--strong", action="store_true",
-        help="strong scaling: the global batch of the smallest of --nodes on all of them")
     add("--csv", type=Path, metavar="FILE", help="save the table to FILE")
     args = parser.parse_args()
     if args.site:
@@ -137,17 +138,14 @@ def parse_args():
     if args.csv and not os.access(args.csv.absolute().parent, os.W_OK):
         parser.error(f"--csv {args.csv}: name a file in a folder that you may write to")
     args.nodes = sorted(set(args.nodes))
-    records = [record for record in read_records(args.run) if "step_seconds" in record]
+    records = [record for record in read_records(args.run) if is_complete(record)]
     if not records or records[-1]["nodes"] > 1:
-        parser.error(f"{args.run}: no record of a run on one node: a chapter's --results, or "
-                     "cluster/step_time.py")
+        parser.error(f"{args.run}: no record of a run on one node: a chapter's --results, or a "
+                     f"line of JSON with {', '.join(NEEDED)}, all above 0")
     args.samples = args.samples or records[-1].get("images")
     if not args.samples:
-        parser.error("--samples N: the record does not contain the samples per epoch")
+        parser.error("--samples N: the record has no `images`, the samples per epoch")
     args.largest_batch = min(args.largest_batch, args.samples)
-    records[-1]["global_batch_size"] = args.batch or records[-1]["global_batch_size"]
-    if records[-1]["global_batch_size"] < 1:
-        parser.error("--batch N: the record does not contain the samples of a step")
     args.level_seconds = None  # latency per level of a tree
     if args.measured:
         try:
@@ -164,13 +162,13 @@ def parse_args():
 
 def main():
     args, records = parse_args()
-    times = step_times(records)
-    table = scaling_table(records[-1], times, args)
+    times, record = step_times(records), records[-1]
+    table = scaling_table(record, times, args)
     doublings = [2**power for power in range(1 + int(math.log2(args.nodes[-1])))]
     worthwhile_nodes = model.worth_asking_for(
-        predict(records[-1], times, args, doublings).to_dict("records"))
-    print(f"a step of {list(times.values())[-1]:.3g} s on one device ({records[-1]['device']}), "
-          f"{records[-1]['gradient_bytes'] / 1e6:,.1f} MB of gradients")
+        predict(record, times, args, doublings).to_dict("records"))
+    print(f"a step of {list(times.values())[-1]:.3g} s on one device ({record.get('device')}), "
+          f"{record['gradient_bytes'] / 1e6:,.1f} MB of gradients")
     print(f"nodes of {args.gpus} such devices, {args.node_link / 1e9:.3g} GB/s per node; "
           f"--epochs {args.epochs} of {args.samples:,} samples")
     formats = dict.fromkeys(("pessimist", "efficiency", "optimist"), "{:.0%}".format)

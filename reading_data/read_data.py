@@ -1,13 +1,12 @@
 """Read batches of images in four ways (MPI-IO in two variants), and check every image.
 
-    mpiexec -n 2 python read_data.py --way mpi-io --results FILE      # one JSON line
+    mpiexec -n 2 python read_data.py --folder FOLDER     # on the disk to be measured
 
 Image i belongs to rank i % ranks, and each rank shuffles its own images, because a rank with its
 own file, or a preloaded part, has no others. So all ways deliver the same bytes to the same ranks.
-A run reads the epoch twice: cold (page cache dropped) and warm (page cache filled). Linux only.
+Each way reads the epoch twice: cold (page cache dropped) and warm (page cache filled). Linux only.
 """
 
-import json
 import os
 import sys
 import time
@@ -94,8 +93,23 @@ WAYS = {"files": one_file_per_rank, "mpi-io": partial(mpi_io, hints=HINTS),
         "mpi-io-default": partial(mpi_io, hints={}), "readers": readers, "preloaded": preloaded}
 
 
+def open_cold(way, folder, images):
+    """Write the images as this way reads them; return the path, dropped from the page cache."""
+    path = folder / "read_data.bin"
+    if way in ("files", "preloaded"):
+        path = folder / f"read_data-{world.rank}-of-{world.size}.bin"
+        images[world.rank::world.size].tofile(path)
+    elif world.rank == 0:
+        images.tofile(path)
+    world.Barrier()
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())  # the kernel drops only pages that are on disk
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return path
+
+
 def measure(way, path, order, buffer):
-    """Read an epoch. Return its time and speed, and the bytes that all ranks read."""
+    """Open the file and read an epoch. Return the images/s and the bytes of all ranks."""
     def count_bytes():
         return int(Path("/proc/self/io").read_text().split()[1])  # after "rchar:"
 
@@ -104,15 +118,11 @@ def measure(way, path, order, buffer):
     world.Barrier()
     start_time = time.perf_counter()
     with WAYS[way](path, order, buffer) as read:
-        world.Barrier()
-        ready_time = time.perf_counter()
         for step in range(len(buffer)):
             read(step)
         world.Barrier()
-        end_time = time.perf_counter()
-    return {"ready_seconds": ready_time - start_time,
-            "images_per_second": order.size / (end_time - ready_time),
-            "read_bytes": world.allreduce(count_bytes() - bytes_before)}
+        seconds = time.perf_counter() - start_time
+    return order.size / seconds, world.allreduce(count_bytes() - bytes_before)
 
 
 def abort(*exception):
@@ -125,10 +135,8 @@ def abort(*exception):
 def main():
     sys.excepthook = abort
     parser = Parser(__doc__)
-    parser.add_argument("--way", choices=WAYS, required=True)
     parser.add_argument("--folder", type=Path, default=Path("data"), help="of the images (data)")
     parser.add_argument("--images", type=int, default=8_192, help="64 * ranks * steps (8192)")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="append one JSON line")
     args = parser.parse_args()
     if args.images < 1 or args.images % (BATCH * world.size):
         parser.error(f"--images has to be a multiple of {BATCH * world.size}")
@@ -138,31 +146,22 @@ def main():
     order = generator.permuted(np.arange(args.images).reshape(-1, world.size).T, axis=1)
     order = order.reshape(world.size, -1, BATCH)
     args.folder.mkdir(parents=True, exist_ok=True)
-    path = args.folder / "read_data.bin"
-    if args.way in ("files", "preloaded"):
-        path = args.folder / f"read_data-{world.rank}-of-{world.size}.bin"
-        images[world.rank::world.size].tofile(path)
-    elif world.rank == 0:
-        images.tofile(path)
-    world.Barrier()
-    with open(path, "rb") as file:  # drop it from the page cache
-        os.fsync(file.fileno())  # the kernel drops only pages that are on disk
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    record = {"way": args.way, "ranks": world.size, "images": args.images}
     buffer = np.empty((*order.shape[1:], SIZE), np.uint8)
-    for cache in "cold", "warm":
-        epoch = measure(args.way, path, order, buffer)
-        record |= {f"{cache}_{name}": value for name, value in epoch.items()}
-        if not np.array_equal(buffer, images[order[world.rank]]):
-            raise ValueError("an image is missing, duplicated or misplaced")
     if world.rank == 0:
-        print(f"{args.way}, ranks: {world.size}, images/s: "
-              f"{record['cold_images_per_second']:,.0f} cold, "
-              f"{record['warm_images_per_second']:,.0f} warm; each image once")
-        if args.results:
-            with open(args.results, "a") as file:
-                file.write(json.dumps(record) + "\n")
+        print(f"{args.images:,} images, {images.nbytes:,} bytes, on {world.size} ranks\n\n"
+              f"{'':16}{'cold, images/s':>16}{'warm, images/s':>16}{'bytes read':>16}")
+    for way in WAYS:
+        path = open_cold(way, args.folder, images)
+        speeds = []
+        for _ in "cold", "warm":
+            speed, bytes_read = measure(way, path, order, buffer)
+            speeds.append(speed)
+            if not np.array_equal(buffer, images[order[world.rank]]):
+                raise ValueError(f"{way}: an image is missing, duplicated or misplaced")
+        if world.rank == 0:
+            print(f"{way:16}{speeds[0]:16,.0f}{speeds[1]:16,.0f}{bytes_read:16,}", flush=True)
+    if world.rank == 0:
+        print("\neach way delivered each image once")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ OUTPUT = re.compile(r"""(?:^|\s)(?:--(?:output|error)[ =]\s*|-[oe]\s*)["']?([^"'
 OPTION = re.compile(r"""(?:^|\s)(--[\w-]+|-[A-Za-z])(?:[ =]?\s*((?:"[^"]*"|'[^']*'|[^\s-])\S*))?""")
 # A comment `# sbatch ...` is a command if it contains a script, a variable, or two words in a row
 COMMAND = re.compile(r"\.(sh|slurm|sbatch|pbs|job|sub|py)\b|[<`$|;]|(=\S+|\s[^-\s]\S*)\s+[^-\s]")
-HERE_DOCUMENT = re.compile(r"(?<!<)<<(-?)\s*[\\'\"]?(\w+)")
+HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\\'\"]?(\w+)")
 NODES = re.compile(r"(?:--nodes[= ]|-N ?|select=|nodes=)0*([2-9]|1\d)")
+GPUS = re.compile(r"(?:ngpus=|--gpus(?:-per-node)?[= ]|-G ?|gres[= ]gpu:(?:\w+:)?)0*([2-9]|1\d)")
 STARTS_ONE = re.compile(r"^\s*(\w+=\S+\s+)*(\S*/)?(python[\d.]*|torchrun)\s", re.M)
 STARTS_RANKS = re.compile(  # or runs another script, which may do so
     r"\b((?!torch)\w*run|mpi\w+|p?ssh|pb?s?dsh|parallel|deepspeed|ray|dask\S*|spark\S*|sbatch|"
@@ -39,13 +40,13 @@ LOST = {"SBATCH": "Slurm before 23.02 ends the job without output",
         "PBS": "PBS cannot deliver the output"}
 
 
-def find_problems(lines, bases, first_number=1):
+def find_problems(lines, bases):
     """Return the problems of a submit script, as (line number, text).
 
-    bases: folders in which a relative --output may lie; None if a shell fills in its name.
+    bases: folders in which a relative --output may lie.
     """
     problems, directives, first_command, shell = [], [], None, [""] * len(lines)
-    rest = iter(enumerate(lines, first_number))
+    rest = iter(enumerate(lines, 1))
     for number, line in rest:
         while line.startswith("#PBS") and line.endswith("\\"):  # PBS joins such lines
             line = line[:-1] + next(rest, (0, ""))[1]
@@ -57,23 +58,21 @@ def find_problems(lines, bases, first_number=1):
             if problem:
                 problem = f"not read by the scheduler: {problem}"
             elif not first_command and (start + word).strip() in ("#SBATCH", "#PBS"):
-                problem = why_lost(line, word, options, lines[number - first_number + 1:])
+                problem = why_lost(line, word, options, lines[number:])
                 directives += [(number, word, options)] * (not problem)
             problems += [(number, problem)] * bool(problem)
         elif line.strip() and not line.lstrip().startswith("#"):
             first_command = first_command or number
-            shell[number - first_number] = line
+            shell[number - 1] = line
             opening = HERE_DOCUMENT.search(line)
-            later = list(map(str.strip, lines[number - first_number + 1:]))
-            if opening and opening[2] in later:
-                body = [next(rest)[1] for _ in range(later.index(opening[2]))]
-                if re.search(r"\b(sbatch|qsub)\b", line):
-                    text = [text.lstrip("\t" * bool(opening[1])) for text in body]
-                    problems += find_problems(text, None, number + 1)
+            later = list(map(str.strip, lines[number:]))
+            if opening and opening[1] in later:
+                for _ in range(later.index(opening[1])):
+                    next(rest)
     given = {}  # {option of Slurm: (line number, value)}
     problems += judge_directives(directives, "\n".join(lines), bases, given)
     for position, problem in judge_commands("\n".join(shell), given):
-        problems.append((first_number + position, problem))
+        problems.append((1 + position, problem))
     return sorted(problems)
 
 
@@ -109,16 +108,20 @@ def judge_directives(directives, text, bases, given):
     problems = []
     code = re.sub("(?m)^ *#.*", "", text)
     is_alone = STARTS_ONE.search(text) and not STARTS_RANKS.search(code)
+    is_one_rank = is_alone and not re.search("torchrun|distributed|launch", code)
     for number, scheduler, options in directives:
         for option, value in OPTION.findall(options) if scheduler == "SBATCH" else ():
             option = SHORT.get(option, option)
             earlier, before = given.setdefault(option, (number, value))
             if before != value:
                 problems.append((number, f"{option} is {value}, and line {earlier} says {before}"))
-        if bases is not None and (folder := missing_folder(scheduler, options, bases, text)):
+        if folder := missing_folder(scheduler, options, bases, text):
             problems.append((number, folder))
         if is_alone and NODES.search(options):
             problems.append((number, "nothing starts processes on the other nodes: srun, mpiexec"))
+        elif is_one_rank and (match := GPUS.search(options)):
+            problems.append((number, f"{match[1]} GPUs, and python is started once: torchrun "
+                             f"--nproc-per-node={match[1]}, unless the program itself uses all"))
         elif NODES.search(options) and (match := re.search(ONE_NODE, code)):
             problems.append((number, f"{match[0]}: each node trains alone; give all nodes"))
     total, per_node = (given.get(name, (0, ""))[1] for name in ("--ntasks", "--ntasks-per-node"))
@@ -144,6 +147,10 @@ def judge_directives(directives, text, bases, given):
     number, output = given.get("--output", (0, "%j"))
     if "--array" in given and not re.search(r"%\d*[ajJ]|/dev/null", output):
         problems.append((number, f"all jobs of the array write {output}: add %a to its name"))
+    if "--array" in given and re.search(
+            r"\btorchrun\b(?!(\\\n|.)*--(standalone|rdzv|master))", code):
+        problems.append((given["--array"][0], "jobs of the array that share a node collide at "
+                         "torchrun's port 29500: torchrun --standalone"))
     return problems
 
 
@@ -167,6 +174,21 @@ def judge_commands(shell, given):
             problems.append((match.start(), f"each of a node's {tasks} tasks starts {launcher}, "
                              "which starts all ranks of the node: start one task per node (srun "
                              '--ntasks="$SLURM_NNODES", mpiexec -n NODES --ppn 1)'))
+    tasks = [given[name] for name in ("--ntasks", "--ntasks-per-node") if name in given]
+    for match in re.finditer(rf"\bsrun\b(?!{ARGUMENTS}\s(-[nN]|--ntasks|--nodes)\b(?!-))"
+                             rf"{ARGUMENTS}(--ntasks-per-node[= ]\d+)", shell):
+        if tasks and match[2].replace(" ", "=") != f"--ntasks-per-node={tasks[-1][1]}":
+            problems.append((match.start(), f"srun ignores {match[2]}, as the job has its number "
+                             "of tasks: add -n with the number of tasks"))
+    whole_node = given.keys() >= {"--exclusive", "--cpus-per-task"} and not tasks
+    if whole_node and (match := re.search(r"\bsrun\b(?!.*(-n|--ntasks))", shell)):
+        problems.append((match.start(), "on a whole node srun may start as many tasks as the "
+                         "cores allow: add -n"))
+    by_name = re.search(r"(?=.*\bsort\b)(?=.*=\(|.*\bhead\b).*PBS_NODEFILE", shell)
+    if by_name and re.search(r"\bmpi(exec|run)\b", shell) and "torchrun" not in shell:
+        problems.append((by_name.start(), "mpiexec starts rank 0 on the first host in "
+                         "$PBS_NODEFILE, which need not be the first by name: MASTER_ADDR from "
+                         'head -n 1 "$PBS_NODEFILE"'))
     several = NODES.search(f"--nodes={given.get('--nodes', (0, ''))[1]}")
     if several and not re.search(r"rdzv[-_]backend[= ]?c10d", shell):
         for match in NODE_RANK.finditer(shell):

@@ -29,12 +29,12 @@ BAD_FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
 BAD_COMMANDS = [  # commands of other programs, and the expected message
     ("cluster.sweep weak --results {}/missing/new", "cannot write"),
     ("submit/check_script.py {}/none", "no file"),
-    ("cluster.gpu leiter", "unknown part leiter: choose from doctor,"),
+    ("cluster.gpu leiter", "unknown part leiter: choose from nccl,"),
     ("cluster.predict {}/none", "no record"),
     ("cluster.predict exercises/10_predict/run.jsonl --node-link 1e9 --csv {}/missing/x",
      "missing"),
     ("cluster.predict exercises/10_predict/run.jsonl", "--node-link: give a number"),
-    ("reading_data/read_data.py --way files --images 100", "--images has to be a multiple of 64"),
+    ("reading_data/read_data.py --images 100", "--images has to be a multiple of 64"),
     ("cluster/lab.sh up many", "many is not a whole number"),
     ("cluster/lab.sh run -n 2 true", "no lab is up"),
 ]

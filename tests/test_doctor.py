@@ -100,6 +100,11 @@ NODE_1, NODE_2 = {"node": "nid1"}, {"node": "nid2"}
     (SLURM_JOB, {}, ["note: the job has 4 GPUs per node, and PyTorch sees none",
                      "note: the job has 2 nodes (SLURM_JOB_NUM_NODES), and these ranks are on 1"]),
     ({"PET_NNODES": "2"}, {}, ["note: the job has 2 nodes (PET_NNODES), and these ranks are on 1"]),
+    ({"has_driver": True, "CUDA_VISIBLE_DEVICES": ""}, {}, ["wrong: vm: a rank sees no GPU"]),
+    ({"NCCL_SOCKET_IFNAME": "eth7"}, {}, ["wrong: vm: NCCL_SOCKET_IFNAME=eth7 is none of"]),
+    ({"NCCL_SOCKET_IFNAME": "^docker"}, {}, []), ({"NCCL_SOCKET_IFNAME": "l"}, {}, []),
+    ({"CONDA_PREFIX": "/", "is_venv": False}, {}, ["note: python is that of"]),
+    ({"CONDA_PREFIX": "/", "is_venv": True}, {}, []),
     (NODE_1 | {"MASTER_PORT": "57062"}, NODE_2, ["note: MASTER_PORT=57062 is one of the ports"]),
     (NODE_1 | {"MASTER_PORT": "29500"}, NODE_2, []),
     ({"MASTER_PORT": "57062"}, {}, [])])  # one node

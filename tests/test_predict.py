@@ -1,17 +1,16 @@
-"""cluster/predict.py: a scaling table from a run on one GPU, which step_time.py measures."""
+"""cluster/predict.py: a scaling table from a run on one GPU."""
 
 import json
-import re
 import sys
 
 import pandas
 import pytest
-from conftest import ROOT, copy_and_edit, run_command
+from conftest import assert_refused, run_command
 from test_cost_model import cost_model
 from tolerances import ARITHMETIC, assert_close
 
 PREDICT = [sys.executable, "-m", "cluster.predict"]
-RUN = {"chapter": "mine.py", "ranks": 1, "nodes": 1, "device": "cuda",
+RUN = {"ranks": 1, "nodes": 1, "device": "cuda",
        "global_batch_size": 64, "images": 6400, "step_seconds": 0.2, "gradient_bytes": 100e6}
 
 
@@ -42,7 +41,7 @@ def test_predictions_for_one_gpu_and_a_slow_link(table):
 @pytest.mark.check
 def test_strong_scaling_uses_the_records_of_smaller_batches(table):
     smaller_run = RUN | {"global_batch_size": 32, "step_seconds": 0.19}
-    flags = "--gpus", 2, "--node-link", 1e12, "--nodes", 1, 2, "--strong"
+    flags = "--gpus", 2, "--node-link", 1e12, "--nodes", 1, 2, "--largest-batch", 128
     assert list(table([smaller_run, RUN], *flags)["global batch"]) == [128, 128]
     assert table([smaller_run, RUN], *flags)["speed-up"][2] < 2.2  # half the batch takes as long
     assert table([RUN], *flags)["speed-up"][2] > 3.5  # no record for the smaller batch
@@ -59,24 +58,11 @@ def test_a_link_is_fitted_to_the_doctors_all_reduces():
     assert_close("a measured level", abs(level / cost_model.CENTRAL.level - 1), ARITHMETIC)
 
 
-def test_step_time_of_an_ordinary_script(tmp_path):
-    no_workers = ("num_workers=2", "num_workers=0")
-    script = copy_and_edit("03_ddp", tmp_path, no_workers, name="your_script.py")
-    results = tmp_path / "run.jsonl"
-    result = run_command([sys.executable, ROOT / "cluster/step_time.py", results, script])
-    record = json.loads(results.read_text())
-    assert result.code == 0 and "30 steps on one rank, cpu: " in result.out, result.err
-    assert (record["batch_size"], record["images"], record["steps"]) == (64, 1437, 30)
-    assert record["gradient_bytes"] == 4 * (16 * 9 + 16 + 576 * 64 + 64 + 64 * 10 + 10)
-    assert 0 < record["step_seconds"] < 10
-
-
 @pytest.mark.fault
-@pytest.mark.parametrize(("arguments", "message"), [
-    ("run.jsonl none.py", "usage: "), ("none/x mine.py", "cannot write"),
-    ("run.jsonl mine.py", "too few steps")])
-def test_step_time_gives_bad_input_one_line(arguments, message, tmp_path):
-    (tmp_path / "mine.py").touch()
-    result = run_command([sys.executable, ROOT / "cluster/step_time.py", *arguments.split()],
-                         cwd=tmp_path)
-    assert result.code == 1 and re.search(f"^.*{message}.*\n$", result.err), result.err
+@pytest.mark.parametrize(("change", "message"), [
+    ({"gradient_bytes": None}, "a line of JSON with nodes, ranks, "),
+    ({"step_seconds": "0.2"}, "a line of JSON with nodes, ranks, "),
+    ({"images": None}, "--samples N: ")])
+def test_an_incomplete_record_gets_one_line(change, message, tmp_path):
+    (tmp_path / "run.jsonl").write_text(json.dumps(RUN | change))
+    assert_refused(run_command([*PREDICT, tmp_path / "run.jsonl", "--node-link", 1e9]), message)

@@ -34,7 +34,6 @@ ROLE_COLORS = {"parameters": "#332288", "gradients": "#882255", "master copy": "
                "optimizer state": "#DDCC77", "activations": "#CC6677"}  # of memory
 GPU_COLORS = {"A100-SXM-40GB": "#999933", "A100-SXM-80GB": "#661100", "H100-SXM-80GB": "#AA4499"}
 COUNT_COLORS = ("#ADA8D3", "#756BB1", "#3F007D")  # of GPUs, each ten times the one before
-CACHE = {"warm": "#EE7733", "cold": "#33BBEE"}  # a file in the page cache, or only on disk
 
 matplotlib.rcParams.update({
     "font.size": TEXT, "axes.titlesize": TITLE, "figure.titlesize": TITLE, "axes.labelsize": TEXT,

@@ -21,9 +21,6 @@ DEFAULTS = {  # of the supported keys; a value must have the type of its default
 REFUSED = {  # keys of sections: their bytes are not counted, or they have another name today
     "offload_param", "cpu_offload", "cpu_offload_param", "bf16_master_weights_and_grads",
     "bf16_optimizer_states", "fp16_master_weights_and_grads"}
-ZERO_PLUS_PLUS = {  # without effect below stage 3 (DeepSpeed 0.19.8, runtime/engine.py)
-    "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
-    "zero_hpz_partition_size", "zeropp_loco_param", "mics_shard_size"}
 
 
 def read_config(path: Path, precision: str, device: str,
@@ -40,10 +37,6 @@ def read_config(path: Path, precision: str, device: str,
         config["zero_optimization"] = section | zero
     elif section.get("stage", 0) not in (0, 1, 2):
         sys.exit("ds_config.json: stage has to be 0, 1 or 2; for 3 use chapter 5")
-    section = config.get("zero_optimization", {})
-    without_effect = sorted(ZERO_PLUS_PLUS & section.keys())
-    if without_effect and section.get("stage", 0) != 3:
-        sys.exit(f"ds_config.json: remove {', '.join(without_effect)}: only stage 3 uses it")
     if precision == "fp64":
         sys.exit("--precision fp64: DeepSpeed does not support it: use fp32")
     if precision == "bf16":
@@ -73,7 +66,7 @@ def read_file(path):
                *(key for section in sections for key in section if key in REFUSED)]
     if refused:
         sys.exit(f"ds_config.json: remove {', '.join(sorted(refused))}: only {', '.join(DEFAULTS)} "
-                 "are supported; flags and main.py set the others")
+                 "are supported here; flags and main.py set the others")
     for key, value in config.items():
         types = (int, float) if key == "gradient_clipping" else (type(DEFAULTS[key]),)
         is_switch = isinstance(value, dict) and "enabled" in value

@@ -29,8 +29,6 @@ def run_script(session, script, module, arguments):
     """Run the script as `python script arguments` or `python -m module arguments` does."""
     from agree.hooks import say
     from agree.session import exit_now
-    for name in [name for name in sys.modules if name.partition(".")[0] == "agree"]:
-        del sys.modules[name]  # the script may have a module of the same name
     sys.argv = [script, *arguments]
     sys.path[0] = os.getcwd() if module else os.path.dirname(script)
     end = "ended"
@@ -85,18 +83,16 @@ def parse_args():
                         help="how long to go on after these steps, for what comes later (30)")
     parser.add_argument("--timeout", type=float, default=30,
                         help="seconds without progress that count as a hang (30)")
-    parser.add_argument("--first-step", type=float, default=600, metavar="SECONDS",
-                        help="time limit for the first optimizer step (600)")
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
     parser.add_argument("-m", dest="is_module", action="store_true",
                         help="run a module by its name, as python -m does")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     args = parser.parse_args()
-    for name in "steps", "timeout", "first_step":
+    for name in "steps", "timeout":
         value = getattr(args, name)
         if not value > 0 or math.isinf(value):
-            parser.error(f"--{name.replace('_', '-')} must be more than 0")
+            parser.error(f"--{name} must be more than 0")
     if not args.seconds >= 0:
         parser.error("--seconds must be at least 0")
     if args.script.endswith(".ipynb"):

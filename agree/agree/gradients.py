@@ -49,7 +49,7 @@ def judge_gradients(reports: list[dict]) -> tuple[Lines, Findings]:
                   for _, kind, _ in steps if kind == "own gradients" for name in names})
     if own and findings.keys() & {"mean", "sum", "scaled", "shared"}:
         total = {name for names in classified for name in names}
-        findings["part"] = describe_part(own, len(total), reports[0]["in_ddp"])
+        findings["part"] = describe_part(own, len(total))
         del findings["own gradients"]
     if "mean" in findings and loss_divided and reports[0]["wrappers"]:
         add_note(findings, "the loss seems to be divided by the number of ranks (times "
@@ -85,7 +85,7 @@ def classify_steps(reports, findings):
             used = add_shards(used, [report["parts"] for report in reports])
         samples = list(map(samples_before, reports, steps))
         counts = [sum(map(len, rank_samples)) for rank_samples in samples]
-        kind, details = classify(own, used, names, tolerance, counts, reports[0]["in_ddp"])
+        kind, details = classify(own, used, names, tolerance, counts)
         if kind == "twice" and len(samples[0]) == len(reports):
             kind = "scaled"  # a mean over as many micro-batches as ranks
         if kind in ("shared", "scaled") and changed_before_average(steps, tolerance):
@@ -125,7 +125,7 @@ def is_own_scaled(used, own, tolerance):
                for used_values, own_values in zip(used, own))
 
 
-def classify(own, used, names, tolerance, sample_counts, in_ddp):
+def classify(own, used, names, tolerance, sample_counts):
     """Return (kind, details) of a step's gradients: a finding, "mean", "scaled" or "shared".
 
     own and used: {name: projections} of each rank, before and after averaging.
@@ -153,15 +153,14 @@ def classify(own, used, names, tolerance, sample_counts, in_ddp):
     kinds = {name: classify_tensor(own, used, name, tolerance, clipped) for name in differ}
     own_names = [name for name, kind in kinds.items() if kind == "own"]
     if own_names and "other" not in kinds.values():
-        return "part", describe_part(own_names, len(names), in_ddp)
+        return "part", describe_part(own_names, len(names))
     if differ:
         return "other gradients", f"they differ by rank, such as {differ[0]}"
     return classify_weighted_mean(used_vectors[0], own_vectors, tolerance, sample_counts)
 
 
-def describe_part(own_names, total, in_ddp):
-    place = ", in a module that DDP has wrapped" if set(own_names) <= set(in_ddp) else ""
-    return f"{len(own_names)} of {plural(total, 'tensor')}, such as {own_names[0]}{place}"
+def describe_part(own_names, total):
+    return f"{len(own_names)} of {plural(total, 'tensor')}, such as {own_names[0]}"
 
 
 def classify_tensor(own, used, name, tolerance, clipped):

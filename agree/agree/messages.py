@@ -19,7 +19,7 @@ SYMPTOMS = {
     "nothing trains": "no weight has changed",
     "own gradients": "each rank uses its own gradients: there are as many trainings as ranks",
     "part": "some parameters' gradients are averaged, others are each rank's own",
-    "one rank's": "all ranks use one rank's gradients or weights: the others' samples are lost",
+    "one rank's": "all ranks use one rank's gradients: the others' samples are lost",
     "sum": "the gradients are summed, not averaged: as many times too large as there are ranks",
     "twice": "the gradients are averaged twice: as many times too small as there are ranks",
     "not finite": "gradients are infinite or not a number",
@@ -62,26 +62,20 @@ FIXES = {
         "": "give the optimizer the parameters of the model that is called, after it was wrapped, "
             "sharded or moved; make sure the loss depends on them"},
     "own gradients": {
-        "within backward": "call step() after backward(): during backward() the gradients are "
-                                "not averaged yet",
         "DDP": "call the wrapped model, not the one inside; exit no_sync() before the last "
-               "backward of a step",
+               "backward of a step; call step() after backward(), not within it",
         "horovod": "call step() of hvd.DistributedOptimizer(optimizer)",
         "DeepSpeed": "call the engine and engine.backward(); exit engine.no_sync() before the last "
                      "backward of a step",
         "": "call a model that DistributedDataParallel wraps, or all-reduce the gradients"},
     "part": {
-        "DDP has wrapped": "call the wrapper, ddp(x), not ddp.module(x); exit no_sync() before the "
-                           "last backward of a step",
         "FSDP2": "fully_shard() the parts and then the model itself, without ignored_params: "
                  "FSDP averages only the gradients of what it shards",
-        "DDP": "wrap every model that is trained, when it is complete, and call the wrappers; a "
+        "DDP": "wrap every model that is trained, when it is complete, and call the wrapper, "
+               "ddp(x), not ddp.module(x); exit no_sync() before the last backward of a step; a "
                "tensor in no module: after backward() all_reduce(tensor.grad, op=AVG)",
         "": "all-reduce the gradients of all parameters"},
-    "one rank's": {
-        "after a step": "average the gradients before the step: exit DDP's no_sync() before the "
-                        "last backward, or all_reduce(gradient, op=AVG)",
-        "": "all-reduce the gradients, and divide by the number of ranks"},
+    "one rank's": {"": "all-reduce the gradients, and divide by the number of ranks"},
     "sum": {"": "divide by the number of ranks, or use op=AVG"},
     "twice": {"": "divide once: DDP and Horovod have averaged already"},
     "not finite": {
@@ -137,6 +131,4 @@ def find_fix(finding: str, report: dict | None, details: str) -> str:
         traits |= {"horovod"} if report["horovod"] else set()
         traits |= {"stream"} if any(loader["stream"] for loader in loaders) else set()
         traits |= set() if loaders else {"no loader"}
-        traits |= {"within backward"} if any(
-            event.get("within backward") for event in report["events"]) else set()
     return next(text for trait, text in FIXES[finding].items() if trait in traits)

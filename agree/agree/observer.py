@@ -60,7 +60,6 @@ class Observer:
         self.events = []
         self.names = {}  # {parameter: its name}
         self.hooked_ids = set()  # of parameters with a gradient hook
-        self.ddp_ids = set()  # of parameters in DDP
         self.module_ids = set()  # of called modules and their submodules
         self.other_modules = set()
         self.models = []  # the outermost modules with new parameters
@@ -93,7 +92,6 @@ class Observer:
         wrap_method(torch.autograd, "grad", self.before_grad, self.after_backward)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
-        wrap_method(torch.nn.parallel.DistributedDataParallel, "__init__", after=self.note_ddp)
         self.sharding.install()
         self.data.install()
 
@@ -120,10 +118,6 @@ class Observer:
             return
         self.note_model(module, parameters)
         self.called_model = module
-
-    @never_raise
-    def note_ddp(self, _, ddp, *__, **___):
-        self.ddp_ids |= {id(parameter) for parameter in ddp.parameters()}
 
     def before_ddp(self, ddp):
         if ddp.process_group.size() == torch.distributed.get_world_size():
@@ -336,7 +330,7 @@ class Observer:
             known = {parameter: self.names[parameter] for parameter in parameters_of(optimizer)
                      if parameter in self.names}
             self.step |= {
-                "within backward": self.backward_depth > 0, "random": random_states(),
+                "random": random_states(),
                 "state": self.states_of(known or self.parameters_of_unknown_optimizer())}
 
     def parameters_of_unknown_optimizer(self):
@@ -431,8 +425,6 @@ class Observer:
         return self.record | states | {
             "measured": self.measured_states,
             "events": self.events, "backwards": self.backwards,
-            "in_ddp": [name for parameter, name in self.names.items()
-                       if id(parameter) in self.ddp_ids],
             "first_others": self.first_others,
             "parts": self.sharding.parts, "before_sharding": self.sharding.before_sharding,
             "failed_hooks": hooks.failed_hooks,

@@ -18,7 +18,6 @@ from .observer import Observer
 from .sequence import judge_calls, judge_hang
 
 exit_now = os._exit  # the script gets __main__.end_by_os_exit() instead
-FIRST_MESSAGE_AFTER = 15  # seconds until rank 0 says what it is waiting for
 LONGEST_WAIT = 20  # seconds for the next step, after --seconds
 SLOW_CALL_FACTOR = 10  # multiplies --timeout while a rank may be downloading or compiling
 
@@ -32,14 +31,12 @@ class Session:
     def __init__(self, script, name, args, rank, world_size):
         self.name = name
         self.rank, self.world_size = rank, world_size
-        self.hang_seconds, self.first_step_seconds = args.timeout, args.first_step
+        self.hang_seconds = args.timeout
         self.collectives = Collectives(
             script, world_size, 2 * self.hang_seconds, self.compare_call, self.refuse_spawn)
         self.observer = Observer(script, args.steps, self.before_step, self.collectives)
         self.seconds_to_go_on, self.deadline = args.seconds, None
         self.exit_code = None
-        self.start_time = time.monotonic()
-        self.waiting_message_shown = False
         self.exit_code_known = threading.Event()
         self.hang = None  # lines and findings, once the ranks hang
         self.observer.install()
@@ -119,7 +116,6 @@ class Session:
                               for rank in range(self.world_size)]
                     if states != last_states:
                         last_states, last_change = states, time.monotonic()
-                    self.check_first_step()
                     if self.is_late():
                         self.publish("stop", True)
                     try:
@@ -131,19 +127,6 @@ class Session:
         self.exit_code_known.set()
         time.sleep(1)  # for the main thread to exit, unless it is blocked in the script
         self.leave()
-
-    def check_first_step(self):
-        """Print once what agree is waiting for; stop a script whose first step is late."""
-        seconds = time.monotonic() - self.start_time
-        if any(self.observer.step_counts.values()):
-            return
-        if seconds > FIRST_MESSAGE_AFTER and not self.waiting_message_shown:
-            self.waiting_message_shown = True
-            say(f"agree: waiting for the first step of a PyTorch optimizer, up to "
-                f"{self.first_step_seconds:.0f} s (--first-step); {self.observer.backwards} "
-                f"backward passes so far")
-        if seconds > self.first_step_seconds:
-            self.publish("stop", True)
 
     def is_late(self):
         """Return True if the next step is far, as in a long evaluation after the time to go on."""
@@ -181,9 +164,8 @@ class Session:
         elif self.hang and (not complete or not verdicts.pair_steps(reports)):
             lines, findings = self.hang
         elif not verdicts.pair_steps(reports):
-            verb = "has not reached" if "waits" in ends else "ended before"
             backwards = max(report["backwards"] for report in reports)
-            self.refuse(f"{self.name} {verb} the first step of a PyTorch optimizer on all ranks: "
+            self.refuse(f"{self.name}: not all ranks have taken a step of a PyTorch optimizer: "
                         f"nothing to compare (backward passes: {backwards})")
             return
         else:

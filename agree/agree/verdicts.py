@@ -11,7 +11,6 @@ from .samples import judge_data
 from .sequence import judge_sequence
 from .weights import judge_weights
 
-AVERAGING = {"all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_single"}
 NO_PROBLEMS, NOT_CHECKED = "no problems found", "not checked: see the note"
 say = partial(print, file=sys.__stdout__)  # even if the script redirects sys.stdout
 
@@ -69,16 +68,11 @@ def explain_own_gradients(reports, findings, notes):
     """Replace the finding if the weights are equal all the same, because the ranks share them."""
     if findings.keys() & {"weights", "apart"}:
         return
-    calls = set(reports[0]["calls"])
     if "DDP" in reports[0]["wrappers"] and not reports[0]["comm_hook"]:
         findings["own gradients"] += "; something else makes the weights equal"
         return
-    if "broadcast" in calls and not calls & AVERAGING:
-        findings["one rank's"] = "after a step, one rank's weights replace the others'"
-    else:
-        notes.append("each optimizer uses its rank's own gradients, and the weights are equal "
-                     "before each step: they are averaged or broadcast, or the samples are the "
-                     "same")
+    notes.append("each optimizer uses its rank's own gradients, and the weights are equal before "
+                 "each step: right if the weights are averaged, wrong if one rank's are broadcast")
     del findings["own gradients"]
 
 

@@ -12,13 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 STEPS = 8
 mse = nn.functional.mse_loss
@@ -331,26 +325,6 @@ def gradients_of_rank_0():
     train(model, sgd(model), broadcast)
 
 
-def weights_of_rank_0():
-    model = start_with_network()
-
-    def broadcast():
-        for parameter in model.parameters():
-            dist.broadcast(parameter.data, 0)
-
-    train(model, sgd(model), after_step=broadcast)
-
-
-def noise_on_the_weights():
-    model = DDP(start_with_network())
-
-    def add_noise():
-        for parameter in model.parameters():
-            parameter.data += 0.01 * torch.randn_like(parameter)
-
-    train(model, sgd(model), after_step=add_noise)
-
-
 def one_stream_for_all():
     start()
     train_on_stream(Stream(0, 1), DDP(network()))
@@ -382,21 +356,6 @@ def the_same_noise():
 def inner_model_is_called():
     model = DDP(start_with_network())
     train(model.module, sgd(model))
-
-
-def step_within_backward():
-    model = DDP(start_with_network())
-    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.01)
-                  for parameter in model.parameters()}
-
-    def step(parameter):
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(step)
-    for _ in range(STEPS):
-        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
 
 
 def root_of_a_negative():
@@ -468,8 +427,7 @@ def train_on_rows(data, skip=lambda inputs: False, at_end=lambda model, optimize
     optimizer = sgd(model)
     sampler = sampler or DistributedSampler(data)
     for epoch in range(2):
-        if isinstance(sampler, DistributedSampler):
-            sampler.set_epoch(epoch)
+        sampler.set_epoch(epoch)
         for inputs, labels in DataLoader(data, 8, sampler=sampler):
             if skip(inputs):
                 continue
@@ -542,26 +500,6 @@ def the_same_partners():
     train_on_rows(Pairs(torch.randn(1000, 8)))
 
 
-class Part:
-    """Some rows, without a Subset that tells which."""
-
-    def __init__(self, data, indices):
-        self.data, self.indices = data, indices
-
-    def __len__(self):
-        return len(self.indices)
-
-    def __getitem__(self, index):
-        return self.data[self.indices[index]]
-
-
-def shuffled_by_each_rank():
-    rank, _ = start()
-    data, model = rows(), network()
-    torch.manual_seed(rank)
-    train_on_rows(data, model=model, sampler=RandomSampler(data))
-
-
 def a_sampler_with_a_seed_per_rank():
     rank, _ = start()
     data = rows()
@@ -571,7 +509,8 @@ def a_sampler_with_a_seed_per_rank():
 def split_by_a_seed_per_rank():
     rank, _ = start()
     order = torch.randperm(128, generator=torch.Generator().manual_seed(rank)).tolist()
-    train_on_rows(Part(rows(), order[:96]))
+    data = rows()
+    train_on_rows([data[index] for index in order[:96]])
 
 
 def a_plateau_of_each_rank():

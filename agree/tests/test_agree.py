@@ -44,20 +44,17 @@ CORRECT_TRAININGS = (  # functions of habits.py
 WRONG_TRAININGS = {  # {function of habits.py: (expected verdict, what else the output contains)}
     "no_process_group": ("alone", ""),
     "inner_model_is_called": ("own gradients", "call a model that"),
-    "step_within_backward": ("own gradients", "after backward"),
     "a_layer_is_not_sharded": ("part", "fully_shard"),
     "a_tensor_in_no_module": ("part", "wrap every model"),
     "weights_of_each_rank": ("weights", "broadcast rank 0's"),
     "shards_of_each_rank": ("weights", "set_model_state_dict"),
     "a_teacher_before_the_broadcast": ("weights", "copy a teacher"),
-    "noise_on_the_weights": ("apart", "no random change"),
     "a_codebook_of_each_rank": ("apart", r"all_reduce\(\) of sums"),
     "a_plateau_of_each_rank": ("apart", "learning rates"),
     "one_stream_for_all": ("same data", "islice"),
     "rows_of_one_seed": ("same data", r"given to the models;.*order\[rank::world_size\]"),
     "the_same_noise": ("same data", "models' inputs"),
     "the_same_partners": ("same data", "tensor 2"),
-    "shuffled_by_each_rank": ("overlap", "instead of shuffle"),
     "split_by_a_seed_per_rank": ("overlap", "what shuffles or splits"),
     "a_sampler_with_a_seed_per_rank": ("sampler", "with one seed"),
     "a_rank_skips_a_batch": ("sequence", "decide together"),
@@ -69,7 +66,6 @@ WRONG_TRAININGS = {  # {function of habits.py: (expected verdict, what else the 
     "clips_by_its_shards": ("other gradients", "norm of all shards"),
     "summed": ("sum", "op=AVG"), "averaged_twice": ("twice", "divide once"),
     "gradients_of_rank_0": ("one rank's", "those of rank 0"),
-    "weights_of_rank_0": ("one rank's", "after a step"),
     "optimizer_before_sharding": ("nothing trains", r"after fully_shard\(\)"),
     "root_of_a_negative": ("not finite", "before averaging")}
 HABITS = FOLDER / "tests" / "habits.py"
@@ -77,11 +73,9 @@ HABITS = FOLDER / "tests" / "habits.py"
 
 @pytest.mark.core
 @skip_without("02_horovod")
-@pytest.mark.parametrize(("wrap", "expected"), [
-    ("wrapped", NO_PROBLEMS), ("unwrapped", "wrong: own gradients")])
-def test_horovods_optimizer_gets_its_verdict(wrap, expected):
-    result = forked.run([AGREE, FOLDER / "tests" / "by_horovod.py", wrap], 2, ENVIRONMENT)
-    assert f"verdict: {expected}\n" in result.out, result.out + result.err
+def test_horovods_optimizer_gets_its_verdict():
+    result = forked.run([AGREE, FOLDER / "tests" / "by_horovod.py"], 2, ENVIRONMENT)
+    assert f"verdict: {NO_PROBLEMS}\n" in result.out, result.out + result.err
 
 
 @pytest.mark.parametrize("name", [*CORRECT_TRAININGS, *WRONG_TRAININGS])
@@ -193,23 +187,13 @@ def test_tensor_parallelism_is_not_checked():
     assert result.code == 2 and "note: tensor parallelism: not compared" in result.out, result.out
 
 
-def test_agree_gives_up_waiting_for_the_first_step(tmp_path):
-    script, program = tmp_path / "mine.py", tmp_path / "impatient.py"
-    script.write_text("import time\ntime.sleep(60)\n")
-    program.write_text("import sys\nfrom agree import __main__, session\n"
-                       "session.FIRST_MESSAGE_AFTER = 2\nsys.exit(__main__.main())\n")
-    result = forked.run([program, "--first-step", 5, script], 2, ENVIRONMENT, timeout=90)
-    assert result.code == 2 and "has not reached the first step of a" in result.err, result.err
-    assert "waiting for the first step of a PyTorch optimizer, up to 5 s" in result.err
-
-
 @pytest.mark.parametrize("is_module", [False, True], ids=["file", "module"])
 def test_a_script_imports_its_own_modules(is_module, tmp_path):
-    """As under python: a file from its folder, a module from its package; even an agree.py."""
+    """As under python: a file from its folder, a module from its package."""
     folder = tmp_path / "package"
     folder.mkdir()
-    (folder / "agree.py").write_text("INPUTS = 8\n")
-    own = ".agree" if is_module else "agree"
+    (folder / "sizes.py").write_text("INPUTS = 8\n")
+    own = ".sizes" if is_module else "sizes"
     text = HABITS.read_text().replace("import copy\n", f"import copy\nfrom {own} import INPUTS\n")
     (folder / "train.py").write_text(text.replace("nn.Linear(8,", "nn.Linear(INPUTS,"))
     start = ["-m", "package.train"] if is_module else [folder / "train.py"]
@@ -220,7 +204,7 @@ def test_a_script_imports_its_own_modules(is_module, tmp_path):
 
 @pytest.mark.fault
 @pytest.mark.parametrize(("name", "text", "problem"), [
-    ("mine.py", "print('no training here')\n", "ended before the first step of a PyTorch opt"),
+    ("mine.py", "print('no training here')\n", "not all ranks have taken a step of a PyTorch opt"),
     ("mine.py", "import os, torch\nif os.environ['RANK'] == '1':\n"
                 "    raise ValueError('a bad\\nimage')\n", "rank 1 ended with ValueError: a bad$"),
     ("mine.py", "import os, torch\nif os.environ['RANK'] == '1':\n    os._exit(1)\n",

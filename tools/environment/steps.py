@@ -54,12 +54,7 @@ def run(command: list, advice: str, progress_pattern: str = "$^", log: str = os.
     if code and log != os.devnull:
         raise SetUpFailed(advice)
     if code:
-        pattern = "\\s*(error|\N{MULTIPLICATION SIGN})"  # of pip and uv
-        errors = [number for number, line in enumerate(lines) if re.match(pattern, line, re.I)]
-        first_error = errors[0] if errors else -3
-        reason = " ".join("".join(lines[first_error:]).split())
-        if len(reason) > 400:
-            reason = f"{reason[:150]} ... {reason[-250:]}"
+        reason = " ".join("".join(lines[-10:]).split())[-400:]
         raise SetUpFailed(f"{reason}: {advice}")
 
 

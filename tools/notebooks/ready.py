@@ -25,15 +25,6 @@ def find_problem():
     return None
 
 
-def find_mpiexec():
-    """Put mpiexec on PATH; say so if there is none, as on a Cray's login node."""
-    bin_folder = Path(sys.executable).parent
-    os.environ["PATH"] = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
-    if not shutil.which("mpiexec"):
-        print("mpiexec not found: no ranks can start here. Figures show records instead; what "
-              "`!mpiexec` prints is in the notebook as it was downloaded")
-
-
 def prepare():
     """Set the module path, the environment of commands, and the format of figures."""
     if str(TOP) not in sys.path:
@@ -41,7 +32,10 @@ def prepare():
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["HYDRA_LAUNCHER"] = "fork"  # mpiexec stays on this node, even in a batch job
     os.environ["HYDRA_RMK"] = "user"
-    find_mpiexec()
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    if not shutil.which("mpiexec"):  # as on a Cray's login node
+        print("mpiexec not found: no ranks can start here. Figures show records instead; what "
+              "`!mpiexec` prints is in the notebook as it was downloaded")
     from matplotlib_inline.backend_inline import set_matplotlib_formats
     set_matplotlib_formats("retina", bbox_inches=None)  # sharp, in the cell's size
 

@@ -8,7 +8,7 @@ A comment names the content of the fence after it. WORDS must occur in exactly o
     <!-- sample: PROGRAM RANKS FLAG... -->  the same, but untested: it depends on the machine
     <!-- table: demo -->                    the table of `make demo`, from demo.jsonl
     <!-- table: zero PRECISION -->          the bytes of chapter 5, from zero.jsonl
-    <!-- table: bench SECTION -->           the results of one section of `make bench`
+    <!-- table: sweep STUDY -->             what cluster.sweep prints of weak.jsonl or strong.jsonl
 
 A page names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
 """
@@ -20,8 +20,9 @@ import textwrap
 
 import pandas
 
+from cluster import sweep
 from cluster.launch import ROOT
-from cluster.records import RECORDS, read_records
+from cluster.records import read_records
 from tools.measuring import demo, zero
 from tools.pages import figures
 
@@ -93,21 +94,10 @@ def read_output(command_line):
     raise ValueError(f"no recorded output of {command_line!r}; run: python -m tools.pages.outputs")
 
 
-def read_bench(section):
-    """Return the results of one section of the benchmark, from its record."""
-    for path in RECORDS.glob("bench*.txt"):
-        for text in path.read_text().split("\n\n"):
-            if text.startswith(f"{section}. "):
-                lines = text.splitlines()
-                start = find_index("A images/s", lines, "lines of a section")
-                return "\n".join(lines[start:])
-    raise ValueError(f"no file of assets/records has section {section} of the benchmark")
-
-
 def make_table(name, selection=None):
     """Return a table of assets/records, as text."""
-    if name == "bench":
-        return read_bench(selection)
+    if name == "sweep":
+        return sweep.table(pandas.DataFrame(read_records(f"{selection}.jsonl")))
     if name == "demo":
         return demo.table(read_records("demo.jsonl"))
     records = pandas.DataFrame(read_records(f"{name}.jsonl"))

@@ -9,16 +9,12 @@ from cluster.study import run_study
 from tools.pages import docs
 
 
-def run_program(program: str, ranks: str, *flags: str) -> str:
-    """Return the standard output of a run. Raises subprocess.CalledProcessError."""
+def record(command_line):
+    """Return a record of what a command prints. Raises subprocess.CalledProcessError."""
+    program, ranks, *flags = command_line.split()
     job = finish_job(start_job(rank_command(program, int(ranks), *flags), stderr=None))
     job.check_returncode()
-    return job.stdout.strip()
-
-
-def record(command_line):
-    text = run_program(*command_line.split())
-    return {"command_line": command_line, "text": text} | describe_machine()
+    return {"command_line": command_line, "text": job.stdout.strip()} | describe_machine()
 
 
 def find_command_lines():

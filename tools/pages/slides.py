@@ -38,9 +38,13 @@ def read_slides():
 
 
 def color(code, language, _):
-    """Return code as HTML, as large as its longest line permits: 20 to 30 pixels."""
+    """Return code as HTML, as large as its longest line permits: 20 to 30 pixels.
+
+    Text, such as the output of a program, has at least 25 pixels; its longest lines wrap.
+    """
     width = 1206 / max(map(len, code.splitlines()))  # pixels per character: 0.603 of the size
-    size, spacing = min(30, max(20, width / 0.603)), max(-1, min(0, width - 12.06))
+    size = min(30, max(20 if language else 25, width / 0.603))
+    spacing = max(-1, min(0, width - 0.603 * size)) if language else 0
     text = highlight(code, get_lexer_by_name(language or "text"), COLOURS).rstrip()
     return f'<pre style="font-size: {size:.2f}px; letter-spacing: {spacing:.2f}px">{text}</pre>'
 
