@@ -74,12 +74,12 @@ def run_command(command, timeout=300, env=None, cwd=None):
     return SimpleNamespace(code=job.returncode, out=job.stdout, err=job.stderr)
 
 
-def run_concurrently(*starts, timeout=120):
+def run_concurrently(*starts):
     """Run (command, variables) pairs at the same time. Return (exit code, output) of each."""
     processes = [start_job(command, env=environment() | variables)
                  for command, variables in starts]
     try:
-        jobs = [finish_job(process, timeout) for process in processes]
+        jobs = [finish_job(process, 120) for process in processes]
     finally:
         for process in processes:
             end_job(process)

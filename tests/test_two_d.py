@@ -44,15 +44,6 @@ def test_two_by_two_ranks_train_as_a_plain_loop(two_by_two):
     assert_equal(two_by_two.parameters, expected.named_parameters)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tensor_ranks", [1, 2])
-def test_each_dimension_alone_trains_as_a_plain_loop(tensor_ranks, tmp_path):
-    record, weights = train_in_fp64(TWO_D, 2, tmp_path, "--epochs", 1, "--tensor", tensor_ranks)
-    assert_equal(weights, plain_loop()["fp64"].named_parameters)
-    unused_dimension = "data" if tensor_ranks == 2 else "tensor"
-    assert record["sent"][unused_dimension] == [0, 0]
-
-
 def test_each_dimension_sends_the_bytes_of_the_formula(two_by_two):
     """With two ranks in each dimension, a ring's all-gather sends half of the whole tensor."""
     norms, row_biases = (2 * LAYERS + 1) * 2 * WIDTH, 2 * LAYERS * WIDTH  # on all ranks of a group
