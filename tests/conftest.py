@@ -1,7 +1,9 @@
 """Helpers of all tests: run a chapter on real ranks, with a time-out, and read its results."""
 
+import contextlib
 import functools
 import importlib.util
+import io
 import json
 import os
 import re
@@ -72,12 +74,12 @@ def run_command(command, timeout=300, env=None, cwd=None):
     return SimpleNamespace(code=job.returncode, out=job.stdout, err=job.stderr)
 
 
-def run_concurrently(*starts, timeout=120):
+def run_concurrently(*starts):
     """Run (command, variables) pairs at the same time. Return (exit code, output) of each."""
     processes = [start_job(command, env=environment() | variables)
                  for command, variables in starts]
     try:
-        jobs = [finish_job(process, timeout) for process in processes]
+        jobs = [finish_job(process, 120) for process in processes]
     finally:
         for process in processes:
             end_job(process)
@@ -116,15 +118,25 @@ def assert_refused(result, message, program=r"\w+\.py"):
     assert re.search(message, errors[0]), result.err
 
 
-def run_in_one_process(chapter, flag_rows, **options):
-    """Run a chapter's main() on one rank with each row of flags, importing the chapter only once.
+def run_in_one_process(chapter, flag_rows, cwd):
+    """Call a chapter's main() here with each row of flags.
 
     Return the output, and each row's exit message or None.
     """
-    result = run(chapter, 1, json.dumps(flag_rows), hook=["in_turn.py"], **options)
-    messages = [json.loads(message) for message in re.findall("^end: (.*)", result.err, re.M)]
-    assert len(messages) == len(flag_rows), result.err
-    return result.out, messages
+    main, out, messages = ROOT / chapter / "main.py", io.StringIO(), []
+    module = load_module(main)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.chdir(cwd)
+        for flags in flag_rows:
+            patch.setattr(sys, "argv", [str(main), *flags.split()])
+            message, errors = None, io.StringIO()
+            try:
+                with contextlib.redirect_stderr(errors):
+                    module.main()
+            except SystemExit as end:
+                message = end.code if isinstance(end.code, str) else errors.getvalue().strip()
+            messages.append(message)
+    return out.getvalue(), messages
 
 
 GPT_SHAPE = {"layers": 2, "width": 32, "heads": 4, "context": 32}

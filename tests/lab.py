@@ -36,19 +36,19 @@ class Lab:
         self.env = environment() | {
             "LAB": name, "TMPDIR": tempfile.gettempdir(), "PATH": f"{BIN}:{os.environ['PATH']}"}
 
-    def start(self, *arguments, env=None, **options):
+    def start(self, *arguments, **options):
         return subprocess.Popen(
             [str(argument) for argument in (ROOT / "cluster" / "lab.sh", *arguments)],
-            env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL, **options)
+            env=self.env, text=True, stdin=subprocess.DEVNULL, **options)
 
-    def __call__(self, *arguments, code=0, timeout=200, **options):
+    def __call__(self, *arguments):
         """Run a command of lab.sh. Return its stdout and stderr."""
-        process = self.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+        process = self.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
-            out, err = process.communicate(timeout=timeout)
+            out, err = process.communicate(timeout=200)
         finally:
             process.kill()
-        assert code == process.returncode, (process.returncode, out, err)
+        assert process.returncode == 0, (out, err)
         return SimpleNamespace(out=out, err=err)
 
     def down(self):

@@ -11,13 +11,9 @@ pytestmark = pytest.mark.fault
 slow = [pytest.mark.slow]
 
 BAD_FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
-    ("--btach-size 8", "--btach-size"),
     ("--epoch 3", "--epoch"),  # there are no abbreviations
-    ("--dataset cifar", "--dataset.*cifar.*digits"),
     ("--batch-size 0", "--batch-size has to be 1 or more"),
-    ("--epochs many", "--epochs.*many"),
     ("--results {}/new --lr nan", "--lr has to be"),
-    ("--batch-size 8 --global-batch-size 16", "--global-batch-size.*--batch-size"),
     ("--batch-size 1438", "1437 training images, fewer than the .*--dataset synthetic"),
     ("--dataset synthetic --image-size 3", "--image-size"),
     ("--device cuda", "GPU.* --device cpu"),
@@ -39,10 +35,8 @@ BAD_COMMANDS = [  # commands of other programs, and the expected message
      "missing"),
     ("cluster.predict exercises/10_predict/run.jsonl", "--node-link: give a number"),
     ("reading_data/read_data.py --images 100", "--images has to be a multiple of 64"),
-    ("tools/environment/setup.py --venf /nowhere", "--venf"),
     ("cluster/lab.sh up many", "many is not a whole number"),
     ("cluster/lab.sh run -n 2 true", "no lab is up"),
-    pytest.param("cluster.doctor --timeout nan", "--timeout", marks=slow),  # slow to import
 ]
 
 
@@ -70,25 +64,18 @@ def test_bad_flags_of_chapters_are_refused(files):
         assert re.search(expected, message), (flags, message)
 
 
-@pytest.mark.parametrize(("flags", "message"), [
-    ("--dataset mnist --data-dir {}/file", "mnist is missing or incomplete"),
-    ("--lr 1e12 --epochs 1", "nan in epoch 1")])
-def test_an_error_on_two_ranks_is_printed_once(flags, message, files):
-    result = run("03_ddp", 2, *fill_in(flags, files), launcher=True, cwd=files, timeout=60)
-    assert_refused(result, message)
-
-
 @pytest.mark.core
-@pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod", marks=slow)])
-def test_a_bad_flag_ends_mpiexec(chapter, files):
-    result = run(chapter, 2, "--global-batch-size", 7, launcher=True, cwd=files, timeout=90)
-    assert_refused(result, "--global-batch-size: 7 is not a multiple of 2")
+@pytest.mark.parametrize(("chapter", "flags", "message"), [
+    case("03_ddp", "--global-batch-size 7", "--global-batch-size: 7 is not a multiple of 2"),
+    case("02_horovod", "--global-batch-size 7", "is not a multiple of 2", marks=slow),
+    case("03_ddp", "--lr 1e12 --epochs 1", "nan in epoch 1")])
+def test_an_error_on_two_ranks_is_printed_once(chapter, flags, message, files):
+    result = run(chapter, 2, *flags.split(), launcher=True, cwd=files, timeout=90)
+    assert_refused(result, message)
 
 
 @pytest.mark.parametrize(("chapter", "text", "message"), [
     case("04_deepspeed", '{"bf16": {"enable": true}}', "ds_config.json.* enable "),
-    case("05_zero", '{"zero_optimization": {"stage4": 1}}', "ds_config.json.* stage4 ", marks=slow),
-    case("05_zero", '{"zero_optimization": {"stage": 3}}', "remove stage: ", marks=slow),
     case("05_zero", '{"zero_optimization": {"zero_quantized_weights": true}}',
          r"zero\.Init\(\), .* failed: ")])
 def test_a_wrong_ds_config_is_refused(chapter, text, message, tmp_path, files):
@@ -109,4 +96,4 @@ def test_bad_flags_of_tools_are_refused(text, message, files):
     result = run_command([*command, *flags], cwd=ROOT, timeout=60,
                          env={"LAB": f"none{files.parent.name}", "TMPDIR": str(files.parent)})
     assert result.code == 2 and result.err.count("\n") == 1, result
-    assert_refused(result, message, "set-up failed" if "setup" in program else name)
+    assert_refused(result, message, name)

@@ -4,8 +4,7 @@ import os
 import sys
 
 import pytest
-import torch
-from conftest import BIN, ROOT, assert_refused, case, gpt_flags, run, run_command, run_for_record
+from conftest import BIN, ROOT, assert_refused, case, gpt_flags, run, run_command
 
 pytestmark = pytest.mark.fault
 slow = [pytest.mark.slow]
@@ -24,8 +23,7 @@ def flags(chapter, epochs, checkpoint, *more_flags):
 
 def train(chapter, *arguments, hook=()):
     """Run a chapter with the flags that these arguments give."""
-    ranks = 1 if chapter == "01_single_node" else 2
-    return run(chapter, ranks, *flags(chapter, *arguments), hook=hook, timeout=100)
+    return run(chapter, 2, *flags(chapter, *arguments), hook=hook, timeout=100)
 
 
 def read_checkpoint(checkpoint):
@@ -62,24 +60,6 @@ def test_a_checkpoint_that_only_one_rank_sees_is_refused(tmp_path):
                           "bash", sys.executable, ROOT / "03_ddp" / "main.py",
                           *flags("03_ddp", 3, "c", "--resume", "auto")], cwd=tmp_path)
     assert_refused(result, "main.py: --resume: not every rank sees c", "main.py")
-
-
-def test_a_gpu_checkpoint_resumes_on_a_cpu(tmp_path):
-    """A GPU's tensors are stored channels last, in another memory order."""
-    losses = []
-    for layout in torch.contiguous_format, torch.channels_last:
-        checkpoint = tmp_path / f"{layout}"
-        assert train("01_single_node", 1, checkpoint).code == 0
-        contents = torch.load(checkpoint)
-        momentum = [state["momentum_buffer"] for state in contents["optimizer"]["state"].values()]
-        for tensor in [*contents["model"].values(), *momentum]:
-            if tensor.ndim == 4:
-                tensor.data = tensor.to(memory_format=layout)
-        torch.save(contents, checkpoint)
-        resume_flags = flags("01_single_node", 2, checkpoint, "--resume")
-        record = run_for_record("01_single_node", 1, *resume_flags, folder=tmp_path)
-        losses.append(record["loss"])
-    assert losses[0] == losses[1]
 
 
 @checkpoint_chapters

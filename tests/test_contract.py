@@ -38,7 +38,7 @@ def test_epochs_max_steps_and_seed_have_their_effect(tmp_path):
     results = tmp_path / "results"
     rows = "", "--epochs 2", "--max-steps 30", "--max-steps 30", "--max-steps 30 --seed 1"
     rows = [f"{flags} --results {results}" for flags in rows]
-    out, _ = run_in_one_process("01_single_node", rows)
+    out, _ = run_in_one_process("01_single_node", rows, tmp_path)
     epochs = [run_output.count("images/s") for run_output in out.split("ranks: ")[1:]]
     assert epochs == [5, 2, 2, 2, 2]
     records = read_records(results)  # each is appended
@@ -52,7 +52,7 @@ def test_precision_is_that_of_the_computation(tmp_path):
     widths = {"fp32": 4, "fp64": 8, "bf16": 4}
     flags = f"--epochs 1 --batch-size 479 --results {tmp_path}/results"
     rows = [f"{flags} --precision {name} --checkpoint {tmp_path}/{name}" for name in widths]
-    run_in_one_process("01_single_node", rows)
+    run_in_one_process("01_single_node", rows, tmp_path)
     losses = {record["precision"]: record["loss"] for record in read_records(tmp_path / "results")}
     for name, width in widths.items():
         tensors = torch.load(tmp_path / name)["model"].values()

@@ -1,15 +1,10 @@
-"""MNIST and SVHN are read from their own formats; each test image counts once."""
+"""MNIST is read from its own format; each test image counts once."""
 
 import struct
-from argparse import Namespace
 
 import numpy
 import pytest
-import scipy.io
 from conftest import case, run
-from torchvision.datasets import SVHN
-
-from workshop.data import load_files
 
 slow = [pytest.mark.slow]
 
@@ -24,18 +19,6 @@ def write_mnist(folder, train, test):
             struct.pack(">IIII", 0x803, n, 28, 28) + images.tobytes())
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(
             struct.pack(">II", 0x801, n) + bytes([3]) * n)
-
-
-@pytest.mark.check
-def test_svhn_is_read(tmp_path, monkeypatch):
-    """Its own format: MATLAB arrays, with 10 for the digit 0."""
-    images = numpy.random.default_rng(0).integers(0, 256, (32, 32, 3, 2), dtype=numpy.uint8)
-    for split, (_, name, _) in SVHN.split_list.items():
-        monkeypatch.setitem(SVHN.split_list, split, ["", name, None])  # no MD5 sum
-        scipy.io.savemat(tmp_path / name, {"X": images, "y": numpy.array([[10], [7]])})
-    for part in load_files(Namespace(dataset="svhn", data_dir=tmp_path), None):
-        assert (part.images == images.transpose(3, 2, 0, 1)).all()
-        assert part.labels.tolist() == [0, 7]
 
 
 @pytest.mark.parametrize(("chapter", "ranks"), [

@@ -1,6 +1,6 @@
 """If one rank is killed, stopped or fails, the job soon ends with an error that says why.
 
-No process of the job survives, and a resumed training equals an uninterrupted one.
+No process of the job survives.
 """
 
 import os
@@ -11,12 +11,7 @@ import sys
 
 import psutil
 import pytest
-import torch
-from conftest import BIN, NO_NETWORK, ROOT, case, copy_and_edit, environment, run, wait_until
-from tolerances import FP64, assert_close
-
-from cluster.launch import rank_command
-from cluster.parameters import parameters
+from conftest import BIN, NO_NETWORK, ROOT, case, copy_and_edit, environment, wait_until
 
 pytestmark = pytest.mark.fault
 
@@ -95,26 +90,6 @@ def test_a_killed_or_stopped_rank_ends_the_job(chapter, launcher, signal_name, r
     assert code not in (0, 2) and "ranks: 2," in output
     expected = TIMEOUT_MESSAGE if is_stopped else FAILURE_MESSAGES[launcher]
     assert re.search(expected, output), output
-
-
-@pytest.mark.parametrize("chapter", [case("03_ddp"), case("02_horovod", marks=[slow])])
-def test_resume_after_a_kill_equals_an_uninterrupted_run(chapter, folder, one_rank_parameters):
-    """A rank is killed at any point; the training resumes on another number of ranks."""
-    fp64 = "--precision", "fp64", "--lr", 0.001  # so low that rounding errors do not grow
-    flags = (*fp64, "--global-batch-size", 48, "--checkpoint", folder / "c", "--resume", "auto")
-    command = rank_command(chapter, 3, *flags, "--epochs", 2000)
-    job = subprocess.Popen(command, env=environment() | {"MARK": str(folder)},
-                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                           stderr=subprocess.DEVNULL)
-    wait_until((folder / "c").exists, 300, "first checkpoint")
-    next(process for process in processes_of_job(folder)
-         if process.environ().get("PMI_RANK") == "1").kill()
-    assert job.wait(JOB_TIMEOUT) != 0
-    wait_until(lambda: not processes_of_job(folder), 20, "the end of all ranks")
-    epochs = torch.load(folder / "c")["step"] // 29 + 1  # one more than was saved
-    assert run(chapter, 2, *flags, "--epochs", epochs).code == 0
-    baseline = one_rank_parameters("01_single_node", *fp64, "--epochs", epochs)
-    assert_close("parameters, fp64", abs(parameters(folder / "c") - baseline).max(), FP64)
 
 
 def test_an_error_on_one_rank_alone_ends_the_job(folder):

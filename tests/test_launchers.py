@@ -33,6 +33,7 @@ ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4",
 TORCHRUN = [BIN / "torchrun", "--nproc-per-node", 2, "--no-python"]
 STALE_VARIABLES = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20115"}
+PARTNER = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
 
 
 def srun_variables(rank, size, node=0, local_rank=None):
@@ -53,6 +54,9 @@ def launch_commands(name, command):
         return [([*MPIEXEC, *command], srun_variables(0, 2))]
     if name == "srun without MPI":
         return [(command, srun_variables(rank, 2)) for rank in range(2)]
+    if name == "Kubernetes, one process per pod":
+        port = {"MASTER_PORT": str(free_port())}
+        return [(command, PARTNER | port | {"RANK": str(rank)}) for rank in range(2)]
     return [([*TORCHRUN, *command], {})]
 
 
@@ -64,7 +68,8 @@ def one_rank(tmp_path_factory):
 @pytest.mark.parametrize(("chapter", "name"), [
     case("03_ddp", "mpiexec of MPICH inside a Slurm allocation"),
     case("03_ddp", "mpiexec of Open MPI"), case("02_horovod", "srun --mpi=pmi2"),
-    case("03_ddp", "srun without MPI"), case("03_ddp", "torchrun")])
+    case("03_ddp", "srun without MPI"), case("03_ddp", "torchrun"),
+    case("03_ddp", "Kubernetes, one process per pod")])
 def test_each_launcher_starts_one_world(chapter, name, one_rank, tmp_path):
     """Only rank 0 prints; without a terminal it shows no progress bar."""
     command = [sys.executable, ROOT / chapter / "main.py", *FLAGS, "--results", tmp_path / "r"]
@@ -74,14 +79,18 @@ def test_each_launcher_starts_one_world(chapter, name, one_rank, tmp_path):
     first_words = re.findall(r"^(?!step)\S+", output, re.M)  # a slow machine prints steps, too
     assert first_words == ["digits:", "ranks:", "epoch", "test"], results
     record, = read_records(tmp_path / "r")  # one record, so one world and not two
-    assert (record["ranks"], record["nodes"]) == (2, 1)
+    assert record["ranks"] == 2 and record["nodes"] == (2 if "pod" in name else 1)
     assert_close("loss, fp64, relative", abs(record["loss"] / one_rank["loss"] - 1), FP64)
     assert record["test_accuracy"] == one_rank["test_accuracy"]
 
 
+def test_the_deepspeed_launcher_starts_one_world():
+    result = run_command([BIN / "deepspeed", "--num_gpus", 2, "--master_port", free_port(),
+                          ROOT / "04_deepspeed" / "main.py", "--max-steps", 2])
+    assert result.code == 0 and result.out.count("ranks: 2,") == 1, result.err
+
+
 @pytest.mark.parametrize(("chapter", "launcher", "variables", "message"), [
-    case("03_ddp", [], ALLOCATION, "SLURM_NTASKS=4, but this program sees 1",
-         id="batch script's own process"),
     case("03_ddp", MPIEXEC, STALE_VARIABLES, "WORLD_SIZE=8, but this program sees 2",
          id="stale variables"),
     case("03_ddp", [*OPENMPI_MPIEXEC, "-n", 2], {}, "mpiexec comes from Open MPI, but mpi4py",
@@ -101,48 +110,30 @@ def test_contradictory_variables_are_refused(chapter, launcher, variables, messa
         assert_refused(result, message)
 
 
-PARTNER = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
-# {name: (variables, with {} for the rank; expected error, or None)}
-RANK_VARIABLES = {
-    "Kubernetes, one process per pod": (PARTNER | {"RANK": "{}", "MASTER_PORT": "{port}"}, None),
-    "Flux": ({"FLUX_TASK_RANK": "{}", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "{}"},
-             "FLUX_TASK_RANK=0 does not tell how many ranks"),
-    "PALS with PMIx": ({"PALS_RANKID": "{}", "PALS_LOCAL_RANKID": "{}", "PMIX_RANK": "{}"},
-                       "PALS_RANKID=0 does not tell how many ranks .* --pmi=cray"),
-    "a part of torchrun's": ({"RANK": "{}", "WORLD_SIZE": "2"}, "MASTER_PORT="),
-    "port 0": (PARTNER | {"RANK": "{}", "MASTER_PORT": "0"}, "MASTER_PORT=0"),
-    "one rank, left over, under srun": (
-        {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0",
-         "SLURM_PROCID": "{}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "{}",
-         "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"},
-        "MASTER_PORT=0"),
-    "RANK alone": ({"RANK": "{}", "MASTER_ADDR": "localhost"}, "RANK=0 does not tell how many"),
-    "an empty number": ({"WORLD_SIZE": "", "MASTER_ADDR": "a"}, "WORLD_SIZE='', but"),
-    "counted from 1": ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2: ranks count"),
-    "two torchruns": (
-        {"RANK": "{}", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a", "GROUP_WORLD_SIZE": "1",
-         "SLURM_PROCID": "{}", "SLURM_STEP_NUM_TASKS": "2"}, "torchrun knows of 1: start one per"),
-    "a word": ({"RANK": "{}", "WORLD_SIZE": "two", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
-               "WORLD_SIZE=two does not tell"),
-    "pods without torchrun": ({"PET_NNODES": "2"}, "PET_NNODES=2, but")}
+SLURM_STEP = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0",
+              "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
 
 
-@pytest.mark.parametrize("name", RANK_VARIABLES)
-def test_variables_of_other_launchers_give_a_world_or_an_error(name):
-    variables, error = RANK_VARIABLES[name]
-    port, starts = str(free_port()), []
-    for rank in range(2):
-        rank_variables = {key: value.replace("{port}", port).format(rank)
-                          for key, value in variables.items()}
-        starts.append(([sys.executable, DDP, *FLAGS], rank_variables))
-    results = run_concurrently(*starts)
-    output, codes = "".join(output for _, output in results), [code for code, _ in results]
-    if error:
-        assert all(codes) and "images/s" not in output, results
-        lines = len(re.findall(f"^main.py: .*{error}", output, re.M))
-        assert 1 <= lines <= 2, results  # without a launcher nobody ends the second process
-    else:
-        assert not any(codes) and output.count("ranks: 2, nodes: 2") == 1, results
+@pytest.mark.check
+@pytest.mark.parametrize(("variables", "message"), [
+    (ALLOCATION, "SLURM_NTASKS=4, but this program sees 1"),  # a batch script's own process
+    ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"},
+     "FLUX_TASK_RANK=0 does not tell how many ranks"),
+    ({"PALS_RANKID": "0", "PMIX_RANK": "0"}, "PALS_RANKID=0 does not tell how many .* --pmi=cray"),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_PORT="),
+    (PARTNER | {"RANK": "0", "MASTER_PORT": "0"}, "MASTER_PORT=0"),
+    (SLURM_STEP | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}, "MASTER_PORT=0"),
+    ({"RANK": "0", "MASTER_ADDR": "localhost"}, "RANK=0 does not tell how many"),
+    ({"WORLD_SIZE": "", "MASTER_ADDR": "a"}, "WORLD_SIZE='', but"),
+    ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2: ranks count"),
+    ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a", "GROUP_WORLD_SIZE": "1",
+      "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "torchrun knows of 1: start one per"),
+    ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE=two does not tell"),
+    ({"PET_NNODES": "2"}, "PET_NNODES=2, but")])  # pods without torchrun
+def test_variables_that_do_not_give_a_world_are_refused(variables, message, monkeypatch):
+    monkeypatch.setattr(os, "environ", variables.copy())
+    with pytest.raises(SystemExit, match=message):
+        find_ranks()
 
 
 @pytest.mark.fault

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import GIT_FILES, LESSONS, ROOT, load_module, run_command, tracked_files
+from conftest import GIT_FILES, ROOT, load_module, run_command, tracked_files
 
 from tools.pages import docs
 from workshop.ranks import LAUNCHERS
@@ -47,23 +47,6 @@ def test_functions_shared_by_lessons_are_equal():
 def test_agree_knows_the_launchers_of_the_chapters():
     launchers = load_module(ROOT / "agree" / "agree" / "launcher.py").LAUNCHERS
     assert launchers.items() == LAUNCHERS.items() - {"torchrun": LAUNCHERS["torchrun"]}.items()
-
-
-@pytest.mark.check
-def test_the_tests_know_each_program_of_the_chapters():
-    """A program finds the package by the link in its folder, and its ranks by run(main)."""
-    programs = tracked_files(path for path in ROOT.glob("0*/*.py")
-                             if "flags.make_" in path.read_text())
-    assert len(programs) > 5 and {*programs} == {*LESSONS.values()}
-    for program in programs:
-        assert (program.parent / "workshop").readlink() == Path("../workshop"), program
-
-
-@pytest.mark.check
-def test_each_site_has_a_row():
-    table = (ROOT / "submit" / "README.md").read_text()
-    sites = tracked_files(ROOT.glob("submit/sites/*.sh"))
-    assert len(sites) > 5 and not [path for path in sites if f"(sites/{path.name})" not in table]
 
 
 @pytest.mark.check

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import ROOT, load_module, run
-from torch.utils.data import DataLoader, get_worker_info
 
 SOURCE = "reading_data/stream.py"
 BATCH = 3  # per rank
@@ -87,18 +86,6 @@ def test_an_epoch_is_resumed_on_other_ranks(layouts, done, files, module):
     assert len(samples) == len(set(samples)) > total - ranks * BATCH
 
 
-def test_persistent_workers_see_the_new_epoch(files, module):
-    """A real DataLoader's workers deal as assumed above, and see the new epoch."""
-    expected = [read_epoch(module, files, 1, 2, epoch)[0][0] for epoch in range(2)]
-    stream = module.Stream(*files, BATCH, 0, 1, {})
-    loader = DataLoader(stream, BATCH, num_workers=2, persistent_workers=True,
-                        multiprocessing_context="fork", timeout=30)
-    module.get_worker_info = get_worker_info
-    for epoch in range(2):
-        stream.set_epoch(epoch)
-        assert [indices.tolist() for indices, *_ in loader] == expected[epoch]
-
-
 def test_two_ranks_train_and_one_continues(tmp_path):
     """The program itself counts the different samples; spawned workers see the second epoch."""
     first = run(SOURCE, 2, "--workers", 1, "--max-steps", 30, cwd=tmp_path, timeout=120)
@@ -109,24 +96,3 @@ def test_two_ranks_train_and_one_continues(tmp_path):
     assert [tuple(map(int, epoch)) for epoch in epochs] == [
         (1, 22, 22, 1408, 1408), (2, 8, 22, 512, 512), (2, 14, 14, 896, 896),
         (3, 22, 22, 1408, 1408)]
-
-
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 1), (2, 3), (3, 2)])
-def test_the_page_shares_a_stream_in_the_same_batches(ranks, workers):
-    page = (ROOT / "reading_data" / "README.md").read_text()
-    code = re.search(r"```python\n(def share.*?)```", page, re.S)[1]
-    names = {"islice": itertools.islice, "torch": SimpleNamespace(utils=SimpleNamespace(
-        data=SimpleNamespace(get_worker_info=lambda: info)))}
-    exec(code, names)
-    samples, steps, global_batch = 101, 8, 12
-    batches = []  # of all ranks, joined
-    for step in range(steps):
-        worker, batch = step % workers, []
-        info = SimpleNamespace(id=worker, num_workers=workers) if workers > 1 else None
-        for rank in range(ranks):
-            share = [*names["share"](range(samples), steps, global_batch, rank, ranks)]
-            size, turn = global_batch // ranks, step // workers
-            assert len(share) == size * len(range(worker, steps, workers))
-            batch += share[turn * size:(turn + 1) * size]
-        batches.append(sorted(batch))
-    assert batches == np.arange(steps * global_batch).reshape(steps, -1).tolist()

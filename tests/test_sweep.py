@@ -30,20 +30,6 @@ def test_weak_and_strong_scaling_on_two_ranks(tmp_path):
     assert "weak scaling" in result.out and "strong scaling" in result.out
 
 
-@pytest.mark.fault
-def test_an_interrupted_sweep_resumes(tmp_path):
-    results = tmp_path / "results.jsonl"
-    command = [*SWEEP, "batch", "--chapters", "01_single_node", "--repeats", 1,
-               "--results", results, "--batch-sizes", 32]
-    assert run_command([*command, "--", *QUICK]).code == 0
-    text = results.read_text() + results.read_text()[:100]  # killed while it wrote a line
-    results.write_text(text)
-    result = run_command([*command, 64, "--", *QUICK])
-    assert result.code == 0 and "1 of 2 runs are in" in result.err, result.err
-    assert results.read_text().startswith(text)
-    assert [record["batch"] for record in sweep.read_records(results)] == [32, 64]
-
-
 @pytest.mark.check
 @pytest.mark.fault
 @pytest.mark.parametrize(("script", "reason"), [

@@ -1,88 +1,47 @@
 """05_zero/two_d.py trains as one rank does, and sends the bytes of the formula."""
 
-import math
-from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-import torch
-from conftest import ROOT, assert_refused, load_module, numbers, read_records, run
+from conftest import GPT_SHAPE, assert_refused, numbers, run
+from test_zero import BATCH, FSDP, plain_loop, train
 from tolerances import FP64, assert_close
 
-from cluster.parameters import read_rank_files
+from cluster.parameters import named_parameters
 
-TWO_D, FSDP = "05_zero/two_d.py", "05_zero/fsdp.py"
-LAYERS, WIDTH, HEADS, CONTEXT, BATCH = 2, 16, 4, 8, 12  # BATCH: the global batch
-TEXT = (ROOT / "LICENSE").read_bytes()[:521]  # 65 sequences, of which the last 6 are for the test
-SEQUENCES, LEARNING_RATE = 59, 2.0  # high, because the smooth variant's Adam hardly rescales
-STEPS = SEQUENCES // BATCH  # in an epoch
+TWO_D = "05_zero/two_d.py"
+LAYERS, WIDTH, CONTEXT = GPT_SHAPE["layers"], GPT_SHAPE["width"], GPT_SHAPE["context"]
 ALL_REDUCE = 2  # sends twice what an all-gather or a reduce-scatter does
 
 
-def train(program, ranks, folder, epochs, *flags):
-    """Train the smooth variant in fp64. Return its record and its parameters by name."""
-    (folder / "text").write_bytes(TEXT)
-    result = run(program, ranks, "--text", folder / "text", "--layers", LAYERS, "--width", WIDTH,
-                 "--heads", HEADS, "--context", CONTEXT, "--global-batch-size", BATCH,
-                 "--lr", LEARNING_RATE, "--precision", "fp64", "--epochs", epochs,
-                 "--checkpoint", folder / "c", "--results", folder / "results", *flags,
-                 hook=["smooth.py"])
-    assert result.code == 0, result.err
-    subfolder = (folder / "c" / "latest").read_text()
-    return read_records(folder / "results")[-1], read_rank_files(folder / "c" / subfolder)
-
-
-@pytest.fixture(scope="module")
-def two_by_two(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two_by_two")
-    record, parameters = train(TWO_D, 4, folder, 1, "--tensor", 2)
-    return SimpleNamespace(folder=folder, record=record, parameters=parameters)
-
-
-def plain_loop(epochs):
-    """Return the last epoch's mean loss in bits, and the parameters, of a loop on one device."""
-    transformer = load_module(ROOT / Path(FSDP).with_name("transformer.py"))
-    text = torch.frombuffer(bytearray(TEXT), dtype=torch.uint8).long()
-    tokens, next_tokens = (part.view(-1, CONTEXT) for part in (text[:-1], text[1:]))
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(*transformer.parts(LAYERS, WIDTH, HEADS, CONTEXT)).double()
-    rate = LEARNING_RATE * (BATCH / 256) ** 0.5
-    adam = torch.optim.Adam(model.parameters(), lr=rate, eps=1.0)
-    for epoch in range(epochs):
-        order = torch.randperm(SEQUENCES, generator=torch.Generator().manual_seed(epoch))
-        losses = []
-        for batch in order[:STEPS * BATCH].split(BATCH):
-            adam.zero_grad()
-            loss = torch.nn.functional.cross_entropy(
-                model(tokens[batch]).flatten(0, 1), next_tokens[batch].flatten())
-            loss.backward()
-            adam.step()
-            losses.append(loss.item() / math.log(2))
-    return sum(losses) / STEPS, dict(model.named_parameters())
+def train_in_fp64(program, ranks, folder, *flags):
+    """Train the smooth variant. Return its record and its parameters by name."""
+    record = train(program, ranks, folder, "--precision", "fp64", "--checkpoint", folder / "c",
+                   *flags)
+    return record, named_parameters(folder / "c")
 
 
 def assert_equal(parameters, expected):
     assert parameters.keys() == expected.keys()
     for name, value in expected.items():
-        difference = (parameters[name] - value).abs().max().item()
-        assert_close(f"{name}, fp64", difference, FP64)
+        difference = np.abs(parameters[name] - value)
+        assert_close(f"{name}, fp64", difference.max(), FP64)
+
+
+@pytest.fixture(scope="module")
+def two_by_two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two_by_two")
+    record, weights = train_in_fp64(TWO_D, 4, folder, "--epochs", 1, "--tensor", 2)
+    return SimpleNamespace(folder=folder, record=record, parameters=weights)
 
 
 @pytest.mark.core
 @numbers
 def test_two_by_two_ranks_train_as_a_plain_loop(two_by_two):
-    loss, parameters = plain_loop(epochs=1)
-    assert_close("loss, fp64, relative", abs(two_by_two.record["loss"] / loss - 1), FP64)
-    assert_equal(two_by_two.parameters, parameters)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tensor_ranks", [1, 2])
-def test_each_dimension_alone_trains_as_a_plain_loop(tensor_ranks, tmp_path):
-    record, parameters = train(TWO_D, 2, tmp_path, 1, "--tensor", tensor_ranks)
-    assert_equal(parameters, plain_loop(epochs=1)[1])
-    unused_dimension = "data" if tensor_ranks == 2 else "tensor"
-    assert record["sent"][unused_dimension] == [0, 0]
+    expected = plain_loop()["fp64"]
+    assert_close("loss, fp64, relative", abs(two_by_two.record["loss"] / expected.loss - 1), FP64)
+    assert_equal(two_by_two.parameters, expected.named_parameters)
 
 
 def test_each_dimension_sends_the_bytes_of_the_formula(two_by_two):
@@ -99,9 +58,10 @@ def test_each_dimension_sends_the_bytes_of_the_formula(two_by_two):
 
 
 @numbers
-def test_fsdp_continues_on_one_rank(two_by_two):
-    _, parameters = train(FSDP, 1, two_by_two.folder, 2, "--resume")
-    assert_equal(parameters, plain_loop(epochs=2)[1])
+def test_fsdp_continues_on_one_rank(two_by_two, tmp_path):
+    _, whole = train_in_fp64(FSDP, 1, tmp_path, "--epochs", 2)
+    _, resumed = train_in_fp64(FSDP, 1, two_by_two.folder, "--epochs", 2, "--resume")
+    assert_equal(resumed, whole)
 
 
 @pytest.mark.parametrize(("ranks", "flags"), [

@@ -64,15 +64,6 @@ def test_the_conversion_trains_as_the_ordinary_script(baseline_run, tmp_path):
     assert lines == ["2 ranks on cpu", *expected_lines]  # once, and not once per rank
 
 
-def test_under_torchrun_the_lines_of_the_page_are_enough(baseline_run, tmp_path):
-    """Without ranks.py."""
-    script = copy_for_fp64(
-        CONVERTED, tmp_path, ("from workshop.ranks import", "# "), ("    find_ranks()", "    # "),
-        ("    run(main)", "    main()\n    dist.destroy_process_group()"))
-    result = forked.run([script], 2, environment(), timeout=120)
-    assert_same_weights(weights_and_lines(script, result)[0], baseline_run[0])
-
-
 def train_in_parts(folder, ranks, *changes):
     """Train on `ranks[0]` ranks, of which rank 1 gets SIGTERM at step 31, then on `ranks[1]`.
 

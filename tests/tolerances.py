@@ -58,8 +58,3 @@ def distance(first, second):
 def assert_close(kind, difference, bound):
     """Assert that a difference of this kind is within its bound."""
     assert difference <= bound, f"{kind}: {difference:.2e}, allowed {bound:.2e}"
-
-
-def assert_far_apart(kind, difference, bound):
-    """Assert that a broken training differs by more than twice the bound."""
-    assert difference > 2 * bound, f"{kind}: {difference:.2e} would pass within {bound:.2e}"

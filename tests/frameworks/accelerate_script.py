@@ -20,32 +20,19 @@ def main():
     set_seed(0)
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images / 16), torch.tensor(labels))
-    train, test = random_split(data, [1436, 361])
+    train, _ = random_split(data, [1436, 361])
     train_loader = DataLoader(train, args.batch_size, shuffle=True, drop_last=True,
                               generator=torch.Generator().manual_seed(0))
-    test_loader = DataLoader(test, 7)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100, gamma=0.1)
-    model, optimizer, train_loader, test_loader, scheduler = accelerator.prepare(
-        model, optimizer, train_loader, test_loader, scheduler)
+    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)
 
     for images, labels in train_loader:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(images), labels)
         accelerator.backward(loss)
         optimizer.step()
-        scheduler.step()
 
-    model.eval()
-    gathered = metrics = 0
-    with torch.no_grad():
-        for images, labels in test_loader:
-            correct = model(images).argmax(1) == labels
-            gathered += len(accelerator.gather(correct))
-            metrics += len(accelerator.gather_for_metrics(correct))
-    accelerator.print(f"gather: {gathered}, gather_for_metrics: {metrics}")
-    accelerator.print(f"scheduler's steps: {scheduler.scheduler.last_epoch}")
     if accelerator.is_main_process:
         torch.save(accelerator.unwrap_model(model).state_dict(), args.weights)
     accelerator.end_training()

@@ -29,7 +29,7 @@ def main():
         output_dir="results", per_device_train_batch_size=args.batch_size, max_steps=8,
         learning_rate=0.01, optim="sgd", seed=0, save_strategy="no", report_to="none",
         disable_tqdm=True, dataloader_drop_last=True)
-    trainer = Trainer(model, arguments, train_dataset=data[:1436], eval_dataset=data[1436:])
+    trainer = Trainer(model, arguments, train_dataset=data[:1436])
     trainer.train()
     if trainer.is_world_process_zero():
         torch.save(model.state_dict(), args.weights)

@@ -1,14 +1,12 @@
-"""Run programs one after another on a fake GPU: `python fake_cuda.py FLAGS PROGRAM...`.
+"""Run a main.py on a fake GPU: `python fake_cuda.py MAIN FLAG...`.
 
 Tensors are PyTorch's FakeTensors, with shapes and devices but no numbers, and collectives send
-nothing. This detects operations that mix CPU and GPU tensors, synchronisation within a step
+nothing. This detects operations that mix CPU and GPU tensors, waits for the GPU within a step
 (.item(), a blocking copy, indices from the CPU), and invalid device ordinals. As on Polaris, each
-rank sees one GPU. The programs run as the rank with local rank 3. For each program a line of JSON
-is printed: [exit message, {line at which a step waits for the GPU: operation}].
+rank sees one GPU; the program runs as a rank with local rank 3. Waits are printed as errors.
 """
 
 import gc
-import json
 import os
 import runpy
 import sys
@@ -24,7 +22,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GPU = torch.device("cuda", 0)
-in_step, waits = False, {}  # waits: {line of the program: operation}
+real_as_tensor, real_init = torch.as_tensor, dist.init_process_group
+in_step, waits = False, set()
+
+
+def on_gpu(value):
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda"
 
 
 class WaitRecorder(TorchDispatchMode):
@@ -32,8 +35,8 @@ class WaitRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, operation._schema.name
-        leaves = torch.utils._pytree.tree_leaves(args)
-        inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        inputs = [leaf for leaf in torch.utils._pytree.tree_leaves(args)
+                  if isinstance(leaf, torch.Tensor)]
         if name == "aten::_local_scalar_dense":  # item()
             if on_gpu(inputs[0]):
                 record_wait(name)
@@ -50,16 +53,10 @@ class WaitRecorder(TorchDispatchMode):
         return result
 
 
-def on_gpu(value):
-    return isinstance(value, torch.Tensor) and value.device.type == "cuda"
-
-
 def record_wait(operation):
-    if not in_step:
-        return
-    frames = [frame for frame in traceback.extract_stack()
-              if frame.filename.startswith(str(folder))]
-    waits[f"{frames[-1].lineno}: {frames[-1].line}"] = operation
+    if in_step:
+        frames = [frame for frame in traceback.extract_stack() if frame.filename == sys.argv[0]]
+        waits.add(f"line {frames[-1].lineno} waits for the GPU: {operation}")
 
 
 def set_device(device):
@@ -76,17 +73,6 @@ class FakeStream:
         return event or SimpleNamespace(elapsed_time=lambda _: 1.0)
 
 
-class FakeDDP(torch.nn.Module):
-    """A stand-in for DistributedDataParallel, whose C++ reducer needs a GPU."""
-
-    def __init__(self, module, **_):
-        super().__init__()
-        self.module = module
-
-    def forward(self, *inputs):
-        return self.module(*inputs)
-
-
 def backward(loss, *_, **__):
     """Give all parameters gradients, without autograd's engine, which needs a GPU."""
     assert loss.device == GPU, "the loss is on the CPU"
@@ -100,17 +86,12 @@ def gather_object(values, value):
     values[:] = [value, f"{value} of rank 1" if value else value]
 
 
-def move_module(module, *args, memory_format=None):
+def move_module(module, *args, **_):
     """A stand-in for Module.to(), which swaps tensors; FakeTensors cannot be swapped."""
     for submodule in module.modules():
         for name, tensor in submodule._parameters.items():
-            if tensor is not None:
-                layout = memory_format if tensor.ndim == 4 else None
-                tensor = tensor.detach().to(*args, memory_format=layout)
-                submodule._parameters[name] = torch.nn.Parameter(tensor)
-        for name, tensor in submodule._buffers.items():
-            device_and_dtype = args[:2] if tensor.is_floating_point() else args[:1]
-            submodule._buffers[name] = tensor.to(*device_and_dtype)
+            moved = tensor if tensor is None else torch.nn.Parameter(tensor.detach().to(*args))
+            submodule._parameters[name] = moved
     return module
 
 
@@ -129,66 +110,44 @@ def fake_gpu():
     """Make PyTorch report one GPU, and replace what needs a real one."""
     for module in torch.cuda, torch.accelerator:
         module.is_available, module.device_count = lambda: True, lambda: 1
+        module.current_stream = FakeStream
     torch.cuda.current_device = torch.accelerator.current_device_index = lambda: 0
     torch.cuda.set_device = torch.accelerator.set_device_index = set_device
-    torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     torch.cuda._lazy_init = fake_tensor.init_gpu_context = lambda *_: None
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda _: True)
     torch.cuda.Stream, torch.cuda.Event = FakeStream, lambda **_: None
-    torch.cuda.current_stream = torch.cuda.default_stream = FakeStream
-    torch.accelerator.current_stream = FakeStream
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid="0", total_memory=2**34)
     torch.cuda.get_device_capability = lambda *_: (8, 0)
     torch.cuda.is_bf16_supported = lambda *_, **__: True
-    torch.cuda.max_memory_allocated = torch.cuda.memory_allocated = lambda *_: 0
     torch.cuda.synchronize = torch.cuda.reset_peak_memory_stats = lambda *_: None
     torch.Tensor.tolist, torch.Tensor.pin_memory = tolist, pin_memory
-    torch.Tensor.backward = backward
-    torch.nn.Module.to = move_module
-    torch.nn.parallel.DistributedDataParallel = FakeDDP
+    torch.Tensor.backward, torch.nn.Module.to = backward, move_module
+    torch.nn.parallel.DistributedDataParallel = lambda module: module
     dist.all_gather_object = gather_object
-    real_init, real_as_tensor = dist.init_process_group, torch.as_tensor
     dist.init_process_group = lambda *_, **__: real_init(
         "fake", rank=0, world_size=2, store=FakeStore())
     torch.as_tensor = lambda array: mode.from_tensor(real_as_tensor(array))  # of a batch
 
 
-def watch_steps(report):
-    """Record waits after the first step and before the end of the last."""
-    real_step = report.Report.end_step
-
-    def end_step(self, number):
-        global in_step
-        real_step(self, number)
-        in_step = number < self.last_step
-
-    report.Report.end_step = end_step
-
-
+del sys.argv[0]
 mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
-flags = [argument for argument in sys.argv[1:] if not argument.endswith(".py")]
-programs = [Path(argument).resolve() for argument in sys.argv[1:] if argument.endswith(".py")]
 fake_gpu()
-for program in programs:
-    folder, waits, message = program.parent, {}, None
+if Path(sys.argv[0]).parent.name != "01_single_node":
     os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "3",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    if "find_ranks" not in program.read_text():  # chapter 1
-        for name in "RANK", "WORLD_SIZE", "LOCAL_RANK":
-            del os.environ[name]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "workshop"]:
-        del sys.modules[name]  # of the last program
-    sys.argv, sys.path[0] = [program.name, *flags], str(folder)
-    from workshop import ranks, report
-    ranks.run = lambda main: main()  # the real one catches exceptions
-    watch_steps(report)
-    with mode, WaitRecorder():
-        try:
-            runpy.run_path(str(program), run_name="__main__")
-        except SystemExit as system_exit:
-            message = system_exit.code
-        except Exception:
-            message = traceback.format_exc()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    print(json.dumps([message, waits]), flush=True)
+from workshop import report  # noqa: E402 - after PyTorch has been patched
+
+real_end_step = report.Report.end_step
+
+
+def end_step(self, number):
+    """Record waits after the first step and before the end of the last."""
+    global in_step
+    real_end_step(self, number)
+    in_step = number < self.last_step
+
+
+report.Report.end_step = end_step
+with mode, WaitRecorder():
+    runpy.run_path(sys.argv[0], run_name="__main__")
+sys.exit("\n".join(sorted(waits)) or 0)
