@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import ROOT, load_module, run
+from torch.utils.data import DataLoader, get_worker_info
 
 SOURCE = "reading_data/stream.py"
 BATCH = 3  # per rank
@@ -84,6 +85,18 @@ def test_an_epoch_is_resumed_on_other_ranks(layouts, done, files, module):
     assert sum(end - begin for _, begin, end in rest[1]) == total - len(seen)
     samples = seen + flatten(again)
     assert len(samples) == len(set(samples)) > total - ranks * BATCH
+
+
+def test_persistent_workers_see_the_new_epoch(files, module):
+    """A real DataLoader's workers deal as assumed above, and see the new epoch."""
+    expected = [read_epoch(module, files, 1, 2, epoch)[0][0] for epoch in range(2)]
+    stream = module.Stream(*files, BATCH, 0, 1, {})
+    loader = DataLoader(stream, BATCH, num_workers=2, persistent_workers=True,
+                        multiprocessing_context="fork", timeout=30)
+    module.get_worker_info = get_worker_info
+    for epoch in range(2):
+        stream.set_epoch(epoch)
+        assert [indices.tolist() for indices, *_ in loader] == expected[epoch]
 
 
 def test_two_ranks_train_and_one_continues(tmp_path):
