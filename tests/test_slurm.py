@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 from conftest import (
     BIN,
     LESSONS,
@@ -283,3 +284,34 @@ def test_check_script_accepts_ours_and_reports_wrong_headers(tmp_path):
         result = check(path)
         assert result.code == bool(message) and message in result.out, (line, result.out)
         assert result.out.count("\n") == 1, (line, result.out)
+
+
+TIME_LIMITED = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --time=2 --output=job-%j.txt
+#SBATCH --signal=TERM@10 --requeue --open-mode=append
+. "$VENV/bin/activate"
+srun --kill-on-bad-exit=1 python your_script_ddp.py --checkpoint digits.checkpoint
+[ -e digits.pt ] || scontrol requeue "$SLURM_JOB_ID"
+"""
+
+
+@pytest.mark.slow
+@needs_slurm
+def test_a_job_that_its_time_limit_ends_goes_on_by_itself(cluster, tmp_path):
+    """As YOUR_SCRIPT.md says. The job needs more than its two minutes, and has data workers."""
+    folder = cluster.folder / "time limit"
+    copy_and_edit("03_ddp", folder, (".float()", ".double()"),
+                  ("10)).to(device)", "10)).double().to(device)"),
+                  ("step += 1\n", "step += 1; time.sleep(1)\n"),
+                  ("import signal\n", "import signal, time\n"), name="your_script_ddp.py")
+    (folder / "limited.slurm").write_text(TIME_LIMITED)
+    job = re.search(r"\d+", cluster.run("sbatch", "limited.slurm", chapter=folder.name))[0]
+    state, output = cluster.wait_for(job, chapter=folder.name, timeout=600)
+    assert state == "COMPLETED 0:0" and output.count("2 ranks on cpu") > 1, output
+    whole = copy_and_edit("03_ddp", tmp_path / "whole", (".float()", ".double()"),
+                          ("10)).to(device)", "10)).double().to(device)"),
+                          name="your_script_ddp.py")
+    run_command([sys.executable, whole], cwd=whole.parent)
+    weights, expected = (torch.load(path / "digits.pt") for path in (folder, whole.parent))
+    for name, tensor in expected.items():
+        assert_close("parameters, fp64", (weights[name] - tensor).abs().max().item(), FP64)
