@@ -171,8 +171,9 @@ def find_node_problems(node_ranks, rank_0, nodes):
     if nccl not in ("", "not set") and "^" not in nccl and not any(
             name.startswith(part) for name in first["interfaces"].split(", ")
             for part in nccl.lstrip("=").split(",")):
-        yield "wrong", (f"NCCL_SOCKET_IFNAME={nccl} is none of its interfaces, "
-                        f"{first['interfaces']}: unset it, or set it to one of them")
+        yield "wrong" if first["gpus"] else "note", (
+            f"NCCL_SOCKET_IFNAME={nccl} is none of its interfaces, {first['interfaces']}: unset "
+            "it, or set it to one of them")
     if nodes > 1 and first["gloo"].startswith("127."):
         yield "wrong", (f"its hostname resolves to {first['gloo']}, which other nodes cannot "
                         f"reach: {NETWORK_ADVICE}")
