@@ -33,7 +33,7 @@ demo: SETUP_FLAGS = --packages
 demo: setup ## train every chapter's network on 1 and 2 ranks; print and draw the speed-ups
 	@"$(VENV)/bin/python" -m tools.measuring.demo
 
-gpu: setup ## test a node's GPUs: correctness, speed, scaling (PARTS="speed scaling")
+gpu: setup ## test a node's GPUs: correctness, and speed (PARTS=nccl: one part)
 	@"$(VENV)/bin/python" -m cluster.gpu $(PARTS)
 
 check: WORKERS = 0

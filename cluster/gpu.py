@@ -1,7 +1,7 @@
 """Check a new GPU node: do the chapters train correctly, and how fast?
 
     python -m cluster.gpu                    # all parts; make gpu does the same
-    python -m cluster.gpu speed scaling      # these two parts
+    python -m cluster.gpu speed              # this part
     python -m cluster.gpu --device cpu       # a trial of this program, with small sizes
 
 It needs torch >= 2.6, torchvision, scikit-learn and psutil in the Python that runs it, and no
@@ -14,13 +14,12 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from cluster.launch import ROOT, describe_failure, run_job
-from cluster.nccl import Jobs, nccl
-from cluster.records import append_records, describe_machine, outcome
+from cluster.nccl import nccl
+from cluster.records import append_records, describe_machine
 from workshop.flags import Parser
 
 STEPS = {"cuda": 30, "cpu": 2}
@@ -62,8 +61,8 @@ def plain_loop(device, batch, image_size, settings):
     return batch * STEPS[device] / (time.perf_counter() - start_time), peak
 
 
-def single_gpu_speed(device, gpus):
-    """How fast is one GPU with each setting, and is main.py as fast as a plain loop?"""
+def speed(device, gpus):
+    """How fast is a plain loop on one GPU with each setting?"""
     image_size, batches = (224, (256, 64, 128, 512)) if device == "cuda" else (32, (8, 4))
     cases = [(settings, batches[0]) for settings in ("fp32", "TF32", "bf16", "bf16, channels last")]
     cases += [("bf16, channels last", batch) for batch in batches[1:]]
@@ -77,37 +76,12 @@ def single_gpu_speed(device, gpus):
             reason = describe_failure(problem).splitlines()[-1][:150]  # often: out of memory
             yield {"settings": settings, "batch": batch, "failed": reason}
             continue
-        speed, peak = json.loads(re.findall(r"^\[.*\]$", output, re.M)[-1])
-        yield {"settings": settings, "batch": batch, "images/s": speed, "peak bytes": peak}
-    for precision in "fp32", "bf16":
-        yield run_chapter(1, "01_single_node", device, image_size, batches[0], precision)
+        images_per_second, peak = json.loads(re.findall(r"^\[.*\]$", output, re.M)[-1])
+        yield {"settings": settings, "batch": batch, "images/s": images_per_second,
+               "peak bytes": peak}
 
 
-def run_chapter(ranks, chapter, device, image_size, batch, precision):
-    """Return a record with the images/s of a chapter's main.py, or why it has none."""
-    model = "resnet50" if device == "cuda" else "resnet18"
-    with tempfile.TemporaryDirectory() as folder:
-        record, output = Jobs(device, ranks, Path(folder)).train(
-            "run", ranks, f"{chapter}/main.py", "--dataset", "synthetic", "--model", model,
-            "--image-size", image_size, "--batch-size", batch, "--precision", precision,
-            "--lr", 0.001, "--epochs", 1, "--max-steps", 5 + STEPS[device])
-    if not record and "out of memory" in output:
-        return {"main.py": chapter, "ranks": ranks, "batch": batch, "failed": "out of memory"}
-    if not record:
-        return outcome(f"{chapter}, {ranks} ranks, {precision}", False, output)
-    return {"main.py": chapter, "ranks": ranks, "precision": precision, "batch": batch,
-            "side": image_size, "images/s": record["images_per_second"],
-            "peak bytes": record["peak_memory_bytes"]}
-
-
-def scaling(device, gpus):
-    """How does chapter 3 scale over the GPUs, with the same batch per GPU?"""
-    image_size, batch = (224, 128) if device == "cuda" else (32, 8)
-    for ranks in sorted({1, min(2, gpus), max(1, gpus // 2), gpus}):
-        yield run_chapter(ranks, "03_ddp", device, image_size, batch, "bf16")
-
-
-PARTS = {"nccl": nccl, "speed": single_gpu_speed, "scaling": scaling}
+PARTS = {"nccl": nccl, "speed": speed}
 
 
 def format_record(record):

@@ -6,16 +6,18 @@
 The first run creates the file. Each run prints images/s of the second epoch.
 """
 
-import sys
 import time
 from pathlib import Path
 
 import h5py
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from workshop.devices import gather
 from workshop.flags import Parser
+from workshop.ranks import find_ranks, run
 
 SIDE, BATCH = 64, 64  # pixels; images per step and rank
 
@@ -49,20 +51,20 @@ def make_file(path: Path, images: int) -> None:
 
 
 def main():
-    from read_data import abort, world  # here, because each worker imports this file
-    sys.excepthook = abort
+    rank, world_size, _ = find_ranks()
     parser = Parser(__doc__)
     parser.add_argument("--workers", type=int, default=1, help="DataLoader workers per rank (1)")
     parser.add_argument("--images", type=int, default=4096, help="images in the file (4096)")
     parser.add_argument("--folder", type=Path, default=Path("data"), help="its folder (data)")
     args = parser.parse_args()
     path = args.folder / f"images-{args.images}.h5"
-    if world.rank == 0 and not path.exists():
+    dist.init_process_group("gloo")  # it only waits for the other ranks here
+    if rank == 0 and not path.exists():
         make_file(path, args.images)
-    world.Barrier()  # the others wait for the file
+    dist.barrier()  # the others wait for the file
 
     dataset = Images(path)
-    sampler = DistributedSampler(dataset, world.size, world.rank, drop_last=True)
+    sampler = DistributedSampler(dataset, world_size, rank, drop_last=True)
     loader = DataLoader(
         dataset, BATCH, sampler=sampler, num_workers=args.workers,
         pin_memory=torch.cuda.is_available(),  # so that copies to the GPU do not block the CPU
@@ -70,16 +72,16 @@ def main():
         multiprocessing_context="spawn" if args.workers else None)  # with MPI a fork may hang
     for epoch in range(2):
         sampler.set_epoch(epoch)
-        world.Barrier()
+        dist.barrier()
         start_time, epoch_labels = time.perf_counter(), []
         for images, labels in loader:  # noqa: B007  a training would use the images
             epoch_labels += labels.tolist()
-        seconds = max(world.allgather(time.perf_counter() - start_time))
-    count = len(set().union(*world.allgather(epoch_labels)))
-    assert count == len(sampler) * world.size, "an image is missing or was read twice"
-    if world.rank == 0:
-        print(f"{world.size} ranks, {args.workers} workers each: {count / seconds:,.0f} images/s")
+        seconds = max(gather(time.perf_counter() - start_time))
+    count = len(set().union(*gather(epoch_labels)))
+    assert count == len(sampler) * world_size, "an image is missing or was read twice"
+    if rank == 0:
+        print(f"{world_size} ranks, {args.workers} workers each: {count / seconds:,.0f} images/s")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
