@@ -2,11 +2,11 @@
 # Rehearse a course on the cluster. Submits the attendees' jobs, waits for them, and reports on each.
 #
 #     . /shared/course.sh
-#     bash submit/rehearse.sh                                           # the doctor, chapter 3 with $two_gpus and on two nodes
+#     bash submit/rehearse.sh                                           # the doctor, and chapter 3 on one node and on two
 #     bash submit/rehearse.sh --dataset svhn --data-dir /shared/data    # and chapter 3 with these flags
 #
-# The jobs run at the same time. Their output is in results/rehearsal. The exit code is the number of jobs that are not ready. A job
-# that has not ended after MINUTES (30) is cancelled.
+# Under Slurm each job asks for what $two_gpus says, as attendees' jobs do. The jobs run at the same time. Their output is in
+# results/rehearsal. The exit code is the number of jobs that are not ready. A job that has not ended after MINUTES (30) is cancelled.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 exec 3>&2  # the terminal, for functions whose stderr goes to a file
@@ -22,7 +22,7 @@ fi
 run_slurm_job() {  # SCRIPT NODES LOG FLAGS...: submit a job, wait for its end, check how many ranks it had
     local job job_info state reason="" last_reason="" tasks report_line started=$SECONDS
     # shellcheck disable=SC2086 # options are words
-    job=$(sbatch --parsable --output="$3" --nodes="$2" $options "$1.slurm" "${@:4}") || return
+    job=$(sbatch --parsable --output="$3" ${two_gpus:-} --nodes="$2" "$1.slurm" "${@:4}") || return
     while true; do
         job_info=$(scontrol --oneliner show job "$job" 2>/dev/null)  # empty while the controller does not answer
         state=$(grep -o "JobState=[A-Z_]*" <<<"$job_info" | cut -d = -f 2)
@@ -75,14 +75,11 @@ report() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report w
     return 1
 }
 
-report_small() { options=${two_gpus:-}; report "$@"; }  # as attendees submit; course.sh sets two_gpus
-
-options=""
 chapter_3=(03_ddp submit)  # FOLDER SCRIPT
 accuracy="^test accuracy"
 echo "submitted; waiting for the jobs (squeue or qstat shows them)"
 report "the doctor on two nodes" . cluster/doctor 2 "^no problems found" & jobs=($!)
-report_small "chapter 3 on one node${two_gpus:+ with \$two_gpus}" "${chapter_3[@]}" 1 "$accuracy" --global-batch-size 64 --epochs 1 & jobs+=($!)
+report "chapter 3 on one node" "${chapter_3[@]}" 1 "$accuracy" --global-batch-size 64 --epochs 1 & jobs+=($!)
 report "chapter 3 on two nodes" "${chapter_3[@]}" 2 "$accuracy" --global-batch-size 64 --epochs 1 & jobs+=($!)
 if [ $# -gt 0 ]; then
     report "chapter 3 with a data set" "${chapter_3[@]}" 1 "$accuracy" --epochs 1 --max-steps 5 "$@" & jobs+=($!)

@@ -161,8 +161,9 @@ def test_the_rehearsal_submits_in_the_reservation(cluster):
     output = cluster.run("bash", "-c", script, cluster.course_file, chapter=".")
     cluster.run("scontrol", "delete", "ReservationName=course")
     assert output.count(" s from submission to end; ranks: ") == 3, output
-    assert re.search(r"\$two_gpus: ready; .* ranks: 2, nodes: 1$", output, re.M), output
-    assert re.search("\nnote: the job has 4 GPUs.*\nready, if the notes", output, re.S), output
+    assert re.search("chapter 3 on one node: ready; .* ranks: 2, nodes: 1$", output, re.M), output
+    assert re.search("chapter 3 on two nodes: ready; .* ranks: 4, nodes: 2$", output, re.M), output
+    assert re.search("\nnote: the job has 2 GPUs.*\nready, if the notes", output, re.S), output
 
 
 @needs_slurm
