@@ -42,12 +42,14 @@ class Images(Dataset):
 def make_file(path: Path, images: int) -> None:
     """Write random images, one chunk each, so that each can be read alone. Image i has label i."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as file:
+    part = path.with_suffix(".part")
+    with h5py.File(part, "w") as file:
         shape, generator = (3, SIDE, SIDE), np.random.default_rng(0)
         data = file.create_dataset("images", (images, *shape), np.uint8, chunks=(1, *shape))
         for image in range(images):
             data[image] = generator.integers(256, size=shape, dtype=np.uint8)
         file["labels"] = np.arange(images)
+    part.rename(path)  # so that an incomplete file never has this name
 
 
 def main():
@@ -57,6 +59,8 @@ def main():
     parser.add_argument("--images", type=int, default=4096, help="images in the file (4096)")
     parser.add_argument("--folder", type=Path, default=Path("data"), help="its folder (data)")
     args = parser.parse_args()
+    if args.images < world_size or args.workers < 0:
+        parser.error(f"--images has to be {world_size} or more, and --workers 0 or more")
     path = args.folder / f"images-{args.images}.h5"
     dist.init_process_group("gloo")  # it only waits for the other ranks here
     if rank == 0 and not path.exists():

@@ -28,12 +28,14 @@ FOLDER, CHECKPOINT = Path("data/stream"), Path("data/stream.pt")
 
 def make_files():
     """Write digits as lines, index, label and pixels, into 7 compressed files of unequal length."""
-    FOLDER.mkdir(parents=True)
+    part = FOLDER.with_suffix(".part")
+    part.mkdir(parents=True, exist_ok=True)
     digits, _ = load_digits()
     pixels = digits.images.reshape(-1, 64)
     rows = np.column_stack([np.arange(len(digits)), digits.labels, pixels])
-    for number, part in enumerate(np.split(rows, [40, 500, 501, 700, 950, 1300])):
-        np.savetxt(FOLDER / f"{number}.csv.gz", part, "%d", ",")
+    for number, samples in enumerate(np.split(rows, [40, 500, 501, 700, 950, 1300])):
+        np.savetxt(part / f"{number}.csv.gz", samples, "%d", ",")
+    part.rename(FOLDER)  # so that incomplete files never have this name
 
 
 def read(path):
