@@ -6,7 +6,7 @@ import sys
 import pytest
 from conftest import BIN, ROOT, read_records, run_command
 
-RING = ROOT / "02_horovod" / "ring_allreduce.py"
+RING = ROOT / "03_ddp" / "ring_allreduce.py"
 
 
 def run_ranks(ranks, *arguments, **options):

@@ -76,7 +76,7 @@ def test_a_wrong_kernel_prints_the_command_to_run():
 
 @pytest.mark.parametrize("name", [
     "03_ddp/model_vs_data_parallelism",
-    pytest.param("02_horovod/allreduce", marks=pytest.mark.slow),
+    pytest.param("03_ddp/allreduce", marks=pytest.mark.slow),
     pytest.param("05_zero/memory", marks=pytest.mark.slow)])
 def test_a_notebook_runs_where_no_ranks_can_start(name):
     """Cells with a table or a figure show a record instead."""

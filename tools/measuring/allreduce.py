@@ -10,7 +10,7 @@ REPEATS = 15  # per run, of each size and algorithm
 
 def measure(run, ranks):
     """Return one run's records of all sizes and algorithms; `run` is its number."""
-    arguments = rank_command("02_horovod/ring_allreduce.py", ranks, "--repeats", REPEATS)
+    arguments = rank_command("03_ddp/ring_allreduce.py", ranks, "--repeats", REPEATS)
     return run_for_records(arguments, timeout=1800)
 
 
