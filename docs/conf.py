@@ -20,8 +20,7 @@ SECTIONS = {
                    "CONTRIBUTING"]}
 SUBPAGES = {
     "01_single_node/README": ["batch_size"],
-    "02_horovod/README": ["allreduce"],
-    "03_ddp/README": ["YOUR_SCRIPT", "YOUR_SCRIPT_TRAPS", "FRAMEWORKS", "scaling",
+    "03_ddp/README": ["allreduce", "YOUR_SCRIPT", "YOUR_SCRIPT_TRAPS", "FRAMEWORKS", "scaling",
                       "model_vs_data_parallelism", "cost_model"],
     "05_zero/README": ["memory", "TWO_D", "YOUR_SCRIPT", "MEASUREMENTS"],
     "exercises/README": ["[1-9]_*/README", "10_*/README"],
