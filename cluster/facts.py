@@ -82,10 +82,7 @@ def describe_versions():
 
 
 def find_broken_packages(seconds):
-    """Yield why installed packages of IMPORTS cannot be used.
-
-    Each import has a process of its own, because it may crash or hang.
-    """
+    """Yield which of IMPORTS fail, and why; each has its own process, for it may crash or hang."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     processes = [subprocess.Popen([sys.executable, "-c", statement], text=True, **pipes)
                  for package, statement in IMPORTS.items() if find_spec(package)]
