@@ -19,7 +19,8 @@ import numpy as np
 MB = 2**20
 BUCKETS = {  # sizes of the first bucket and of all others
     "DDP": (1 * MB, 25 * MB),  # Li et al., 2006.15704, and DistributedDataParallel's defaults
-    "Horovod": (64 * MB, 64 * MB)}  # fusion buffer: the default before 0.21, by its documentation
+    "Horovod": (64 * MB, 64 * MB),  # fusion buffer, of the published runs: the default before 0.21
+    "Horovod 0.21": (128 * MB, 128 * MB)}  # the default since (horovod/horovod, pull request 2468)
 
 
 def slowest_delay(n: int) -> float:

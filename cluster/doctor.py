@@ -230,9 +230,11 @@ def main():
             records += measure_all_reduces("NCCL", nodes)
     gather(None)  # no rank exits early
     if rank == 0:
-        print("no problems found")
         if args.results:
             append_records(args.results, *records)
+        if problems := list(facts.find_broken_packages(args.timeout)):
+            sys.exit("\n".join(problems))
+        print("no problems found")
 
 
 if __name__ == "__main__":

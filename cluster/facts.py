@@ -4,8 +4,10 @@ import os
 import re
 import site
 import socket
+import subprocess
 import sys
 from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -18,6 +20,9 @@ DRIVERS = "/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"  # the latter in WSL2
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_PORT",
              "TORCHELASTIC_RUN_ID", "SLURM_GPUS_ON_NODE", "SLURM_JOB_NUM_NODES", "PET_NNODES",
              "CONDA_PREFIX", "ROCR_VISIBLE_DEVICES")
+IMPORTS = {"mpi4py": "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI",
+           "horovod": "import horovod.torch as hvd; hvd.init",
+           "deepspeed": "import deepspeed"}  # none of these calls MPI_Init
 BUILD_ADVICE = "install another build of PyTorch (docs/SETUP.md, Versions)"
 GPU_ADVICE = f"look at nvidia-smi, try another node, or {BUILD_ADVICE}"
 NETWORK_ADVICE = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the site's file, to an "
@@ -74,6 +79,23 @@ def describe_versions():
             f"{' '.join(library.split())} loaded, "
             f"Horovod {versions.get('horovod', 'not installed')}, "
             f"DeepSpeed {versions.get('deepspeed', 'not installed')}")
+
+
+def find_broken_packages(seconds):
+    """Yield which of IMPORTS fail, and why; each has its own process, for it may crash or hang."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    processes = [subprocess.Popen([sys.executable, "-c", statement], text=True, **pipes)
+                 for package, statement in IMPORTS.items() if find_spec(package)]
+    for process in processes:
+        try:
+            lines = process.communicate(timeout=seconds)[0].splitlines()
+        except subprocess.TimeoutExpired:
+            process.kill()
+            lines = [f"it takes more than {seconds:g} s (--timeout)"]
+        lines += [line for line in lines if "has not been built" in line]  # Horovod's reason
+        if process.wait():
+            yield (f"`{process.args[-1]}` fails ({process.returncode}): {''.join(lines[-1:])}: "
+                   "look for this in docs/WHAT_GOES_WRONG.md")
 
 
 def find_own_packages():

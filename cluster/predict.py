@@ -16,6 +16,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,7 @@ def predict(record, times, args, nodes, constants=model.CENTRAL):
     return pandas.DataFrame(model.plan(
         args.epochs * args.samples, partial(compute_seconds, times), batch,
         args.largest_batch, record["gradient_bytes"], cluster, nodes, constants=constants,
-        library="Horovod" if "horovod" in chapter else "DDP",
+        library="Horovod 0.21" if "horovod" in chapter else "DDP",
         overlap="deepspeed" not in chapter))
 
 
@@ -83,6 +84,8 @@ def scaling_table(record, times, args):
     rows = predict(record, times, args, args.nodes)
     pessimist = predict(record, times, args, args.nodes, model.PESSIMIST)
     optimist = predict(record, times, args, args.nodes, model.OPTIMIST)
+    alone = predict(record | {"gradient_bytes": 1}, times, args, args.nodes,
+                    replace(model.CENTRAL, level=0))
     batch, seconds = list(times.items())[-1]
     one_gpu = batch / seconds  # samples/s
     gpus = rows.nodes * args.gpus
@@ -92,6 +95,7 @@ def scaling_table(record, times, args):
         "efficiency": rows.images_per_second / one_gpu / gpus,
         "pessimist": pessimist.images_per_second / one_gpu / gpus,
         "optimist": optimist.images_per_second / one_gpu / gpus,
+        "computing": alone.images_per_second / one_gpu / gpus,
         "hours": rows.hours, "node hours": rows.hours * rows.nodes})
 
 
@@ -102,9 +106,24 @@ def model_errors():
                           for row in published.to_dict("records")]
     lab = pandas.DataFrame(read_records("lab_predictions.jsonl"),
                            columns=["predicted", "images_per_second"])
-    return {"published runs over a network": published.error[published.group == "A"],
-            "published runs within a node": published.error[published.group == "B"],
+    return {"published runs over a network, 6 of them known when the constants were chosen":
+            published.error[published.group == "A"],
+            "published runs within a node, 7 of them so": published.error[published.group == "B"],
             "runs on lab.sh's simulated nodes": lab.predicted / lab.images_per_second - 1}
+
+
+def polaris_ratios():
+    """Return predicted / measured samples/s of CosmoFlow on 4 to 256 nodes of Polaris.
+
+    By library. The step on 2 nodes counts as computation; the link is that of --site polaris.
+    """
+    runs = pandas.read_csv(RECORDS / "cosmoflow_polaris.csv")
+    runs = runs[runs.backend.str.contains("20992 samples")]
+    compute = runs.gpus.iloc[0] / runs.samples_per_second.iloc[0]
+    clusters = [model.Cluster(nodes, 4, 3.06e9, 300e9) for nodes in runs.nodes]
+    runs["ratio"] = [cluster.ranks / model.step_seconds(compute, 35_630_224, cluster) / measured
+                     for cluster, measured in zip(clusters, runs.samples_per_second)]
+    return runs[runs.nodes > 2].groupby(runs.backend.str.split().str[0]).ratio
 
 
 def parse_args():
@@ -171,18 +190,28 @@ def main():
           f"{record['gradient_bytes'] / 1e6:,.1f} MB of gradients")
     print(f"nodes of {args.gpus} such devices, {args.node_link / 1e9:.3g} GB/s per node; "
           f"--epochs {args.epochs} of {args.samples:,} samples")
-    formats = dict.fromkeys(("pessimist", "efficiency", "optimist"), "{:.0%}".format)
+    formats = dict.fromkeys(("pessimist", "efficiency", "optimist", "computing"),
+                            "{:.0%}".format)
     formats |= {"samples/s": "{:,.0f}".format, "speed-up": "{:,.1f}".format}
     print(table.to_string(index=False, formatters=formats, float_format="{:,.3g}".format))
     print(f"worth asking for: {worthwhile_nodes} nodes; each doubling up to there is at least "
           "1.5 times as fast")
     if table["global batch"].iloc[-1] < min(times) * table.GPUs.iloc[-1]:
         print(f"batches below {min(times)} per GPU were not measured: assumed the same samples/s")
+    print("computing: the efficiency if communication took no time")
+    for smaller, larger in pairwise(sorted(times)):
+        if times[smaller] > times[larger]:
+            print(f"a batch of {smaller} took longer than one of {larger} ({times[smaller]:.3g} s, "
+                  f"{times[larger]:.3g} s), which is no network's fault: the GPU waited for the "
+                  "CPU, or the run was a cold one: measure it again")
     print("not modelled: whether these global batches learn as well (--largest-batch), reading "
           "data, other jobs' traffic, failures")
     for name, error in model_errors().items():
         print(f"{len(error)} predictions for {name}: median error {error.abs().median():.1%}, "
               f"worst {error.abs().max():.1%}")
+    for library, ratio in polaris_ratios():
+        print(f"{len(ratio)} predictions for CosmoFlow with {library} on Polaris: "
+              f"{ratio.min():.1f} to {ratio.max():.1f} times the measured samples/s")
     if args.csv:
         table.to_csv(args.csv, index=False)
 

@@ -77,6 +77,19 @@ def test_ranks_that_cannot_connect_are_reported():
     assert_reported("rendezvous at localhost:.*timed out after 1 s.*one MASTER_PORT", [rank_1])
 
 
+@pytest.mark.fault
+def test_packages_that_cannot_be_imported_are_reported(tmp_path):
+    """Horovod without its library for PyTorch prints a line, and can be imported."""
+    not_built = "Extension horovod.torch has not been built: no file"
+    for folder, code in {"horovod": "", "horovod/torch": f"print('{not_built}')\nprint('Warning!')",
+                         "deepspeed": "import os; os.abort()"}.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text(code)
+    results = run_concurrently(([*MPIEXEC, *PYTHON], {"PYTHONPATH": str(tmp_path)}))
+    assert_reported(f"import horovod.torch.* fails .*: {not_built}: look for", results)
+    assert "`import deepspeed` fails (-6)" in results[0][1]
+
+
 SLURM_JOB = {"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "4"}
 NODE_1, NODE_2 = {"node": "nid1"}, {"node": "nid2"}
 

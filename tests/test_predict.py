@@ -22,7 +22,7 @@ def table(tmp_path):
         path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
         result = run_command([*PREDICT, path, "--csv", tmp_path / "table.csv", *flags])
         assert result.code == 0, result.err
-        assert "7 predictions for published runs over a network: median error" in result.out
+        assert "7 predictions for CosmoFlow with DDP on Polaris: 2.4 to 12.1 times" in result.out
         return pandas.read_csv(tmp_path / "table.csv").set_index("nodes")
     return predict_table
 
@@ -42,8 +42,10 @@ def test_predictions_for_one_gpu_and_a_slow_link(table):
 def test_strong_scaling_uses_the_records_of_smaller_batches(table):
     smaller_run = RUN | {"global_batch_size": 32, "step_seconds": 0.19}
     flags = "--gpus", 2, "--node-link", 1e12, "--nodes", 1, 2, "--largest-batch", 128
-    assert list(table([smaller_run, RUN], *flags)["global batch"]) == [128, 128]
-    assert table([smaller_run, RUN], *flags)["speed-up"][2] < 2.2  # half the batch takes as long
+    rows = table([smaller_run, RUN], *flags)
+    assert list(rows["global batch"]) == [128, 128]
+    assert rows["speed-up"][2] < 2.2  # half the batch takes as long
+    assert rows.efficiency[2] < rows.computing[2] < 0.55  # so it is not the network's fault
     assert table([RUN], *flags)["speed-up"][2] > 3.5  # no record for the smaller batch
 
 
