@@ -29,8 +29,12 @@ class Images:
 
 def load_data(args: argparse.Namespace, global_batch: int) -> tuple[Images, Images]:
     """Return the training and the test images, as NumPy arrays."""
-    load = {"digits": load_digits, "synthetic": make_images}.get(args.dataset, load_files)
-    train, test = load(args, global_batch)
+    if args.dataset == "digits":
+        train, test = load_digits(args.image_size)
+    elif args.dataset == "synthetic":
+        train, test = make_images(args, global_batch)
+    else:
+        train, test = load_files(args)
     if "resnet" in getattr(args, "model", ""):  # a ResNet needs three channels
         for part in (train, test):
             n, _, height, width = part.images.shape
@@ -48,20 +52,32 @@ def make_images(args, global_batch):
     return [Images(images, np.arange(n) % len(images) % 10) for n in (50 * global_batch, 100)]
 
 
-def load_digits(*_):
-    """Return scikit-learn's 1,797 digits. Importing scikit-learn would take a second."""
+def load_digits(side: int = 8) -> tuple[Images, Images]:
+    """Return scikit-learn's 1,797 digits, of 8 x 8 pixels, enlarged by repeating pixels.
+
+    Importing scikit-learn would take a second.
+    """
     folder, = find_spec("sklearn").submodule_search_locations
     rows = np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", np.uint8, delimiter=",")
     images, labels = rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
+    pixels = np.arange(side) * 8 // side  # which of the 8 each of the new pixels repeats
+    images = images[:, :, pixels[:, None], pixels]
     test = np.arange(len(images)) % 5 == 0
     return Images(images[~test], labels[~test]), Images(images[test], labels[test])
 
 
-def load_files(args, _):
-    """Return MNIST or SVHN. torchvision downloads missing files."""
-    from torchvision.datasets import MNIST, SVHN
+def load_files(args):
+    """Return MNIST or SVHN. torchvision, or Keras in a TensorFlow program, downloads them."""
     socket.setdefaulttimeout(30)  # without a network a download may hang
+    place = "$KERAS_HOME/datasets/mnist.npz (KERAS_HOME: ~/.keras)"
+    keras = sys.modules.get("keras")
+    if not keras:  # in one process TensorFlow and torchvision may crash
+        from torchvision.datasets import MNIST, SVHN
+        place = f"--data-dir {args.data_dir}"
     try:
+        if keras:
+            parts = keras.datasets.mnist.load_data()
+            return [Images(images[:, None], labels.astype(np.int64)) for images, labels in parts]
         if args.dataset == "mnist":
             sets = [MNIST(args.data_dir, train, download=True) for train in (True, False)]
             return [Images(part.data.unsqueeze(1).numpy(), part.targets.numpy()) for part in sets]
@@ -69,6 +85,6 @@ def load_files(args, _):
         return [Images(part.data, part.labels.astype(np.int64)) for part in sets]
     except Exception as problem:
         reason = " ".join(str(problem).split())[-300:]  # the end of the text names the reason
-        sys.exit(f"{args.dataset} is missing or incomplete in --data-dir {args.data_dir}, and the "
-                 f"download failed ({reason}): run this once where there is a network, or use "
-                 "--dataset digits")
+        sys.exit(f"{args.dataset} is missing or incomplete in {place}, and the download failed "
+                 f"({reason}): run this once where there is a network, or use --dataset digits, "
+                 "which needs none")
