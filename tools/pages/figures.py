@@ -35,7 +35,7 @@ FIGURES = {
 FROM_NOTEBOOKS = {  # {figure: (notebook, first line of the cell that draws it)}
     "batch_size.png": ("01_single_node/batch_size.ipynb", "# Draw the throughput of"),
     "zero.png": ("05_zero/memory.ipynb", "# Draw what was counted, and the formula"),
-    "scaling.png": ("03_ddp/scaling.ipynb", "# Draw the efficiency of two and four ranks")}
+    "scaling.png": ("03_ddp/scaling.ipynb", "# Draw the images/s of each rank")}
 
 
 def read_figure(notebook, first_line):
