@@ -16,6 +16,7 @@ BAD_FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
     ("--results {}/new --lr nan", "--lr has to be"),
     ("--batch-size 1438", "1437 training images, fewer than the .*--dataset synthetic"),
     ("--dataset synthetic --image-size 3", "--image-size"),
+    ("--dataset mnist --image-size 9", "--image-size: mnist has images of 28 pixels; only digits"),
     ("--device cuda", "GPU.* --device cpu"),
     ("--precision bf16 --model resnet18 --device cpu", "up to 16 x 16 pixels"),
     ("--dataset mnist --data-dir {}/file", "mnist is missing or incomplete.*--dataset digits"),

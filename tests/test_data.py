@@ -6,6 +6,8 @@ import numpy
 import pytest
 from conftest import case, run
 
+from workshop.data import load_digits
+
 slow = [pytest.mark.slow]
 
 
@@ -29,3 +31,10 @@ def test_each_test_image_is_counted_once(chapter, ranks, tmp_path):
     result = run(chapter, ranks, "--dataset", "mnist", "--data-dir", tmp_path, "--batch-size", 4,
                  "--epochs", 1)
     assert "test accuracy 1.0000 (53 of 53 images)" in result.out, result
+
+
+@pytest.mark.check
+def test_enlarged_digits_repeat_their_pixels():
+    for digits, enlarged in zip(load_digits(), load_digits(24), strict=True):
+        assert enlarged.images.shape[1:] == (1, 24, 24)
+        assert (enlarged.images == digits.images.repeat(3, axis=2).repeat(3, axis=3)).all()

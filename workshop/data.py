@@ -29,8 +29,12 @@ class Images:
 
 def load_data(args: argparse.Namespace, global_batch: int) -> tuple[Images, Images]:
     """Return the training and the test images, as NumPy arrays."""
-    load = {"digits": load_digits, "synthetic": make_images}.get(args.dataset, load_files)
-    train, test = load(args, global_batch)
+    if args.dataset == "digits":
+        train, test = load_digits(args.image_size)
+    elif args.dataset == "synthetic":
+        train, test = make_images(args, global_batch)
+    else:
+        train, test = load_files(args)
     if "resnet" in getattr(args, "model", ""):  # a ResNet needs three channels
         for part in (train, test):
             n, _, height, width = part.images.shape
@@ -48,16 +52,21 @@ def make_images(args, global_batch):
     return [Images(images, np.arange(n) % len(images) % 10) for n in (50 * global_batch, 100)]
 
 
-def load_digits(*_):
-    """Return scikit-learn's 1,797 digits. Importing scikit-learn would take a second."""
+def load_digits(side: int = 8) -> tuple[Images, Images]:
+    """Return scikit-learn's 1,797 digits, of 8 x 8 pixels, enlarged by repeating pixels.
+
+    Importing scikit-learn would take a second.
+    """
     folder, = find_spec("sklearn").submodule_search_locations
     rows = np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", np.uint8, delimiter=",")
     images, labels = rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
+    pixels = np.arange(side) * 8 // side  # which of the 8 each of the new pixels repeats
+    images = images[:, :, pixels[:, None], pixels]
     test = np.arange(len(images)) % 5 == 0
     return Images(images[~test], labels[~test]), Images(images[test], labels[test])
 
 
-def load_files(args, _):
+def load_files(args):
     """Return MNIST or SVHN. torchvision downloads missing files."""
     from torchvision.datasets import MNIST, SVHN
     socket.setdefaulttimeout(30)  # without a network a download may hang

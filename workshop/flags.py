@@ -11,6 +11,9 @@ from workshop.devices import gather
 from workshop.ranks import find_launcher
 
 
+SIDES = {"digits": 8, "mnist": 28, "svhn": 32, "synthetic": 32}  # height and width of the images
+
+
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviations, whose errors are one line, from rank 0, with exit code 2."""
 
@@ -29,7 +32,7 @@ def make_parser(doc: str, lr: float) -> Parser:
     add = parser.add_argument
     add("--dataset", choices=("digits", "mnist", "svhn", "synthetic"), default="digits")
     add("--data-dir", default="data", help="folder of MNIST and SVHN, downloaded if missing (data)")
-    add("--image-size", type=int, default=32, help="height and width of synthetic images (32)")
+    add("--image-size", type=int, help="height and width of digits (8) and synthetic images (32)")
     add_training_flags(parser, lr, "images", batch_size=64, epochs=5)
     return parser
 
@@ -76,9 +79,15 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
           precision: str | None = None) -> None:
     """Exit with a one-line message if a flag's value is impossible, or if work could be lost.
 
+    Without --image-size, set args.image_size to the data set's own.
     parts: into how many equal batches the global batch is split. precision: the one in use, if
     not that of --precision.
     """
+    if "image_size" in args:
+        if args.image_size and args.dataset in ("mnist", "svhn"):
+            sys.exit(f"--image-size: {args.dataset} has images of {SIDES[args.dataset]} pixels; "
+                     "only digits and synthetic images have other sizes")
+        args.image_size = args.image_size or SIDES[args.dataset]
     minimums = {"batch_size": 1, "epochs": 1, "max_steps": 1, "timeout": 1, "seed": 0, "layers": 1,
                 "width": 1, "heads": 1, "context": 1, "image_size": 6, "warmup_epochs": 0}
     for name in minimums.keys() & vars(args).keys():
@@ -92,7 +101,7 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
     if "heads" in args and args.width % args.heads:
         sys.exit(f"--width {args.width} is not a multiple of --heads {args.heads}")
     is_bf16_on_cpu = device == "cpu" and (precision or args.precision) == "bf16"
-    if is_bf16_on_cpu and "resnet" in getattr(args, "model", "") and image_side(args) <= 16:
+    if is_bf16_on_cpu and "resnet" in getattr(args, "model", "") and args.image_size <= 16:
         sys.exit("--precision bf16: on CPUs PyTorch gives a ResNet random gradients for images of "
                  "up to 16 x 16 pixels: use fp32, or larger images")
     for name in ("results", "checkpoint", "profile"):
@@ -105,10 +114,6 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
         sys.exit(f"there is no checkpoint {args.checkpoint}: remove --resume")
     if args.checkpoint and not args.resume and os.path.exists(args.checkpoint):
         sys.exit(f"{args.checkpoint} exists: continue with --resume, or remove it")
-
-
-def image_side(args):
-    return {"digits": 8, "mnist": 28, "svhn": 32}.get(args.dataset, args.image_size)
 
 
 def refuse_unwritable(path: str | None) -> None:
