@@ -23,7 +23,6 @@ from tqdm import tqdm
 from cluster.launch import describe_failure, end_on_sigterm, rank_command, run_job
 from cluster.records import append_records, describe_machine, read_records
 
-
 BUSY = 0.1  # share of the cores: if other programs use more, a measured speed is not to be trusted
 
 
