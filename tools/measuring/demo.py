@@ -25,23 +25,24 @@ from cluster.study import BUSY, run_chapter, run_study
 from tools import style
 from workshop.flags import Parser
 
-REPEATS = 3
+REPEATS, IMAGE_SIZE, BATCH = 3, 24, 64
 CPU = "--device cpu"  # two ranks cannot share a GPU, and CPU and GPU speeds are not comparable
 # Five steps warm up. A step has to compute for much longer than its exchange takes.
-DIGITS = f"{CPU} --dataset digits --image-size 24 --global-batch-size 64 --epochs 2 --max-steps 30"
-GPT = f"{CPU} --global-batch-size 128 --layers 1 --width 48 --epochs 1 --max-steps 25"
+DIGITS = f"{CPU} --dataset digits --global-batch-size {BATCH}"
+TIMED_DIGITS = f"{DIGITS} --image-size {IMAGE_SIZE} --epochs 2 --max-steps 30"
+GPT = f"{CPU} --layers 1 --width 48 --epochs 1"
+TIMED_GPT = f"{GPT} --global-batch-size 128 --max-steps 25"
 # Short trainings, only to compare parameters. A checkpoint is saved after a whole epoch.
-EXACT_DIGITS = f"{CPU} --dataset digits --global-batch-size 64 --epochs 1 --precision fp64"
-EXACT_GPT = (f"{CPU} --text LICENSE --global-batch-size 4 --layers 1 --width 48 --epochs 1 "
-             "--precision fp64")
+EXACT_DIGITS = f"{DIGITS} --epochs 1 --precision fp64"
+EXACT_GPT = f"{GPT} --text LICENSE --global-batch-size 4 --precision fp64"
 PROGRAMS = [  # name, program, numbers of ranks, flags, flags of the training in fp64
-    ("1 PyTorch, plain loop", "01_single_node", [1], DIGITS, None),
-    ("3 DDP", "03_ddp", [1, 2], DIGITS, EXACT_DIGITS),
-    ("4 DeepSpeed", "04_deepspeed", [1, 2], DIGITS, None),  # DeepSpeed has no fp64
-    ("5 FSDP, on a GPT", "05_zero/fsdp.py", [1, 2], GPT, EXACT_GPT),
-    ("5 ZeRO, on a GPT", "05_zero", [1, 2], f"{GPT} --stage 3", None),  # fsdp.py's stage
-    ("2 Horovod, PyTorch", "02_horovod", [1, 2], DIGITS, EXACT_DIGITS),
-    ("2 Horovod, TensorFlow", "02_horovod/main_tf.py", [1, 2], DIGITS, EXACT_DIGITS),
+    ("1 PyTorch, plain loop", "01_single_node", [1], TIMED_DIGITS, None),
+    ("3 DDP", "03_ddp", [1, 2], TIMED_DIGITS, EXACT_DIGITS),
+    ("4 DeepSpeed", "04_deepspeed", [1, 2], TIMED_DIGITS, None),  # DeepSpeed has no fp64
+    ("5 FSDP, on a GPT", "05_zero/fsdp.py", [1, 2], TIMED_GPT, EXACT_GPT),
+    ("5 ZeRO, on a GPT", "05_zero", [1, 2], f"{TIMED_GPT} --stage 3", None),  # fsdp.py's stage
+    ("2 Horovod, PyTorch", "02_horovod", [1, 2], TIMED_DIGITS, EXACT_DIGITS),
+    ("2 Horovod, TensorFlow", "02_horovod/main_tf.py", [1, 2], TIMED_DIGITS, EXACT_DIGITS),
 ]
 EQUAL = 1e-8  # largest difference of "same" parameters, which are fp64 and near 1
 HEAD = f"""\
@@ -49,9 +50,9 @@ Each program trains on one rank, and then on two. A rank is one process that tra
 with one thread, for one core. Each of two ranks takes half of a batch; then they average
 their gradients, so that both have the same network again. All speeds are in fp32.
 
-Chapters 1 to 4 train a small network on handwritten digits, enlarged to 24 x 24 pixels, with
-64 images in every step. Chapter 5 trains a small GPT on text, with 128 sequences of 64 bytes.
-Compare speeds of one network only.
+Chapters 1 to 4 train a small network on handwritten digits, with {BATCH} images in every step,
+enlarged to {IMAGE_SIZE} x {IMAGE_SIZE} pixels. Chapter 5 trains a small GPT on text, with 128 sequences of
+64 bytes in every step. Compare speeds of one network only.
 
   samples/s  training images, or sequences, per second: median and range of {REPEATS} runs
   speed-up   samples/s on two ranks, divided by the same program's on one rank
@@ -178,7 +179,7 @@ def verdict(records: list[dict]) -> str:
 def warning(records: list[dict]) -> str:
     """Return why the speed-ups may mislead, or an empty text."""
     if records[0]["cpus"] < 2:
-        return "The two ranks shared one core, so that they cannot be faster."
+        return "The two ranks shared one core, so no speed-up was possible."
     others = statistics.median(record["others"] or 0 for record in records)
     if others > BUSY:
         return f"Other programs used {others:.0%} of the cores: do not trust these speed-ups."
@@ -226,7 +227,7 @@ def draw(records: list[dict]) -> Figure:
     for axis in curve.xaxis, curve.yaxis:
         axis.set_major_formatter("{x:.0f}")
     style.add_footer(
-        figure, f"Left: {rows[0]['processor']}, {rows[0]['cpus']} cores, one thread per rank; "
+        figure, f"Left: {rows[0]['processor']}, {rows[0]['cpus']} core(s), one thread per rank; "
         f"median and range of {len(rows[0]['speeds'])} runs. Right: the batch grows with the GPUs; "
         "dots: ResNet, Inception, VGG (assets/records/published.csv); diamond: MLPerf v3.0; line: "
         "perfect scaling.")
