@@ -67,10 +67,16 @@ def load_digits(side: int = 8) -> tuple[Images, Images]:
 
 
 def load_files(args):
-    """Return MNIST or SVHN. torchvision downloads missing files."""
-    from torchvision.datasets import MNIST, SVHN
+    """Return MNIST or SVHN. torchvision, or Keras in a TensorFlow program, downloads them."""
     socket.setdefaulttimeout(30)  # without a network a download may hang
+    keras = sys.modules.get("keras")  # in one process TensorFlow and torchvision may crash
+    place = "$KERAS_HOME/datasets/mnist.npz (KERAS_HOME: ~/.keras)"
     try:
+        if keras:
+            parts = keras.datasets.mnist.load_data()
+            return [Images(images[:, None], labels.astype(np.int64)) for images, labels in parts]
+        place = f"--data-dir {args.data_dir}"
+        from torchvision.datasets import MNIST, SVHN
         if args.dataset == "mnist":
             sets = [MNIST(args.data_dir, train, download=True) for train in (True, False)]
             return [Images(part.data.unsqueeze(1).numpy(), part.targets.numpy()) for part in sets]
@@ -78,6 +84,6 @@ def load_files(args):
         return [Images(part.data, part.labels.astype(np.int64)) for part in sets]
     except Exception as problem:
         reason = " ".join(str(problem).split())[-300:]  # the end of the text names the reason
-        sys.exit(f"{args.dataset} is missing or incomplete in --data-dir {args.data_dir}, and the "
-                 f"download failed ({reason}): run this once where there is a network, or use "
-                 "--dataset digits")
+        sys.exit(f"{args.dataset} is missing or incomplete in {place}, and the download failed "
+                 f"({reason}): run this once where there is a network, or use --dataset digits, "
+                 "which needs none")

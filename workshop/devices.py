@@ -15,7 +15,7 @@ def gather(value: object) -> list:
 
     value: of any type that pickle knows, without tensors on GPUs.
     """
-    hvd = sys.modules.get("horovod.torch")
+    hvd = sys.modules.get("horovod.torch") or sys.modules.get("horovod.tensorflow")
     if hvd:
         return hvd.allgather_object(value, name="values")  # the default name is the value's type
     import torch.distributed as dist

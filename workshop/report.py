@@ -11,8 +11,6 @@ import statistics
 import sys
 import time
 
-import torch
-
 from workshop.devices import gather
 from workshop.ranks import refuse
 
@@ -30,7 +28,8 @@ class Report:
         self.args, self.rank, self.samples, self.record = args, rank, samples, record
         self.step_seconds, self.gpu = [], None  # gpu: the module torch.cuda
         self.profiler = None
-        if record["device"] != "cpu":
+        torch = sys.modules.get("torch")  # None in a TensorFlow program
+        if torch and record["device"] != "cpu":
             self.gpu = torch.get_device_module(record["device"])
 
     def print(self, line):
@@ -60,6 +59,7 @@ class Report:
 
     def start_profiler(self):
         """Write a trace of the sixth to eighth step to --profile's file."""
+        import torch
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hide the profiler's own messages
         schedule = torch.profiler.schedule(skip_first=4, wait=0, warmup=1, active=3, repeat=1)
         self.profiler = torch.profiler.profile(

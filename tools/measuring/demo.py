@@ -51,8 +51,8 @@ with one thread, for one core. Each of two ranks takes half of a batch; then the
 their gradients, so that both have the same network again. All speeds are in fp32.
 
 Chapters 1 to 4 train a small network on handwritten digits, with {BATCH} images in every step,
-enlarged to {IMAGE_SIZE} x {IMAGE_SIZE} pixels. Chapter 5 trains a small GPT on text, with 128 sequences of
-64 bytes in every step. Compare speeds of one network only.
+enlarged to {IMAGE_SIZE} x {IMAGE_SIZE} pixels. Chapter 5 trains a small GPT on text, with 128
+sequences of 64 bytes in every step. Compare speeds of one network only.
 
   samples/s  training images, or sequences, per second: median and range of {REPEATS} runs
   speed-up   samples/s on two ranks, divided by the same program's on one rank
