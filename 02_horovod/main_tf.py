@@ -119,7 +119,8 @@ def main():
         weight.assign(hvd.broadcast(weight.value, root_rank=0))
     logits = model.predict(x_test[rank::world_size], batch_size=batch, verbose=0)
     correct = np.sum(logits.argmax(1) == test.labels[rank::world_size])
-    report.end_run(int(hvd.allreduce(correct, op=hvd.Sum)), len(test))
+    correct = hvd.allreduce(correct, op=hvd.Sum)
+    report.end_run(int(correct), len(test))
     faulthandler.cancel_dump_traceback_later()
 
 

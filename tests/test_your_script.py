@@ -1,6 +1,7 @@
 """An ordinary script and its conversion to DDP: the same training on one rank and on two."""
 
 import re
+import sys
 
 import forked
 import numpy as np
@@ -12,6 +13,7 @@ from conftest import (
     copy_and_edit,
     environment,
     run,
+    run_command,
     run_for_record,
     skip_without,
 )
@@ -104,6 +106,13 @@ def test_a_stopped_training_goes_on_with_its_random_numbers(tmp_path_factory):
     folders = [tmp_path_factory.mktemp(name) for name in ("whole", "parts")]
     assert_same_weights(train_in_parts(folders[1], [2, 2], DROPOUT),
                         train_in_parts(folders[0], [2], DROPOUT))
+
+
+def test_package_does_not_import_pytorch_into_a_tensorflow_program():
+    """Both in one process may crash."""
+    program = ("import sys, workshop.data, workshop.flags, workshop.report; "
+               "sys.exit('torch' in sys.modules)")
+    assert run_command([sys.executable, "-c", program], cwd=ROOT).code == 0
 
 
 @pytest.mark.slow

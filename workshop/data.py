@@ -69,14 +69,15 @@ def load_digits(side: int = 8) -> tuple[Images, Images]:
 def load_files(args):
     """Return MNIST or SVHN. torchvision, or Keras in a TensorFlow program, downloads them."""
     socket.setdefaulttimeout(30)  # without a network a download may hang
-    keras = sys.modules.get("keras")  # in one process TensorFlow and torchvision may crash
     place = "$KERAS_HOME/datasets/mnist.npz (KERAS_HOME: ~/.keras)"
+    keras = sys.modules.get("keras")
+    if not keras:  # in one process TensorFlow and torchvision may crash
+        from torchvision.datasets import MNIST, SVHN
+        place = f"--data-dir {args.data_dir}"
     try:
         if keras:
             parts = keras.datasets.mnist.load_data()
             return [Images(images[:, None], labels.astype(np.int64)) for images, labels in parts]
-        place = f"--data-dir {args.data_dir}"
-        from torchvision.datasets import MNIST, SVHN
         if args.dataset == "mnist":
             sets = [MNIST(args.data_dir, train, download=True) for train in (True, False)]
             return [Images(part.data.unsqueeze(1).numpy(), part.targets.numpy()) for part in sets]
