@@ -196,19 +196,19 @@ def draw(records: list[dict]) -> Figure:
     """Draw this machine's speed-ups on two ranks, and published ones on many GPUs."""
     rows = [row for row in summary(records) if row["speed_ups"]]
     title = f"{verdict(records)}\n{warning(records)}".strip()
+    limit = 0.4 + max([2, *(max(row["speed_ups"]) for row in rows)])
     figure, (bars, curve) = style.make_figure(
         max(4.8, 2.4 + 0.42 * len(rows)), 1, 2, width_ratios=(1.1, 1), title=title)
     for y, row in enumerate(rows):
         median, low, high = (of(row["speed_ups"]) for of in (statistics.median, min, max))
         bars.barh(y, median, 0.7, xerr=[[median - low], [high - median]], capsize=4,
                   color=style.LIBRARIES[style.CHAPTERS[row["chapter"]]])
-        bars.text(high + 0.06, y, f"{median:.2f}", va="center")
+        bars.text(limit, y, f"{median:.2f}", ha="right", va="center")
     bars.axvline(1, color=style.IDEAL)
     bars.set_yticks(range(len(rows)), [row["name"] for row in rows])
     bars.tick_params(axis="y", length=0)
     bars.set(title="here: one batch, shared", xlabel="times as fast as one rank",
-             xlim=(0, 0.4 + max([2, *(max(row["speed_ups"]) for row in rows)])),
-             ylim=(len(rows) - 0.5, -0.5))
+             xlim=(0, limit), ylim=(len(rows) - 0.5, -0.5))
 
     published = pandas.read_csv(RECORDS / "published.csv").query("group in ('A', 'B')")
     gpus = published.nodes * published.gpus
@@ -259,7 +259,7 @@ def main():
     draw(records).savefig(figure, dpi=style.DPI)
     show("\n".join(["", COLUMNS, *map(line, summary(records)), "", verdict(records),
                     warning(records)]))
-    show(f"A second rank pays off when a step computes for longer than its communication takes.\n\n"
+    show("A second rank pays off when it saves more computing than its communication costs.\n\n"
          f"records: {os.path.relpath(folder / 'demo.jsonl')}   picture: {os.path.relpath(figure)}")
 
 
