@@ -37,7 +37,8 @@ def rank_command(program: str | Path, ranks: int, *flags: object) -> list[str]:
 
 def rank_environment() -> dict[str, str]:
     """Return environment variables for ranks that share the cores: one thread per rank."""
-    return os.environ | {"OMP_NUM_THREADS": "1"}
+    return os.environ | {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1",
+                         "TF_NUM_INTEROP_THREADS": "1"}
 
 
 def free_port() -> int:

@@ -61,6 +61,11 @@ def processor_name() -> str:
     return name[1] if name else platform.processor()
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use; macOS does not restrict it."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def git_commit() -> str:
     """Return the commit of this tree, as 4cf4026 or 4cf4026-dirty; or "unknown"."""
     if not shutil.which("git") or not (ROOT / ".git").exists():  # git would search parent folders
@@ -75,6 +80,6 @@ def describe_machine() -> dict:
                 if library.name in LIBRARIES}
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017  for Python before 3.11
     return {"launcher": "python or mpiexec (MPICH)", "host": platform.node(),
-            "processor": processor_name(), "cpus": os.cpu_count(),
+            "processor": processor_name(), "cpus": usable_cores(),
             "python": platform.python_version(), **versions, "git": git_commit(),
             "time": now.isoformat(timespec="seconds")}

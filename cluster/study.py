@@ -8,28 +8,64 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 from tqdm import tqdm
 
 from cluster.launch import describe_failure, end_on_sigterm, rank_command, run_job
 from cluster.records import append_records, describe_machine, read_records
 
+BUSY = 0.1  # share of the cores: if other programs use more, a measured speed is not to be trusted
+
+
+@contextmanager
+def watch_load() -> Iterator[dict]:
+    """Yield a dict that gets `others` when the block, which runs a job, has ended.
+
+    others: the share of this machine's cores that other programs used meanwhile, from 0 to 1. None
+    under a batch system, whose daemons start the ranks: these are not this program's children.
+    """
+    load = {"others": None}
+    start, busy, own = time.monotonic(), busy_seconds(), own_seconds()
+    yield load
+    if not os.environ.keys() & {"SLURM_JOB_ID", "PBS_NODEFILE"}:
+        seconds = time.monotonic() - start
+        others = busy_seconds() - busy - (own_seconds() - own)
+        load["others"] = round(max(0, others / (psutil.cpu_count() * seconds)), 3)
+
+
+def busy_seconds() -> float:
+    """Return the seconds for which this machine's cores have been busy, summed over the cores."""
+    times = psutil.cpu_times()._asdict()
+    not_busy = "idle", "iowait", "guest", "guest_nice"  # `user` and `nice` include guests
+    return sum(seconds for name, seconds in times.items() if name not in not_busy)
+
+
+def own_seconds() -> float:
+    """Return the CPU time of this program and of its ended children, with their children."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
 
 def run_for_records(arguments: list[object], timeout: float = 600) -> list[dict]:
-    """Run a command with --results FILE; return its records, with describe_machine() added."""
+    """Run a command with --results FILE; return its records, with describe_machine() and others."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
-        run_job([*arguments, "--results", results], timeout)
-        return [record | describe_machine() for record in read_records(results)]
+        with watch_load() as load:
+            run_job([*arguments, "--results", results], timeout)
+        return [record | describe_machine() | load for record in read_records(results)]
 
 
 def run_chapter(chapter: str, ranks: int, *flags: object) -> dict:
-    """Run a chapter and return its record with describe_machine(). Raises as run_job() does."""
+    """Run a chapter and return its record, as run_for_records() does. Raises as run_job() does."""
     record, = run_for_records(rank_command(chapter, ranks, *flags))
     return record
 

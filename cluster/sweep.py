@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from cluster.launch import ROOT, describe_failure, end_on_sigterm, install_problem, run_job
 from cluster.records import describe_machine, read_records
-from cluster.study import find_records, run_unless_recorded
+from cluster.study import BUSY, find_records, run_unless_recorded, watch_load
 from workshop.flags import Parser
 
 STEPS = 35  # 5 to warm up, 30 timed
@@ -83,7 +83,8 @@ def measure(args, **planned):
         results = Path(folder, "results.jsonl")
         arguments, chapter_folder, variables = script_command(planned, results)
         try:
-            output = run_job(arguments, args.timeout, chapter_folder, os.environ | variables)
+            with watch_load() as load:
+                output = run_job(arguments, args.timeout, chapter_folder, os.environ | variables)
         except subprocess.TimeoutExpired as problem:
             return {"failed": describe_failure(problem)}
         except subprocess.CalledProcessError as problem:
@@ -94,7 +95,8 @@ def measure(args, **planned):
     if records[0]["ranks"] != planned["ranks"]:
         return {"failed": f"{records[0]['ranks']} ranks were started: "
                 f"`launch` of the site {planned['site']} must start RANKS ranks"}
-    return records[0] | describe_machine() | {"launcher": f"{SCRIPT}, SITE={planned['site']}"}
+    launcher = {"launcher": f"{SCRIPT}, SITE={planned['site']}"}
+    return records[0] | describe_machine() | load | launcher
 
 
 def find_reason(output):
@@ -117,7 +119,10 @@ def summary(records: pandas.DataFrame) -> pandas.DataFrame:
     series = ["study", "flags", "site", "processor", "chapter"]
     runs = records.groupby([*series, "ranks", "batch"])
     rows = runs["images_per_second"].agg(median="median", least="min", most="max", repeats="size")
-    rows = rows.join(runs[["device", "cpus", "nodes"]].first()).reset_index()
+    rows = rows.join(runs[["device", "cpus", "nodes"]].first())
+    if "others" in records:
+        rows = rows.join(runs["others"].median())
+    rows = rows.reset_index()
     best = rows.groupby(series)["median"].transform("max")
     rows["per_rank"] = rows["median"] / rows["ranks"]
     fewest_ranks = rows.groupby([*series, "batch"])["per_rank"].transform("first")
@@ -136,6 +141,8 @@ def remarks(row):
     spread = (row.most - row.least) / row.median
     if spread > 0.2:
         texts.append(f"spread {spread:.0%}")
+    if getattr(row, "others", 0) > BUSY:
+        texts.append(f"other programs used {row.others:.0%} of the cores")
     return "; ".join(texts)
 
 

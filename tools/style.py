@@ -23,7 +23,8 @@ STEP = {"forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73",
         "all-reduce": COMMUNICATION, "waits": ABSENT}
 LIBRARIES = {"one process": "#000000", "Horovod": "#D55E00", "DDP": "#0072B2",
              "DeepSpeed": "#009E73", "FSDP": "#CC79A7"}
-CHAPTERS = {"01_single_node": "one process", "02_horovod": "Horovod", "03_ddp": "DDP",
+CHAPTERS = {"01_single_node": "one process", "02_horovod": "Horovod",
+            "02_horovod/main_tf.py": "Horovod", "03_ddp": "DDP",
             "04_deepspeed": "DeepSpeed", "05_zero": "DeepSpeed", "05_zero/fsdp.py": "FSDP",
             "05_zero/two_d.py": "FSDP"}
 ALGORITHM_COLORS = {"everyone_to_everyone": "#0072B2", "reduce_and_broadcast": "#009E73",

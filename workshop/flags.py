@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from workshop.devices import gather
 from workshop.ranks import find_launcher
 
-
 SIDES = {"digits": 8, "mnist": 28, "svhn": 32, "synthetic": 32}  # height and width of the images
 
 

@@ -1,206 +1,237 @@
-"""Train every chapter's network on 1 and on 2 ranks; print a row of speed and accuracy for each.
+"""Train every chapter's network on 1 and on 2 ranks, three times; print and draw the speed-ups.
 
 Chapter 2 comes last: if Horovod is not built yet, it is built after the other rows are shown.
 """
 
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas
-import psutil
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from cluster.launch import ROOT, install_problem
 from cluster.parameters import parameters
-from cluster.records import FIGURES, RECORDS, read_records
-from cluster.study import run_chapter, run_study
+from cluster.records import FIGURES, RECORDS
+from cluster.study import BUSY, run_chapter, run_study
 from tools import style
 from workshop.flags import Parser
 
+REPEATS, IMAGE_SIZE, BATCH = 3, 24, 64
 CPU = "--device cpu"  # two ranks cannot share a GPU, and CPU and GPU speeds are not comparable
-DIGITS = f"{CPU} --dataset digits --global-batch-size 64"
-EXACT = f"{DIGITS} --precision fp64"
-GPT = f"{CPU} --global-batch-size 128 --layers 1 --width 48 --epochs 1"
-LARGE = (f"{CPU} --dataset synthetic --image-size 48 --model resnet18 --global-batch-size 64 "
-         "--lr 0.01 --epochs 1 --max-steps 8")  # five of them warm up
-RUNS = [  # chapter, name, ranks, flags, name of its baseline on one rank
-    ("01_single_node", "1  PyTorch", 1, EXACT, None),
-    ("03_ddp", "3  PyTorch's DDP", 2, EXACT, "1  PyTorch"),
-    ("01_single_node", "1  a larger network", 1, LARGE, None),
-    ("03_ddp", "3  a larger network, DDP", 2, LARGE, "1  a larger network"),
-    ("04_deepspeed", "4  DeepSpeed", 1, DIGITS, None),
-    ("04_deepspeed", "4  DeepSpeed", 2, DIGITS, "4  DeepSpeed"),
-    ("05_zero", "5  DeepSpeed's ZeRO", 1, GPT, None),
-    ("05_zero", "5  DeepSpeed's ZeRO", 2, GPT, "5  DeepSpeed's ZeRO"),
-    ("05_zero/fsdp.py", "5  PyTorch's FSDP", 1, f"{GPT} --precision fp64", None),
-    ("05_zero/fsdp.py", "5  PyTorch's FSDP", 2, f"{GPT} --precision fp64", "5  PyTorch's FSDP"),
-    ("02_horovod", "2  Horovod, PyTorch", 2, EXACT, "1  PyTorch"),
+# Five steps warm up. A step has to compute for much longer than its exchange takes.
+DIGITS = f"{CPU} --dataset digits --global-batch-size {BATCH}"
+TIMED_DIGITS = f"{DIGITS} --image-size {IMAGE_SIZE} --epochs 2 --max-steps 30"
+GPT = f"{CPU} --layers 1 --width 48 --epochs 1"
+TIMED_GPT = f"{GPT} --global-batch-size 128 --max-steps 25"
+# Short trainings, only to compare parameters. A checkpoint is saved after a whole epoch.
+EXACT_DIGITS = f"{DIGITS} --epochs 1 --precision fp64"
+EXACT_GPT = f"{GPT} --text LICENSE --global-batch-size 4 --precision fp64"
+PROGRAMS = [  # name, program, numbers of ranks, flags, flags of the training in fp64
+    ("1 PyTorch, plain loop", "01_single_node", [1], TIMED_DIGITS, None),
+    ("3 DDP", "03_ddp", [1, 2], TIMED_DIGITS, EXACT_DIGITS),
+    ("4 DeepSpeed", "04_deepspeed", [1, 2], TIMED_DIGITS, None),  # DeepSpeed has no fp64
+    ("5 FSDP, on a GPT", "05_zero/fsdp.py", [1, 2], TIMED_GPT, EXACT_GPT),
+    ("5 ZeRO, on a GPT", "05_zero", [1, 2], f"{TIMED_GPT} --stage 3", None),  # fsdp.py's stage
+    ("2 Horovod, PyTorch", "02_horovod", [1, 2], TIMED_DIGITS, EXACT_DIGITS),
+    ("2 Horovod, TensorFlow", "02_horovod/main_tf.py", [1, 2], TIMED_DIGITS, EXACT_DIGITS),
 ]
-BUSY = 0.1  # share of the cores: the demo warns if other programs use more
 EQUAL = 1e-8  # largest difference of "same" parameters, which are fp64 and near 1
-HEAD = """\
-Each row trains a network to read handwritten digits, with 64 images in every step.
-A rank is one process that trains. Two ranks take 32 of the 64 images each, and then
-average their gradients, so that both have the same network again. The larger network
-trains on random images, only to measure speed. Chapter 5 trains a small GPT to write
-text: its samples are sequences of 64 bytes. All run on the CPU.
+HEAD = f"""\
+Each program trains on one rank, and then on two. A rank is one process that trains, here
+with one thread, for one core. Each of two ranks takes half of a batch; then they average
+their gradients, so that both have the same network again. All speeds are in fp32.
 
-  samples/s training images, or sequences, per second
-  speed-up  samples/s divided by those of the same training on one rank
-  accuracy  the share of 360 new digits that it reads correctly; of the GPT, how many
-            bits each byte of new text costs (without training: 8)
-  same      same parameters as one rank? (blank: not comparable)
+Chapters 1 to 4 train a small network on handwritten digits, with {BATCH} images in every step,
+enlarged to {IMAGE_SIZE} x {IMAGE_SIZE} pixels. Chapter 5 trains a small GPT on text, with 128
+sequences of 64 bytes in every step. Compare speeds of one network only.
+
+  samples/s  training images, or sequences, per second: median and range of {REPEATS} runs
+  speed-up   samples/s on two ranks, divided by the same program's on one rank
+  accuracy   the share of 360 new digits that it reads correctly; of the GPT, how many bits
+             each byte of new text costs (without training: 8)
+  same       same parameters as one rank, in a short training in fp64? (DeepSpeed has no fp64)
 """
-COLUMNS = (f"{'chapter, trained with':<25} {'ranks':>5} {'samples/s':>9} {'speed-up':>9} "
-           f"{'accuracy':>9} {'same':>5}")
+COLUMNS = (f"{'chapter, trained with':<21} ranks samples/s {'range':<9} speed-up {'range':<9} "
+           "accuracy same")
 
 
-def train(folder: Path, chapter: str, name: str, ranks: int, flags: str,
-          against: str | None) -> dict:
-    """Return the record of a run, with `speed_up`, `difference` and `others` added.
+def plan():
+    """Yield the arguments of measure() for each run; build Horovod before its first run."""
+    for repeat in range(REPEATS):
+        for name, program, numbers_of_ranks, flags, exact_flags in PROGRAMS:
+            if not repeat and "not built yet" in (install_problem(program) or ""):
+                show("\nBuilding Horovod for chapter 2 (several minutes, only once). "
+                     "Ctrl-C keeps the rows already measured.\n")
+                setup = ROOT / "tools/environment/setup.py"
+                subprocess.run([sys.executable, str(setup), "--venv", sys.prefix])
+                show(f"\n{COLUMNS}")
+            if problem := install_problem(program):
+                if not repeat:
+                    show(f"{name} is left out: {problem}")
+                continue
+            run = {"chapter": program, "name": name, "repeat": repeat}
+            if exact_flags and not repeat:
+                yield run | {"ranks": 2, "flags": exact_flags}
+            for ranks in numbers_of_ranks:
+                yield run | {"ranks": ranks, "flags": flags}
 
-    against: the name of the baseline. speed_up: images/s divided by the baseline's, or None.
-    difference: the largest difference of a parameter from the baseline's; None without a baseline,
-    or if the precision is too low to compare.
-    others: the share of the machine's cores that other programs use, from 0 to 1.
-    """
-    baseline_file = folder / "demo.parameters" / f"{against or name}.npy"
-    difference = speed_up = None
-    others = psutil.cpu_percent(0.3) / 100
-    with tempfile.TemporaryDirectory() as temporary, heartbeat(f"{name}, {ranks} rank(s)"):
-        checkpoint = Path(temporary, "checkpoint")
-        checkpoint_flags = ["--checkpoint", checkpoint] if "fp64" in flags else []
-        record = run_chapter(chapter, ranks, *flags.split(), *checkpoint_flags)
-        if checkpoint_flags and against is None:
-            np.save(baseline_file, parameters(checkpoint))
-        elif checkpoint_flags and baseline_file.exists():
-            differences = parameters(checkpoint) - np.load(baseline_file)
-            difference = float(abs(differences).max())
-    for baseline_row in read_records(folder / "demo.jsonl.part"):
-        if (baseline_row["name"], baseline_row["ranks"]) == (against, 1):
-            speed_up = record["images_per_second"] / baseline_row["images_per_second"]
-    return record | {"speed_up": speed_up, "difference": difference, "others": others}
+
+def measure(chapter: str, name: str, repeat: int, ranks: int, flags: str) -> dict:
+    """Return the record of a run; of one in fp64 with the difference from one rank."""
+    precision = "fp64" if "fp64" in flags else "fp32"
+    with heartbeat(f"repeat {repeat + 1} of {REPEATS}: {name}, {ranks} rank(s), {precision}"):
+        if precision == "fp32":
+            return run_chapter(chapter, ranks, *flags.split())
+        with tempfile.TemporaryDirectory() as folder:
+            one, two = Path(folder, "one"), Path(folder, "two")
+            run_chapter(chapter, 1, *flags.split(), "--checkpoint", one)
+            record = run_chapter(chapter, ranks, *flags.split(), "--checkpoint", two)
+            difference = read_parameters(chapter, two) - read_parameters(chapter, one)
+    return record | {"difference": float(abs(difference).max())}
+
+
+def read_parameters(chapter, checkpoint):
+    if not chapter.endswith("main_tf.py"):
+        return parameters(checkpoint)
+    with np.load(checkpoint) as arrays:
+        return np.concatenate([arrays[name].ravel() for name in arrays])
 
 
 @contextmanager
 def heartbeat(label: str):
-    """Print the elapsed time every ten seconds."""
-    finished = threading.Event()
+    """Print the label and the elapsed time whenever nothing has been printed for ten seconds."""
+    ended, start = threading.Event(), time.monotonic()
 
-    def print_elapsed():
-        seconds = 0
-        while not finished.wait(10):
-            seconds += 10
-            show(f"  ({label}: {seconds} s)")
+    def print_label():
+        while not ended.wait(1):
+            if time.monotonic() - show.last > 10:
+                show(f"  ({label}: {time.monotonic() - start:.0f} s)")
 
-    threading.Thread(target=print_elapsed, daemon=True).start()
+    threading.Thread(target=print_label, daemon=True).start()
     try:
         yield
     finally:
-        finished.set()
+        ended.set()
 
 
 def show(text: str) -> None:
     """Print a line above the progress bar, without buffering."""
     with tqdm.external_write_mode():
         print(text, flush=True)
+    show.last = time.monotonic()
 
 
-def row(record: dict) -> str:
+def summary(records: list[dict]) -> list[dict]:
+    """Return a record per program and number of ranks, by chapter, with what all repeats measured.
+
+    Added are `speeds` and, for two ranks, `speed_ups`, with an entry per repeat, and `difference`.
+    """
+    rows, differences = {}, {}
+    for record in records:
+        if "difference" in record:
+            differences[record["name"]] = record["difference"]
+        else:
+            row = rows.setdefault((record["name"], record["ranks"]), record | {"speeds": []})
+            row["speeds"].append(record["images_per_second"])
+    for (name, ranks), row in rows.items():
+        pairs = zip(rows[name, 1]["speeds"], row["speeds"], strict=False)
+        row["speed_ups"] = [two / one for one, two in pairs] if ranks > 1 else []
+        row["difference"] = differences.get(name) if ranks > 1 else None
+    return [rows[key] for key in sorted(rows)]
+
+
+def line(row: dict) -> str:
     """Return a line of the table."""
-    speed_up, accuracy, same = "", "", ""
-    if record["speed_up"] is not None:
-        speed_up = f"{record['speed_up']:.2f}"
-    if record["model"] == "GPT":
-        accuracy = f"{record['test_loss']:.2f} bits"
-    elif record["dataset"] == "digits":
-        accuracy = f"{record['test_accuracy']:.1%}"
-    if record["difference"] is not None:
-        same = "yes" if record["difference"] < EQUAL else "NO"
-    return (f"{record['name']:<25} {record['ranks']:>5} {record['images_per_second']:>9,.0f} "
-            f"{speed_up:>9} {accuracy:>9} {same:>5}").rstrip()
+    accuracy, same = f"{row['test_accuracy']:.1%}" if "test_accuracy" in row else "", ""
+    if row["model"] == "GPT":
+        accuracy = f"{row['test_loss']:.1f} bits"
+    if row["difference"] is not None:
+        same = "yes" if row["difference"] < EQUAL else "NO"
+    speed, speeds = median_and_range(row["speeds"], ".0f")
+    speed_up, speed_ups = median_and_range(row["speed_ups"], ".2f")
+    return (f"{row['name']:<21} {row['ranks']:>5} {speed:>9} {speeds:<9} {speed_up:>8} "
+            f"{speed_ups:<9} {accuracy:>8} {same:>4}").rstrip()
+
+
+def median_and_range(values, form):
+    if not values:
+        return "", ""
+    ends = f"{min(values):{form}}-{max(values):{form}}" if len(values) > 1 else ""
+    return f"{statistics.median(values):{form}}", ends
 
 
 def verdict(records: list[dict]) -> str:
-    """Return a sentence on the speed-ups, with a warning if the machine was busy."""
-    speed_ups = [record["speed_up"] for record in records if record["speed_up"] is not None]
-    faster = sum(speed_up > 1 for speed_up in speed_ups)
-    text = (f"Two ranks were faster than one in {faster} of {len(speed_ups)} programs: speed-up "
-            f"{min(speed_ups):.2f} to {max(speed_ups):.2f}.")
-    others = statistics.median(record["others"] for record in records)
+    """Return a sentence on the speed-ups."""
+    speed_ups = [statistics.median(row["speed_ups"]) for row in summary(records)
+                 if row["speed_ups"]]
+    return f"Two ranks are {min(speed_ups):.1f} to {max(speed_ups):.1f} times as fast as one."
+
+
+def warning(records: list[dict]) -> str:
+    """Return why the speed-ups may mislead, or an empty text."""
+    if records[0]["cpus"] < 2:
+        return "The two ranks shared one core, so no speed-up was possible."
+    others = statistics.median(record["others"] or 0 for record in records)
     if others > BUSY:
-        text += (f" Other programs used {others:.0%} of the cores: run it again on an idle machine "
-                 "before you trust a speed-up.")
-    return text
+        return f"Other programs used {others:.0%} of the cores: do not trust these speed-ups."
+    return ""
 
 
 def table(records: list[dict]) -> str:
-    """Return all that the demo prints, for the README."""
-    return "\n".join([HEAD, COLUMNS, *map(row, records), "", verdict(records)])
+    """Return all that the demo prints, for its page."""
+    lines = [HEAD, COLUMNS, *map(line, summary(records)), "", verdict(records), warning(records)]
+    return "\n".join(lines).strip()
 
 
 def draw(records: list[dict]) -> Figure:
     """Draw this machine's speed-ups on two ranks, and published ones on many GPUs."""
-    pairs = [record for record in records if record["speed_up"] is not None]
-    pairs.sort(key=lambda record: record["name"])  # by chapter
+    rows = [row for row in summary(records) if row["speed_ups"]]
+    title = f"{verdict(records)}\n{warning(records)}".strip()
+    limit = 0.4 + max([2, *(max(row["speed_ups"]) for row in rows)])
     figure, (bars, curve) = style.make_figure(
-        max(4.4, 2 + 0.42 * len(pairs)), 1, 2, width_ratios=(1.25, 1),
-        title="How much faster are more ranks?")
-    for y, record in enumerate(pairs):
-        large = record["model"] != "cnn"
-        bars.barh(y, record["speed_up"], 0.7,
-                  color=style.LIBRARIES["DDP"] if large else style.ABSENT)
-        bars.text(0.05, y, f"{record['speed_up']:.2f}", va="center",
-                  color="white" if large else "black")
+        max(4.8, 2.4 + 0.42 * len(rows)), 1, 2, width_ratios=(1.1, 1), title=title)
+    for y, row in enumerate(rows):
+        median, low, high = (of(row["speed_ups"]) for of in (statistics.median, min, max))
+        bars.barh(y, median, 0.7, xerr=[[median - low], [high - median]], capsize=4,
+                  color=style.LIBRARIES[style.CHAPTERS[row["chapter"]]])
+        bars.text(limit, y, f"{median:.2f}", ha="right", va="center")
     bars.axvline(1, color=style.IDEAL)
-    bars.set_yticks(range(len(pairs)), [record["name"] for record in pairs])
+    bars.set_yticks(range(len(rows)), [row["name"] for row in rows])
     bars.tick_params(axis="y", length=0)
-    bars.set(title="two ranks here",
-             xlabel="times as fast as one rank\n(grey: a tiny network, on digits)",
-             xlim=(0, max([2, *(record["speed_up"] for record in pairs)])),
-             ylim=(len(pairs) - 0.5, -0.5))
+    bars.set(title="here: one batch, shared", xlabel="times as fast as one rank",
+             xlim=(0, limit), ylim=(len(rows) - 0.5, -0.5))
 
     published = pandas.read_csv(RECORDS / "published.csv").query("group in ('A', 'B')")
     gpus = published.nodes * published.gpus
     base = published.base_images_per_second / published.base_gpus
-    curve.plot([1, gpus.max()], [1, gpus.max()], color=style.IDEAL, linewidth=1)
-    curve.plot(gpus, published.images_per_second / base, "o", color=style.LIBRARIES["DDP"])
-    curve.set(title="GPUs, published", xlabel="GPUs\n(large networks)",
-                  ylabel="times as fast as one GPU", xscale="log", yscale="log",
-                  xlim=(4, 1200), ylim=(4, 1200))
+    curve.plot([1, 1200], [1, 1200], color=style.IDEAL, linewidth=1)
+    curve.plot(gpus, published.images_per_second / base, "o", color=style.MEASURED)
+    mlperf = pandas.read_csv(RECORDS / "mlperf_v3.0_resnet50.csv").set_index("system")
+    few, many = mlperf.loc["NVIDIA dgxh100_ngc23.04_mxnet"], mlperf.iloc[-1]
+    times, sooner = many.gpus / few.gpus, few.seconds_to_train / many.seconds_to_train
+    curve.plot(times, sooner, "D", color=style.MEASURED, markerfacecolor="white")
+    curve.text(1200, 2.2, f"time to accuracy:\n{times:.0f} times the GPUs,\n{sooner:.0f} times as "
+               "fast", ha="right")
+    curve.set(title="published: larger batches", xlabel="times as many GPUs",
+              ylabel="images/s, times one GPU", xscale="log", yscale="log",
+              xlim=(4, 1200), ylim=(2, 1200))
     for axis in curve.xaxis, curve.yaxis:
         axis.set_major_formatter("{x:.0f}")
     style.add_footer(
-        figure, f"Left: {records[0]['processor']}, {records[0]['cpus']} cores, one "
-        "thread per rank, one run. Right: ResNet, Inception, VGG; sources in "
-        "assets/records/published.csv; the line is perfect scaling.")
+        figure, f"Left: {rows[0]['processor']}, {rows[0]['cpus']} core(s), one thread per rank; "
+        f"median and range of {len(rows[0]['speeds'])} runs. Right: the batch grows with the GPUs; "
+        "dots: ResNet, Inception, VGG (assets/records/published.csv); diamond: MLPerf v3.0; line: "
+        "perfect scaling.")
     return figure
-
-
-def plan():
-    """Yield the arguments of train() for each run; build Horovod before its first run."""
-    for chapter, name, ranks, flags, against in RUNS:
-        if "not built yet" in (install_problem(chapter) or ""):
-            show("\nBuilding Horovod for chapter 2 (several minutes, only once). "
-                 "Ctrl-C keeps the rows already measured.\n")
-            setup = ROOT / "tools/environment/setup.py"
-            subprocess.run([sys.executable, str(setup), "--venv", sys.prefix])
-            show(f"\n{COLUMNS}")
-        if install_problem(chapter):
-            show(f"{name} is left out: {install_problem(chapter)}")
-        else:
-            yield {"chapter": chapter, "name": name, "ranks": ranks, "flags": flags,
-                   "against": against}
 
 
 def main():
@@ -209,18 +240,27 @@ def main():
                         help="folder for records and figure (default: results)")
     folder = parser.parse_args().folder
     try:
-        (folder / "demo.parameters").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=folder).cleanup()
     except OSError as problem:
         parser.error(f"cannot write into {folder}: {problem.strerror}")
+    measured = []
+
+    def show_row(record):
+        measured.append(record)
+        if not record["repeat"] and "difference" not in record:
+            row, = [row for row in summary(measured) if row["speeds"]
+                    and (row["name"], row["ranks"]) == (record["name"], record["ranks"])]
+            show(line(row))
+
     show(f"{HEAD}\n{COLUMNS}")
-    records = run_study(folder / "demo.jsonl", plan(), partial(train, folder),
-                        lambda record: show(row(record)))
-    shutil.rmtree(folder / "demo.parameters")
+    records = run_study(folder / "demo.jsonl", plan(), measure, show_row)
     figure = (FIGURES if folder.resolve() == RECORDS else folder) / "demo.png"
     draw(records).savefig(figure, dpi=style.DPI)
-    show(f"\n{verdict(records)}\nA second rank pays off when a step computes for longer than "
-         f"its communication takes.\n\nrecords: {os.path.relpath(folder / 'demo.jsonl')}   "
-         f"picture: {os.path.relpath(figure)}")
+    show("\n".join(["", COLUMNS, *map(line, summary(records)), "", verdict(records),
+                    warning(records)]))
+    show("A second rank pays off when it saves more computing than its communication costs.\n\n"
+         f"records: {os.path.relpath(folder / 'demo.jsonl')}   picture: {os.path.relpath(figure)}")
 
 
 if __name__ == "__main__":
