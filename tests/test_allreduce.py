@@ -1,4 +1,4 @@
-"""The all-reduces of chapter 2: sums, counted bytes and steps."""
+"""The all-reduces of chapter 3: sums, counted bytes and steps."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Time the all-reduces of chapter 2 on 2, 3 and 4 ranks. Records: allreduce.jsonl."""
+"""Time the all-reduces of chapter 3 on 2, 3 and 4 ranks. Records: allreduce.jsonl."""
 
 from cluster.launch import rank_command
 from cluster.records import RECORDS

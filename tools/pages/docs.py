@@ -8,7 +8,7 @@ A comment names the content of the fence after it. WORDS must occur in exactly o
     <!-- sample: PROGRAM RANKS FLAG... -->  the same, but untested: it depends on the machine
     <!-- table: demo -->                    the table of `make demo`, from demo.jsonl
     <!-- table: zero PRECISION -->          the bytes of chapter 5, from zero.jsonl
-    <!-- table: sweep STUDY -->             what cluster.sweep prints of weak.jsonl or strong.jsonl
+    <!-- table: sweep STUDY -->             what cluster.sweep prints of scaling.jsonl
 
 A page names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
 """
@@ -97,7 +97,7 @@ def read_output(command_line):
 def make_table(name, selection=None):
     """Return a table of assets/records, as text."""
     if name == "sweep":
-        return sweep.table(pandas.DataFrame(read_records(f"{selection}.jsonl")))
+        return sweep.table(pandas.DataFrame(read_records("scaling.jsonl")).query("study == @selection"))
     if name == "demo":
         return demo.table(read_records("demo.jsonl"))
     records = pandas.DataFrame(read_records(f"{name}.jsonl"))
