@@ -97,7 +97,8 @@ def read_output(command_line):
 def make_table(name, selection=None):
     """Return a table of assets/records, as text."""
     if name == "sweep":
-        return sweep.table(pandas.DataFrame(read_records("scaling.jsonl")).query("study == @selection"))
+        records = pandas.DataFrame(read_records("scaling.jsonl"))
+        return sweep.table(records[records["study"] == selection])
     if name == "demo":
         return demo.table(read_records("demo.jsonl"))
     records = pandas.DataFrame(read_records(f"{name}.jsonl"))
