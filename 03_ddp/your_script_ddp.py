@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split  # DDP
 
-from workshop.ranks import find_ranks, run  # DDP: `from ranks import`, in another folder
+from workshop.ranks import catch_sigterm, find_ranks, run  # `from ranks import`, in another folder
 
 
 def load():
@@ -97,11 +97,13 @@ def main():
     ddp = nn.parallel.DistributedDataParallel(model)  # DDP: averages gradients
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-    step, loss_sum, sigterms = 0, 0.0, []
-    if args.checkpoint:  # RESUME: a scheduler sends SIGTERM before it ends the job
-        signal.signal(signal.SIGTERM, lambda *_: sigterms.append(True))
-    if args.checkpoint and os.path.exists(args.checkpoint):
-        saved = torch.load(args.checkpoint, map_location="cpu")  # RESUME: on every rank
+    step, loss_sum, checkpoints = 0, 0.0, [None]
+    # RESUME: a scheduler sends SIGTERM before it ends the job
+    sigterms = catch_sigterm() if args.checkpoint else []
+    if rank == 0 and args.checkpoint and os.path.exists(args.checkpoint):
+        checkpoints = [torch.load(args.checkpoint, map_location="cpu")]
+    dist.broadcast_object_list(checkpoints, 0)  # RESUME: rank 0 reads the file for all ranks
+    if saved := checkpoints[0]:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]

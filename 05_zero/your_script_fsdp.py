@@ -6,7 +6,6 @@
 """
 
 import argparse
-import signal
 from itertools import islice
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from text import load_text
 from transformer import parts
-from workshop.ranks import find_ranks, run  # `from ranks import`, in another folder
+from workshop.ranks import catch_sigterm, find_ranks, run  # `from ranks import`, in another folder
 
 SHAPE = {"layers": 3, "width": 96, "heads": 4, "context": 64}
 GLOBAL_BATCH = 32  # sequences per step, on all ranks together
@@ -60,6 +59,8 @@ def get_state(model, optimizer, step):  # FSDP: shards that know their place in 
 
 
 def load(model, optimizer, folder):
+    if not all(gather((folder / ".metadata").exists())):
+        raise SystemExit(f"not every rank sees {folder}: all nodes need the same disk")
     state = get_state(model, optimizer, step=0)
     dcp.load(state, checkpoint_id=folder)  # FSDP: reads this rank's shards, whoever saved them
     states.set_state_dict(model, optimizer, model_state_dict=state["model"],
@@ -98,11 +99,12 @@ def main():
     sampler = DistributedSampler(train, drop_last=True)
     model = make_model(device, precision == "bf16", args.compile)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)  # FSDP: after fully_shard
-    saved = sorted(Path(args.checkpoint).glob("step*/.metadata")) if args.checkpoint else []
-    step = load(model, optimizer, saved[-1].parent) if saved else 0  # FSDP: .metadata comes last
-    sigterms = []
+    step, sigterms = 0, []
     if args.checkpoint:  # RESUME: a scheduler sends SIGTERM before it ends the job
-        signal.signal(signal.SIGTERM, lambda *_: sigterms.append(True))
+        sigterms = catch_sigterm()
+        saved = sorted(Path(args.checkpoint).glob("step*/.metadata"))  # FSDP: it is written last
+        if saved := gather(saved)[0]:  # FSDP: rank 0 decides for all
+            step = load(model, optimizer, saved[-1].parent)
     while step < args.steps:
         sampler.set_epoch(step // epoch_steps)  # FSDP: a resumed epoch has its order again,
         order = list(sampler)[step % epoch_steps * batch:epoch_steps * batch]  # FSDP: and goes on

@@ -27,8 +27,9 @@ MAX_CPU_SECONDS = 20  # of all ranks together; solutions need one or two
 MAX_OUTPUT_LINES = 20  # per rank, the last ones
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 COLLECTIVES = (
-    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather",
-    "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "barrier")
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
+    "all_gather_single", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor",
+    "reduce_scatter_single", "all_to_all", "barrier")  # older PyTorch lacks the _single ones
 
 Checks = Iterator[tuple[str, bool, str]]  # description, passed, hint
 
@@ -188,7 +189,7 @@ def record_calls() -> list:
                 is_active = False
         return call_and_record
 
-    for name in (*POINT_TO_POINT, *COLLECTIVES):
+    for name in filter(vars(dist).get, (*POINT_TO_POINT, *COLLECTIVES)):
         recorder = make_recorder(name, getattr(dist, name))
         for module in (dist, dist.distributed_c10d):  # batch_isend_irecv uses the second
             setattr(module, name, recorder)

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from multiprocessing import connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,8 @@ def rank_main(arguments, cwd, env, out, err):
     for descriptor, path in enumerate((os.devnull, out, err)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), descriptor)
     torch.seed()  # forked ranks inherit the same RNG state
+    for category in DeprecationWarning, FutureWarning:  # nothing that PyTorch will remove
+        warnings.filterwarnings("error", category=category, module="__main__|workshop")
     sys.argv = arguments
     runpy.run_path(arguments[0], run_name="__main__")
 

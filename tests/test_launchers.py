@@ -195,10 +195,13 @@ def test_local_rank_selects_the_gpu(gpus, owner, indices):
     case("05_zero/fsdp.py", (1, "same")), case("02_horovod", (1, "same")),
     case("02_horovod", (4, "without"))])
 def test_two_ranks_never_share_a_gpu(chapter, gpus, tmp_path):
-    """By default all ranks train on the CPU, and one line says so; --device cuda is refused."""
+    """All ranks train on the CPU, and one line says so; in a batch job, or by --device, refused."""
     hook, flags = ["gpus.py", *gpus], ("--max-steps", 1, "--results", tmp_path / "results")
     refusal = run(chapter, 2, *flags, "--device", "cuda", hook=hook)
-    assert_refused(refusal, "GPU (of its own|support).* or use --device cpu")
+    assert_refused(refusal, "GPU of its own.* or use --device cpu")
+    if gpus[1] == "same":
+        refusal = run(chapter, 2, *flags, hook=hook, env={"PBS_JOBID": "7"})
+        assert_refused(refusal, "GPU of its own.* or use --device cpu")
     result = run(chapter, 2, *flags, hook=hook)
     assert result.code == 0, result
     assert gpus[1] == "without" or "all ranks train on the CPU" in result.out, result

@@ -287,13 +287,27 @@ def test_check_script_accepts_ours_and_reports_wrong_headers(tmp_path):
         assert result.out.count("\n") == 1, (line, result.out)
 
 
-TIME_LIMITED = """#!/bin/bash
+GO_ON = re.search(r"```bash\n(touch started\n.*?)```",
+                  (ROOT / "03_ddp" / "YOUR_SCRIPT.md").read_text(), re.S)[1]
+TIME_LIMITED = f"""#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --time=2 --output=job-%j.txt
 #SBATCH --signal=TERM@10 --requeue --open-mode=append
 . "$VENV/bin/activate"
-srun --kill-on-bad-exit=1 python your_script_ddp.py --checkpoint digits.checkpoint
-[ -e digits.pt ] || scontrol requeue "$SLURM_JOB_ID"
-"""
+{GO_ON.replace("my_train.py", "your_script_ddp.py")}"""
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("training", "code", "goes_on"), [
+    ("exit 1", 1, False), ("touch -t 203001010000 digits.checkpoint", 0, True),
+    ("touch -t 203001010000 digits.checkpoint; touch -t 203001010001 digits.pt", 0, False)])
+def test_a_job_goes_on_only_if_it_has_saved_and_is_not_done(training, code, goes_on, tmp_path):
+    """The files of an earlier training are there, too."""
+    for name in "digits.checkpoint", "digits.pt":
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    commands = f"srun() {{ ({training}) }}\nscontrol() {{ echo $1; }}\n"
+    result = run_command(["bash", "-c", commands + GO_ON], cwd=tmp_path)
+    assert (result.code, result.out) == (code, "requeue\n" * goes_on), result
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import (
+    PROGRAMS,
     ROOT,
     assert_refused,
     copy_and_edit,
@@ -25,6 +26,18 @@ DROPOUT = ("nn.Flatten(),\n", "nn.Flatten(), nn.Dropout(),\n")
 STOPPED = ("            step += 1\n", """            step += 1
             if (step, rank) == (31, 1):
                 os.kill(os.getpid(), signal.SIGTERM)
+""")
+OWN_DISK = ("parse_args()\n", """parse_args()
+    if args.checkpoint and os.environ.get("RANK", "0") != "0":
+        args.checkpoint += " of another node"
+""")
+IN_VAIN = ("            step += 1\n", """            step += 1
+            if step == 2 and rank == 1:  # rank 0 waits for it in the next step
+                dist.recv(pid := torch.zeros(1, dtype=torch.int), 0)
+                os.kill(pid.item(), signal.SIGTERM)
+                dist.recv(pid, 0)
+            elif step == 2:
+                dist.send(torch.tensor([os.getpid()], dtype=torch.int), 1)
 """)
 ORDER = """from torch.utils.data import DistributedSampler
 
@@ -78,11 +91,11 @@ def test_the_conversion_trains_as_the_ordinary_script(baseline_run, tmp_path):
 def train_in_parts(folder, ranks, *changes):
     """Train on `ranks[0]` ranks, of which rank 1 gets SIGTERM at step 31, then on `ranks[1]`.
 
-    Return the weights. A single number trains without a stop.
+    Return the weights. A single number trains without a stop. Only rank 0 sees the checkpoint.
     """
     for number, start_ranks in enumerate(ranks):
         is_last = number + 1 == len(ranks)
-        script = copy_for_fp64(CONVERTED, folder / str(number), *changes,
+        script = copy_for_fp64(CONVERTED, folder / str(number), OWN_DISK, *changes,
                                *[] if is_last else [STOPPED])
         result = forked.run([script, "--checkpoint", folder / "c"], start_ranks, environment(),
                             timeout=120)
@@ -113,6 +126,19 @@ def test_package_does_not_import_pytorch_into_a_tensorflow_program():
     program = ("import sys, workshop.data, workshop.flags, workshop.report; "
                "sys.exit('torch' in sys.modules)")
     assert run_command([sys.executable, "-c", program], cwd=ROOT).code == 0
+
+@pytest.mark.fault
+def test_sigterm_ends_ranks_that_wait_in_vain(tmp_path):
+    script = copy_for_fp64(CONVERTED, tmp_path, IN_VAIN, ("catch_sigterm()", "catch_sigterm(1)"))
+    result = forked.run([script, "--checkpoint", "c"], 2, environment(), 60, tmp_path)
+    assert result.code == 1 and result.err.count("SIGTERM: waited 1 s") == 1, result
+
+
+def test_the_losses_of_the_page_of_traps_have_one_rank_s_gradient():
+    arguments = [PROGRAMS / "traps.py", ROOT / "03_ddp" / "YOUR_SCRIPT_TRAPS.md",
+                 ROOT / "03_ddp" / CONVERTED]
+    result = forked.run(arguments, 2, environment(), timeout=90)
+    assert result.code == 0, result.err
 
 
 @pytest.mark.slow

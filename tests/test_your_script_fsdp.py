@@ -5,7 +5,7 @@ import re
 import forked
 import pytest
 import torch
-from conftest import PROGRAMS, copy_and_edit, environment
+from conftest import PROGRAMS, assert_refused, copy_and_edit, environment
 from tolerances import BFLOAT16, FP64, assert_close
 
 STEPS, STOP = 8, 5  # SIGTERM comes before the stop; an epoch has 6 steps
@@ -18,16 +18,21 @@ SMALL = (('"layers": 3, "width": 96, "heads": 4, "context": 64',
 STOPPED = (("            step += 1\n", """            step += 1
             if (step, rank) == (3, 1):
                 os.kill(os.getpid(), signal.SIGTERM)
-"""), ("import signal", "import os\nimport signal"))
+"""), ("import argparse\n", "import argparse\nimport os\nimport signal\n"))
 
 
-def train(folder, ranks, *flags, changes=()):
-    """Train a small, smooth variant in fp64. Return its weights, and each step's loss and norm."""
+def start(folder, ranks, *flags, changes=()):
+    """Run a small, smooth variant in fp64. Return its exit code and output."""
     script = copy_and_edit("05_zero/your_script_fsdp.py", folder, *SMALL, *changes)
     (folder / "text.txt").write_bytes(bytes((7 * i * i + i // 9) % 251 for i in range(680)))
     command = [PROGRAMS / "smooth.py", script, "--precision", "fp64", "--text", "text.txt",
                "--steps", STEPS, *flags]
-    result = forked.run(command, ranks, environment() | {"PYTHONPATH": str(folder)}, 120, folder)
+    return forked.run(command, ranks, environment() | {"PYTHONPATH": str(folder)}, 120, folder)
+
+
+def train(folder, ranks, *flags, changes=()):
+    """Train the variant. Return its weights, and each step's loss and norm."""
+    result = start(folder, ranks, *flags, changes=changes)
     assert result.code == 0, result.err
     weights = torch.zeros(0)
     if (folder / "gpt.pt").exists():
@@ -72,6 +77,13 @@ def test_another_number_of_ranks_resumes_within_an_epoch(baseline, checkpoint, t
     assert_close("losses and gradient norms, fp64",
                  largest_difference(numbers, baseline[1][STOP:]), FP64)
     assert_close("parameters, fp64", largest_difference(weights, baseline[0]), FP64)
+
+
+@pytest.mark.fault
+def test_a_checkpoint_on_one_node_only_is_refused(checkpoint, tmp_path):
+    other_disk = ("saved[-1].parent)", "Path('x') if rank else saved[-1].parent)")
+    result = start(tmp_path, 2, *checkpoint, changes=[other_disk])
+    assert_refused(result, "not every rank sees .*step000005")
 
 
 def test_the_same_number_of_ranks_resumes_with_its_random_numbers(tmp_path):

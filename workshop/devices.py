@@ -9,6 +9,9 @@ from pathlib import Path
 
 from workshop.ranks import find_launcher, refuse
 
+# A batch job's own variables. Ranks that trained on its CPUs would waste its GPUs.
+JOB_IDS = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"}
+
 
 def gather(value: object) -> list:
     """Return the values of all ranks, in rank order, on every rank. All ranks have to call it.
@@ -29,15 +32,15 @@ def gather(value: object) -> list:
 def check_device(args: argparse.Namespace, device: object) -> object:
     """Return this torch.device, or, on all ranks, the CPU if NCCL would refuse two ranks' GPUs.
 
-    All ranks have to call this function, after they have connected. With --device cuda they exit
-    instead of changing to the CPU.
+    All ranks have to call this function, after they have connected. With --device cuda, or in a
+    batch job that has GPUs, they exit instead of changing to the CPU.
     """
     import torch
     gpus = gather(identify_gpu(device) if device.type != "cpu" else None)
     if None in gpus or len(set(gpus)) < len(gpus):
-        if args.device == "cuda":
-            refuse("--device cuda: not every rank has a GPU of its own: start one rank per GPU, or "
-                   "use --device cpu")
+        if args.device == "cuda" or (any(gpus) and not JOB_IDS.isdisjoint(os.environ)):
+            refuse(f"--device {args.device}: not every rank has a GPU of its own: start one rank "
+                   "per GPU, or use --device cpu")
         device = torch.device("cpu")
         if any(gpus) and find_launcher()[1] == 0:
             print("not every rank has a GPU of its own: all ranks train on the CPU", flush=True)
