@@ -29,6 +29,11 @@ def test_gradients_are_not_clipped(chapter):
     ('{"bf16": {"enabled": "false"}}', "bf16 cannot be .*false"),
     ('{"bf16": {"bf16_master_weights_and_grads": true}}', "bf16_master_weights_and_grads"),
     ('{"fp16": {"enabled": true}}', "fp16 needs a GPU"),
+    ('{"zero_optimization": {"stage3_param_persistence_threshold": "auto"}}',
+     'stage3_param_persistence_threshold cannot be "auto"'),
+    ('{"fp16": {"enabled": true}, "bf16": {"enabled": true}, "optimizer": {}, '
+     '"zero_optimization": {"offload_optimizer": {"pin_memory": "auto"}}}',
+     "remove optimizer.*pin_memory cannot.*remove bf16 and fp16"),
     ('{"gradient_accumulation_steps": 0}', "steps has to be 1 or more"),
     ('{"zero_optimization": {"stage": 3}}', "chapter 5")])
 def test_keys_and_values_without_their_effect_are_refused(text, message, tmp_path):
