@@ -188,7 +188,7 @@ def test_synthetic_text_suits_any_batch_in_little_memory(tmp_path, monkeypatch):
     assert torch.equal(tokens[1:], next_tokens[:-1]) and tokens.shape == (8192,)
     assert tokens.untyped_storage().nbytes() < 1e6
     (tmp_path / "synthetic").write_text("a file of this name")
-    with pytest.raises(SystemExit, match="use --text ./synthetic"):
+    with pytest.raises(SystemExit, match=r"use --text \./synthetic"):
         load_text(args, 4096)
 
 
