@@ -1,6 +1,7 @@
 """Chapter 4: its configuration file, and running without a compiler."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,6 +62,21 @@ def read_ds_config(text, folder, precision="fp32"):
     path = folder / "ds_config.json"
     path.write_text(text)
     return ds_config.read_config(path, precision, "cpu")
+
+
+@pytest.mark.check
+def test_adam_has_taken_no_step_before_training():
+    """In bf16 DeepSpeed's stage 0 takes one with zero gradients: the next would be too small."""
+    model = torch.nn.Linear(2, 2)
+    adam = torch.optim.Adam(model.parameters())
+
+    def initialize(model, optimizer):
+        model(torch.zeros(1, 2)).sum().mul(0).backward()
+        optimizer.step()
+        return model, optimizer, None, None
+
+    ds_config.initialize(SimpleNamespace(initialize=initialize), model=model, optimizer=adam)
+    assert [state["step"] for state in adam.state.values()] == [0, 0]
 
 
 @pytest.mark.slow
