@@ -1,7 +1,7 @@
 """Train a small GPT with PyTorch's FSDP2 (fully_shard); stage 1: ZeroRedundancyOptimizer.
 
     mpiexec -n 2 python fsdp.py                 # each rank's bytes next to the formula's
-    mpiexec -n 4 python fsdp.py --layers 24 --width 2048 --heads 16 --context 1024 --precision bf16
+    mpiexec -n 4 python fsdp.py --layers 24 --width 2048 --heads 16 --context 1024 --text synthetic
 """
 
 import math
@@ -80,7 +80,7 @@ def main():
 
     # Model and optimizer.
     shape = {name: getattr(args, name) for name in ("layers", "width", "heads", "context")}
-    with torch.device("meta" if args.stage == 3 else device):  # meta: shapes without memory
+    with torch.device("meta" if args.stage == 3 else "cpu"):  # meta: shapes without memory
         model = nn.Sequential(*parts(**shape, checkpointing=args.activation_checkpointing))
     model.to(dtype)
     lr = args.lr * (global_batch / 256) ** 0.5  # square-root rule, for Adam: 2205.10287
@@ -89,7 +89,7 @@ def main():
         parallel_model = shard(model, parts(**shape), args, device)
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     else:  # each rank keeps Adam's state for a part of the parameters
-        parallel_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        parallel_model = DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=lr)
     shards = list(model.parameters())
 

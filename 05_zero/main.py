@@ -1,7 +1,7 @@
 """Train a small GPT with DeepSpeed's ZeRO: --stage 1, 2 and 3 shard what each rank has at stage 0.
 
     mpiexec -n 2 python main.py --stage 3       # each rank's bytes next to the formula's
-    mpiexec -n 4 python main.py --layers 24 --width 2048 --heads 16 --context 1024 --precision bf16
+    mpiexec -n 4 python main.py --layers 24 --width 2048 --heads 16 --context 1024 --text synthetic
 """
 
 import faulthandler
@@ -72,9 +72,12 @@ def main():
 
     # Model and optimizer.
     shape = {name: getattr(args, name) for name in ("layers", "width", "heads", "context")}
-    with exit_on_failure("deepspeed.zero.Init()"), deepspeed.zero.Init(
-            config_dict_or_path=config, enabled=args.stage == 3):  # shards it
-        model = nn.Sequential(*parts(**shape, checkpointing=args.activation_checkpointing))
+    model = nn.Sequential()
+    for part in parts(**shape, checkpointing=args.activation_checkpointing):  # whole, on the CPU
+        if args.stage == 3:
+            with exit_on_failure("deepspeed.zero.Init()"):  # shards it before the next is created
+                deepspeed.zero.Init(part.to(compute_dtype), config_dict_or_path=config)
+        model.append(part)
     lr = args.lr * (global_batch / 256) ** 0.5  # square-root rule, for Adam: 2205.10287
     adam = torch.optim.Adam(model.parameters(), lr=lr)
     sizes = sizes_of(model)

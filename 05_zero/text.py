@@ -16,19 +16,35 @@ def load_text(args: argparse.Namespace, global_batch: int) -> tuple[TensorDatase
     A sequence is a pair: its bytes, and the next byte for each of them; uint8, (context,) each.
     Sequences do not overlap, so that each byte (except the first) is predicted once per epoch.
     """
+    if args.text == "synthetic":
+        return make_sequences(args.context, global_batch)
     content = read_bytes(args.text)
     count = (len(content) - 1) // args.context
     test_count = max(1, count // 10)
     if global_batch > count - test_count:
         sys.exit(f"the text has {max(0, count - test_count)} sequences of {args.context} bytes to "
                  f"train on, fewer than the {global_batch} of a step: lower --batch-size or "
-                 "--context, or use a longer --text")
+                 "--context, or use a longer --text, or --text synthetic")
     text = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     tokens = text[:count * args.context].view(count, args.context)
     next_tokens = text[1:count * args.context + 1].view(count, args.context)
     train, test = slice(count - test_count), slice(count - test_count, count)
     return (TensorDataset(tokens[train], next_tokens[train]),
             TensorDataset(tokens[test], next_tokens[test]))
+
+
+def make_sequences(context, global_batch):
+    """Return random letters for 50 steps per epoch, and for a step's test.
+
+    Each sequence begins one letter after the one before, so that any number needs little memory.
+    """
+    if Path("synthetic").exists():
+        sys.exit("--text synthetic: for random letters remove the file of this name; to train on "
+                 "it, use --text ./synthetic")
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(97, 123, (51 * global_batch + context,), generator=generator).byte()
+    sets = TensorDataset(text[:-1].unfold(0, context, 1), text[1:].unfold(0, context, 1))
+    return (TensorDataset(*sets[:50 * global_batch]), TensorDataset(*sets[50 * global_batch:]))
 
 
 def read_bytes(path):

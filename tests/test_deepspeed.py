@@ -1,6 +1,7 @@
 """Chapter 4: its configuration file, and running without a compiler."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +30,11 @@ def test_gradients_are_not_clipped(chapter):
     ('{"bf16": {"enabled": "false"}}', "bf16 cannot be .*false"),
     ('{"bf16": {"bf16_master_weights_and_grads": true}}', "bf16_master_weights_and_grads"),
     ('{"fp16": {"enabled": true}}', "fp16 needs a GPU"),
+    ('{"zero_optimization": {"stage3_param_persistence_threshold": "auto"}}',
+     'stage3_param_persistence_threshold cannot be "auto"'),
+    ('{"fp16": {"enabled": true}, "bf16": {"enabled": true}, "optimizer": {}, '
+     '"zero_optimization": {"offload_optimizer": {"pin_memory": "auto"}}}',
+     "remove optimizer.*pin_memory cannot.*remove bf16 and fp16"),
     ('{"gradient_accumulation_steps": 0}', "steps has to be 1 or more"),
     ('{"zero_optimization": {"stage": 3}}', "chapter 5")])
 def test_keys_and_values_without_their_effect_are_refused(text, message, tmp_path):
@@ -56,6 +62,21 @@ def read_ds_config(text, folder, precision="fp32"):
     path = folder / "ds_config.json"
     path.write_text(text)
     return ds_config.read_config(path, precision, "cpu")
+
+
+@pytest.mark.check
+def test_adam_has_taken_no_step_before_training():
+    """In bf16 DeepSpeed's stage 0 takes one with zero gradients: the next would be too small."""
+    model = torch.nn.Linear(2, 2)
+    adam = torch.optim.Adam(model.parameters())
+
+    def initialize(model, optimizer):
+        model(torch.zeros(1, 2)).sum().mul(0).backward()
+        optimizer.step()
+        return model, optimizer, None, None
+
+    ds_config.initialize(SimpleNamespace(initialize=initialize), model=model, optimizer=adam)
+    assert [state["step"] for state in adam.state.values()] == [0, 0]
 
 
 @pytest.mark.slow

@@ -178,6 +178,21 @@ def test_each_byte_is_predicted_once(tmp_path):
 
 
 @pytest.mark.check
+def test_synthetic_text_suits_any_batch_in_little_memory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args = SimpleNamespace(text="synthetic", context=8192)
+    load_text = load_module(ROOT / ZERO / "text.py").load_text
+    train_set, test_set = load_text(args, 4096)
+    assert (len(train_set), len(test_set)) == (50 * 4096, 4096)
+    tokens, next_tokens = train_set[-1]
+    assert torch.equal(tokens[1:], next_tokens[:-1]) and tokens.shape == (8192,)
+    assert tokens.untyped_storage().nbytes() < 1e6
+    (tmp_path / "synthetic").write_text("a file of this name")
+    with pytest.raises(SystemExit, match=r"use --text \./synthetic"):
+        load_text(args, 4096)
+
+
+@pytest.mark.check
 def test_the_formula_reproduces_the_paper():
     """Rajbhandari et al., figure 1: 7.5 billion parameters, 64 ranks, mixed precision, in GB."""
     accounting = load_module(ROOT / ZERO / "accounting.py")

@@ -19,6 +19,7 @@ DEFAULTS = {  # of the supported keys; a value must have the type of its default
     "checkpoint": {}, "zero_optimization": {}, "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False}
 REFUSED = {  # keys of sections: their bytes are not counted, or they have another name today
+    "zero_hpz_partition_size",
     "offload_param", "cpu_offload", "cpu_offload_param", "bf16_master_weights_and_grads",
     "bf16_optimizer_states", "fp16_master_weights_and_grads"}
 
@@ -30,30 +31,32 @@ def read_config(path: Path, precision: str, device: str,
     Exits with one line if ds_config.json and the flags contradict each other.
     """
     config = read_file(path)
-    section = config.get("zero_optimization", {})
+    problems = find_problems(config)
+    sections = {key: config.get(key) for key in ("zero_optimization", "bf16", "fp16")}
+    sections = {key: value if isinstance(value, dict) else {} for key, value in sections.items()}
+    section = sections["zero_optimization"]
     if zero:
         if set_by_flags := sorted(section.keys() & zero.keys()):
-            sys.exit(f"ds_config.json: remove {', '.join(set_by_flags)}: flags set it")
+            problems.append(f"remove {', '.join(set_by_flags)}: flags set it")
         config["zero_optimization"] = section | zero
     elif section.get("stage", 0) not in (0, 1, 2):
-        sys.exit("ds_config.json: stage has to be 0, 1 or 2; for 3 use chapter 5")
+        problems.append("stage has to be 0, 1 or 2; for 3 use chapter 5")
     if precision == "fp64":
         sys.exit("--precision fp64: DeepSpeed does not support it: use fp32")
     if precision == "bf16":
-        config["bf16"] = {"enabled": True} | config.get("bf16", {})
-    enabled = [name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled")]
+        config["bf16"] = sections["bf16"] = {"enabled": True} | sections["bf16"]
+    enabled = [name for name in ("bf16", "fp16") if sections[name].get("enabled")]
     if len(enabled) > 1 or (precision == "bf16" and enabled != ["bf16"]):
-        sys.exit("ds_config.json: remove bf16 and fp16: --precision sets bf16")
+        problems.append("remove bf16 and fp16: --precision sets bf16")
     if enabled == ["fp16"] and device == "cpu":
-        sys.exit("ds_config.json: fp16 needs a GPU: remove it")
+        problems.append("fp16 needs a GPU: remove it")
+    if problems:
+        sys.exit(f"ds_config.json: {'; '.join(problems)}")
     return config, enabled[0] if enabled else precision
 
 
 def read_file(path):
-    """Return the file's contents; exit with one line if a key would have no effect, or no meaning.
-
-    DeepSpeed ignores keys that it does not know. It checks the values within sections itself.
-    """
+    """Return the file's contents; exit with one line if they are not an object in JSON."""
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as problem:
@@ -61,20 +64,44 @@ def read_file(path):
     if not isinstance(config, dict):
         sys.exit('ds_config.json: it has to be {"key": value, ...}')
     config.setdefault("gradient_accumulation_steps", 1)
+    return config
+
+
+def find_problems(config):
+    """Return what is wrong with keys and values that would have no effect, or no meaning.
+
+    DeepSpeed ignores keys that it does not know, and "auto" within a section, which is for Hugging
+    Face's Trainer. It checks the other values within sections itself.
+    """
+    problems = []
     sections = [section for section in config.values() if isinstance(section, dict)]
     refused = [*(config.keys() - DEFAULTS.keys()),
                *(key for section in sections for key in section if key in REFUSED)]
     if refused:
-        sys.exit(f"ds_config.json: remove {', '.join(sorted(refused))}: only {', '.join(DEFAULTS)} "
-                 "are supported here; flags and main.py set the others")
-    for key, value in config.items():
+        problems.append(f"remove {', '.join(sorted(refused))}: only {', '.join(DEFAULTS)} "
+                        "are supported here; flags and main.py set the others")
+    if auto := sorted(find_auto(config)):
+        problems.append(f'{", ".join(auto)} cannot be "auto": give a value, or remove it')
+    for key in config.keys() & DEFAULTS.keys():
+        value = config[key]
         types = (int, float) if key == "gradient_clipping" else (type(DEFAULTS[key]),)
         is_switch = isinstance(value, dict) and "enabled" in value
-        if type(value) not in types or (is_switch and type(value["enabled"]) is not bool):
-            sys.exit(f"ds_config.json: {key} cannot be {json.dumps(value)}")
-    if config["gradient_accumulation_steps"] < 1:
-        sys.exit("ds_config.json: gradient_accumulation_steps has to be 1 or more")
-    return config
+        is_wrong = type(value) not in types or (is_switch and type(value["enabled"]) is not bool)
+        if is_wrong and "auto" not in (value, is_switch and value["enabled"]):
+            problems.append(f"{key} cannot be {json.dumps(value)}")
+    steps = config["gradient_accumulation_steps"]
+    if type(steps) is int and steps < 1:
+        problems.append("gradient_accumulation_steps has to be 1 or more")
+    return problems
+
+
+def find_auto(value, name=""):
+    """Yield the names of the keys, at any depth, whose value is "auto"."""
+    if value == "auto":
+        yield name
+    items = value.items() if isinstance(value, dict) else ()
+    for key, inner in items:
+        yield from find_auto(inner, key)
 
 
 def import_deepspeed(device: torch.device, config: dict | None = None) -> ModuleType:
@@ -115,6 +142,9 @@ def initialize(deepspeed: ModuleType, model: nn.Module, **options: object) -> tu
     """Return DeepSpeed's engine and optimizer; exit with DeepSpeed's reason if it fails."""
     with exit_on_failure("deepspeed.initialize()"):
         engine, optimizer, _, _ = deepspeed.initialize(model=model, **options)
+    for state in options["optimizer"].state.values():  # in bf16 stage 0 steps with zero gradients:
+        if "step" in state:  # reset Adam's bias correction
+            state["step"].zero_()
     dtype = next(model.parameters()).dtype  # DeepSpeed has cast the parameters
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and dtype != torch.float32:

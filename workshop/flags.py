@@ -40,7 +40,8 @@ def make_gpt_parser(doc: str, lr: float) -> Parser:
     """Return a parser for the flags of chapter 5's programs. lr: the default of --lr."""
     parser = Parser(doc)
     add = parser.add_argument
-    add("--text", metavar="FILE", help="text to train on (Python's own documentation)")
+    add("--text", metavar="FILE", help="text to train on (Python's own documentation); "
+        "synthetic: random letters, 50 steps per epoch")
     add("--layers", type=int, default=3, help="transformer blocks (3)")
     add("--width", type=int, default=96, help="numbers per token between the blocks (96)")
     add("--heads", type=int, default=4, help="attention heads per block, a divisor of --width (4)")

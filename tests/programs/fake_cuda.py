@@ -1,9 +1,10 @@
 """Run a main.py on a fake GPU: `python fake_cuda.py MAIN FLAG...`.
 
 Tensors are PyTorch's FakeTensors, with shapes and devices but no numbers, and collectives send
-nothing. This detects operations that mix CPU and GPU tensors, waits for the GPU within a step
-(.item(), a blocking copy, indices from the CPU), and invalid device ordinals. As on Polaris, each
-rank sees one GPU; the program runs as a rank with local rank 3. Waits are printed as errors.
+nothing. This detects first weights that a GPU draws, operations that mix CPU and GPU tensors,
+waits for the GPU within a step (.item(), a blocking copy, indices from the CPU), and invalid
+device ordinals. As on Polaris, each rank sees one GPU; the program runs as a rank with local rank
+3. Waits are printed as errors.
 """
 
 import gc
@@ -23,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 GPU = torch.device("cuda", 0)
 real_as_tensor, real_init = torch.as_tensor, dist.init_process_group
-in_step, waits = False, set()
+in_step, waits, draws = False, set(), set()
 
 
 def on_gpu(value):
@@ -40,10 +41,12 @@ class WaitRecorder(TorchDispatchMode):
         if name == "aten::_local_scalar_dense":  # item()
             if on_gpu(inputs[0]):
                 record_wait(name)
-            return 0
+            return 1
         result = operation(*args, **kwargs)
         if not on_gpu(result):
             return result
+        if name in ("aten::normal_", "aten::uniform_"):
+            draws.add(f"a first weight is drawn on the GPU: {name}")
         if name in ("aten::_to_copy", "aten::copy_") and not on_gpu(inputs[-1]):
             pinned = getattr(inputs[-1], "pinned", False)
             if not (pinned and kwargs.get("non_blocking")):
@@ -68,6 +71,7 @@ def set_device(device):
 class FakeStream:
     def __init__(self, *args, **kwargs):
         self.device, self.device_index, self.cuda_stream = GPU, 0, 0
+        self.wait_stream, self.is_capturing = lambda _: None, lambda: False
 
     def record_event(self, event=None):
         return event or SimpleNamespace(elapsed_time=lambda _: 1.0)
@@ -115,6 +119,7 @@ def fake_gpu():
     torch.cuda.set_device = torch.accelerator.set_device_index = set_device
     torch.cuda._lazy_init = fake_tensor.init_gpu_context = lambda *_: None
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda _: True)
+    torch.cuda.set_stream = lambda _: None
     torch.cuda.Stream, torch.cuda.Event = FakeStream, lambda **_: None
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid="0", total_memory=2**34)
     torch.cuda.get_device_capability = lambda *_: (8, 0)
@@ -122,7 +127,7 @@ def fake_gpu():
     torch.cuda.synchronize = torch.cuda.reset_peak_memory_stats = lambda *_: None
     torch.Tensor.tolist, torch.Tensor.pin_memory = tolist, pin_memory
     torch.Tensor.backward, torch.nn.Module.to = backward, move_module
-    torch.nn.parallel.DistributedDataParallel = lambda module: module
+    torch.nn.parallel.DistributedDataParallel = lambda module, **_: module
     dist.all_gather_object = gather_object
     dist.init_process_group = lambda *_, **__: real_init(
         "fake", rank=0, world_size=2, store=FakeStore())
@@ -150,4 +155,4 @@ def end_step(self, number):
 report.Report.end_step = end_step
 with mode, WaitRecorder():
     runpy.run_path(sys.argv[0], run_name="__main__")
-sys.exit("\n".join(sorted(waits)) or 0)
+sys.exit("\n".join(sorted(waits | draws)) or 0)

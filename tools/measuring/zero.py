@@ -9,7 +9,6 @@ from cluster.records import RECORDS
 from cluster.study import run_chapter, run_study
 
 ROLES = ("parameters", "gradients", "master copy", "optimizer state")
-PEAKS = ("peak parameters", "peak gradients")
 STAGES = [("05_zero", 0), ("05_zero", 1), ("05_zero", 2), ("05_zero", 3),
           ("05_zero/fsdp.py", 1), ("05_zero/fsdp.py", 3)]
 PRECISIONS = [("bf16", (1, 2, 4)), ("fp32", (2,))]  # and the numbers of ranks
@@ -25,21 +24,26 @@ def total(memory: dict[str, float]) -> float:
 def table(records: pandas.DataFrame) -> str:
     """Return a table, as text, of the rank that holds most, from the runs with most ranks.
 
-    Bytes per parameter, also by the formula; activations in bytes per token of the rank's batch.
+    Bytes per parameter with gradients at their peak, and by the formula of ZeRO's paper, in which
+    stage 1 keeps all gradients; activations in bytes per token of the rank's batch.
     """
     rows, ranks = [], records["ranks"].max()
     records = records[records["ranks"] == ranks]
     for record in records.to_dict("records"):
         fullest = max(record["memory"], key=total)
         count, tokens = record["parameters"], record["batch_size"] * record["context"]
-        kept = [fullest[role] for role in ROLES] + [total(fullest), total(record["memory_formula"])]
-        peaks = [fullest[peak] for peak in PEAKS]
+        expected = record["memory_formula"]
+        if record["stage"] == 1:
+            expected = expected | {"gradients": expected["parameters"]}
+        peak = fullest | {"gradients": fullest["peak gradients"]}
+        sizes = [*(peak[role] for role in ROLES), total(peak), total(expected),
+                 fullest["peak parameters"]]
         rows.append(["fsdp.py" if "fsdp.py" in record["chapter"] else "main.py",
-                     record["stage"], *(f"{size / count:.3f}" for size in kept + peaks),
+                     record["stage"], *(f"{size / count:.3f}" for size in sizes),
                      f"{fullest['activations'] / tokens:,.0f}"])
-    names = ["", "", *6 * ["after backward"], *2 * ["peak"], "activations"]
-    columns = ["file", "stage", "parameters", "gradients", "master copy", "optimizer", "sum",
-               "formula", "parameters", "gradients", "per token"]
+    names = ["", "", "", "peak of", "", "", "peak of", "", "peak of", "activations"]
+    columns = ["file", "stage", "parameters", "gradients", "master copy", "optimizer", "step",
+               "formula", "parameters", "per token"]
     frame = pandas.DataFrame(rows, columns=pandas.MultiIndex.from_arrays([names, columns]))
     first = records.iloc[0]
     return (f"{first['parameters']:,} parameters, {first['precision']}, CPU, {ranks} ranks; on the "
