@@ -41,6 +41,8 @@ def main():
         refuse("this program has no --precision bf16, --resume or --warmup-epochs")
     supports_gpus = args.device != "cpu" and (hvd.cuda_built() or hvd.rocm_built())
     gpus = tf.config.list_physical_devices("GPU") if supports_gpus else []
+    if 1 < len(gpus) < hvd.local_size():
+        refuse("more ranks than GPUs on a node: start one rank per GPU, or use --device cpu")
     gpus = [gpus[local_rank % len(gpus)]] if gpus else []  # %: index 0 if each rank sees one GPU
     if args.device == "cuda" and not gpus:
         refuse("--device cuda: no GPU, or a TensorFlow or Horovod without GPUs: use --device cpu")
