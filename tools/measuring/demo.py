@@ -179,7 +179,7 @@ def verdict(records: list[dict]) -> str:
 def warning(records: list[dict]) -> str:
     """Return why the speed-ups may mislead, or an empty text."""
     if records[0]["cpus"] < 2:
-        return "The two ranks shared one core, so no speed-up was possible."
+        return "The two ranks shared one core: do not trust these speed-ups."
     others = statistics.median(record["others"] or 0 for record in records)
     if others > BUSY:
         return f"Other programs used {others:.0%} of the cores: do not trust these speed-ups."
