@@ -1,6 +1,7 @@
 """Train every chapter's network on 1 and on 2 ranks, three times; print and draw the speed-ups.
 
-Chapter 2 comes last: if Horovod is not built yet, it is built after the other rows are shown.
+Chapter 2 comes last: if Horovod is not built yet, it is built after the other rows are shown. The
+first of three passes gives all numbers; the others give their ranges.
 """
 
 import os
@@ -25,13 +26,13 @@ from cluster.study import BUSY, run_chapter, run_study
 from tools import style
 from workshop.flags import Parser
 
-REPEATS, IMAGE_SIZE, BATCH = 3, 24, 64
+REPEATS, IMAGE_SIZE, BATCH, GPT_BATCH = 3, 24, 64, 384
 CPU = "--device cpu"  # two ranks cannot share a GPU, and CPU and GPU speeds are not comparable
 # Five steps warm up. A step has to compute for much longer than its exchange takes.
 DIGITS = f"{CPU} --dataset digits --global-batch-size {BATCH}"
 TIMED_DIGITS = f"{DIGITS} --image-size {IMAGE_SIZE} --epochs 2 --max-steps 30"
 GPT = f"{CPU} --layers 1 --width 48 --epochs 1"
-TIMED_GPT = f"{GPT} --global-batch-size 128 --max-steps 25"
+TIMED_GPT = f"{GPT} --global-batch-size {GPT_BATCH} --max-steps 16"
 # Short trainings, only to compare parameters. A checkpoint is saved after a whole epoch.
 EXACT_DIGITS = f"{DIGITS} --epochs 1 --precision fp64"
 EXACT_GPT = f"{GPT} --text LICENSE --global-batch-size 4 --precision fp64"
@@ -51,8 +52,8 @@ with one thread, for one core. Each of two ranks takes half of a batch; then the
 their gradients, so that both have the same network again. All speeds are in fp32.
 
 Chapters 1 to 4 train a small network on handwritten digits, with {BATCH} images in every step,
-enlarged to {IMAGE_SIZE} x {IMAGE_SIZE} pixels. Chapter 5 trains a small GPT on text, with 128
-sequences of 64 bytes in every step. Compare speeds of one network only.
+enlarged to {IMAGE_SIZE} x {IMAGE_SIZE} pixels. Chapter 5 trains a small GPT on text, with
+{GPT_BATCH} sequences of 64 bytes in every step. Compare speeds of one network only.
 
   samples/s  training images, or sequences, per second: median and range of {REPEATS} runs
   speed-up   samples/s on two ranks, divided by the same program's on one rank
@@ -64,9 +65,11 @@ COLUMNS = (f"{'chapter, trained with':<21} ranks samples/s {'range':<9} speed-up
            "accuracy same")
 
 
-def plan():
+def plan(end_first_pass):
     """Yield the arguments of measure() for each run; build Horovod before its first run."""
     for repeat in range(REPEATS):
+        if repeat == 1:
+            end_first_pass()
         for name, program, numbers_of_ranks, flags, exact_flags in PROGRAMS:
             if not repeat and "not built yet" in (install_problem(program) or ""):
                 show("\nBuilding Horovod for chapter 2 (several minutes, only once). "
@@ -228,8 +231,8 @@ def draw(records: list[dict]) -> Figure:
         axis.set_major_formatter("{x:.0f}")
     style.add_footer(
         figure, f"Left: {rows[0]['processor']}, {rows[0]['cpus']} core(s), one thread per rank; "
-        f"median and range of {len(rows[0]['speeds'])} runs. Right: the batch grows with the GPUs; "
-        "dots: ResNet, Inception, VGG (assets/records/published.csv); diamond: MLPerf v3.0; line: "
+        f"{len(rows[0]['speeds'])} run(s) of each, median and range. Right: the batch grows with "
+        "the GPUs; dots: ResNet, Inception, VGG (assets/records/published.csv); diamond: MLPerf v3.0; line: "
         "perfect scaling.")
     return figure
 
@@ -244,7 +247,18 @@ def main():
         tempfile.TemporaryDirectory(dir=folder).cleanup()
     except OSError as problem:
         parser.error(f"cannot write into {folder}: {problem.strerror}")
+    figure = (FIGURES if folder.resolve() == RECORDS else folder) / "demo.png"
     measured = []
+
+    def show_results():
+        draw(measured).savefig(figure, dpi=style.DPI)
+        show("\n".join(["", COLUMNS, *map(line, summary(measured)), "", verdict(measured),
+                        warning(measured)]))
+
+    def end_first_pass():
+        show_results()
+        show(f"This is one run of each; {os.path.relpath(figure)} draws it. Two more of each give "
+             "the ranges. Ctrl-C leaves them out.\n")
 
     def show_row(record):
         measured.append(record)
@@ -254,11 +268,8 @@ def main():
             show(line(row))
 
     show(f"{HEAD}\n{COLUMNS}")
-    records = run_study(folder / "demo.jsonl", plan(), measure, show_row)
-    figure = (FIGURES if folder.resolve() == RECORDS else folder) / "demo.png"
-    draw(records).savefig(figure, dpi=style.DPI)
-    show("\n".join(["", COLUMNS, *map(line, summary(records)), "", verdict(records),
-                    warning(records)]))
+    run_study(folder / "demo.jsonl", plan(end_first_pass), measure, show_row)
+    show_results()
     show("A second rank pays off when it saves more computing than its communication costs.\n\n"
          f"records: {os.path.relpath(folder / 'demo.jsonl')}   picture: {os.path.relpath(figure)}")
 
