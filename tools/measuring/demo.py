@@ -232,8 +232,8 @@ def draw(records: list[dict]) -> Figure:
     style.add_footer(
         figure, f"Left: {rows[0]['processor']}, {rows[0]['cpus']} core(s), one thread per rank; "
         f"{len(rows[0]['speeds'])} run(s) of each, median and range. Right: the batch grows with "
-        "the GPUs; dots: ResNet, Inception, VGG (assets/records/published.csv); diamond: MLPerf v3.0; line: "
-        "perfect scaling.")
+        "the GPUs; dots: ResNet, Inception, VGG (assets/records/published.csv); diamond: MLPerf "
+        "v3.0; line: perfect scaling.")
     return figure
 
 
