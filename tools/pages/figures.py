@@ -17,7 +17,8 @@ def trace():
     record = json.loads((RECORDS / "trace_h200.json").read_text())
     colors = ("#525252", "#969696", "#737373")  # of neighbouring steps; greys have no other meaning
     figure, axis = style.make_figure(3.2, 1, 1)
-    for row, step, start, end in record["steps"]:
+    step_before = ["GPU", 4, *record["kernels"][0]]  # it was launched before the profile began
+    for row, step, start, end in [step_before, *record["steps"]]:
         y = ["GPU", "CPU"].index(row)
         axis.barh(y, (end - start) / 1000, 0.6, start / 1000, color=colors[int(step) % 3])
         axis.annotate(f"step {int(step) + 1}", ((start + end) / 2000, y), ha="center", va="center",
