@@ -41,7 +41,6 @@ PROGRAMS = [  # name, program, numbers of ranks, flags, flags of the training in
     ("3 DDP", "03_ddp", [1, 2], TIMED_DIGITS, EXACT_DIGITS),
     ("4 DeepSpeed", "04_deepspeed", [1, 2], TIMED_DIGITS, None),  # DeepSpeed has no fp64
     ("5 FSDP, on a GPT", "05_zero/fsdp.py", [1, 2], TIMED_GPT, EXACT_GPT),
-    ("5 ZeRO, on a GPT", "05_zero", [1, 2], f"{TIMED_GPT} --stage 3", None),  # fsdp.py's stage
     ("2 Horovod, PyTorch", "02_horovod", [1, 2], TIMED_DIGITS, EXACT_DIGITS),
     ("2 Horovod, TensorFlow", "02_horovod/main_tf.py", [1, 2], TIMED_DIGITS, EXACT_DIGITS),
 ]
