@@ -108,7 +108,8 @@ def model_errors():
                            columns=["predicted", "images_per_second"])
     return {"published runs over a network, 6 of them known when the constants were chosen":
             published.error[published.group == "A"],
-            "published runs within a node, 7 of them known then": published.error[published.group == "B"],
+            "published runs within a node, 7 of them known then":
+            published.error[published.group == "B"],
             "runs on lab.sh's simulated nodes": lab.predicted / lab.images_per_second - 1}
 
 
