@@ -47,18 +47,20 @@ PROGRAMS = [  # name, program, numbers of ranks, flags, flags of the training in
 EQUAL = 1e-8  # largest difference of "same" parameters, which are fp64 and near 1
 HEAD = f"""\
 Each program trains on one rank, and then on two. A rank is one process that trains, here
-with one thread, for one core. Each of two ranks takes half of a batch; then they average
-their gradients, so that both have the same network again. All speeds are in fp32.
+with one thread, on one core. Each of two ranks takes half of a batch; then they average
+their gradients, so that both have the same network again. All speeds are in fp32. Chapter 2
+comes last, because Horovod may have to be built first.
 
 Chapters 1 to 4 train a small network on handwritten digits, with {BATCH} images in every step,
 enlarged to {IMAGE_SIZE} x {IMAGE_SIZE} pixels. Chapter 5 trains a small GPT on text, with
-{GPT_BATCH} sequences of 64 bytes in every step. Compare speeds of one network only.
+{GPT_BATCH} sequences of 64 bytes in every step. Compare speeds and speed-ups of one network only.
 
-  samples/s  training images, or sequences, per second: median and range of {REPEATS} runs
-  speed-up   samples/s on two ranks, divided by the same program's on one rank
+  samples/s  training images, or sequences, per second: median and range of {REPEATS} passes
+  speed-up   in each pass, samples/s on two ranks divided by the same program's on one:
+             median and range
   accuracy   the share of 360 new digits that it reads correctly; of the GPT, how many bits
-             each byte of new text costs (without training: 8)
-  same       same parameters as one rank, in a short training in fp64? (DeepSpeed has no fp64)
+             each byte of new text costs (without training: 8; lower is better)
+  same       same parameters as one rank, in a short training of its own in fp64?
 """
 COLUMNS = (f"{'chapter, trained with':<21} ranks samples/s {'range':<9} speed-up {'range':<9} "
            "accuracy same")
@@ -72,7 +74,7 @@ def plan(end_first_pass):
         for name, program, numbers_of_ranks, flags, exact_flags in PROGRAMS:
             if not repeat and "not built yet" in (install_problem(program) or ""):
                 show("\nBuilding Horovod for chapter 2 (several minutes, only once). "
-                     "Ctrl-C keeps the rows already measured.\n")
+                     "Ctrl-C ends the demo; the same command goes on.\n")
                 setup = ROOT / "tools/environment/setup.py"
                 subprocess.run([sys.executable, str(setup), "--venv", sys.prefix])
                 show(f"\n{COLUMNS}")
@@ -90,7 +92,8 @@ def plan(end_first_pass):
 def measure(chapter: str, name: str, repeat: int, ranks: int, flags: str) -> dict:
     """Return the record of a run; of one in fp64 with the difference from one rank."""
     precision = "fp64" if "fp64" in flags else "fp32"
-    with heartbeat(f"repeat {repeat + 1} of {REPEATS}: {name}, {ranks} rank(s), {precision}"):
+    task = f"on {ranks} rank(s)" if precision == "fp32" else "comparing parameters in fp64"
+    with heartbeat(f"pass {repeat + 1} of {REPEATS}: {name}, {task}"):
         if precision == "fp32":
             return run_chapter(chapter, ranks, *flags.split())
         with tempfile.TemporaryDirectory() as folder:
@@ -135,18 +138,22 @@ def show(text: str) -> None:
 def summary(records: list[dict]) -> list[dict]:
     """Return a record per program and number of ranks, by chapter, with what all repeats measured.
 
-    Added are `speeds` and, for two ranks, `speed_ups`, with an entry per repeat, and `difference`.
+    Added are `speeds` and `loads` (others), and, for two ranks, `speed_ups`, with an entry per
+    repeat, and `difference`.
     """
     rows, differences = {}, {}
     for record in records:
         if "difference" in record:
             differences[record["name"]] = record["difference"]
         else:
-            row = rows.setdefault((record["name"], record["ranks"]), record | {"speeds": []})
+            row = rows.setdefault((record["name"], record["ranks"]),
+                                  record | {"speeds": [], "loads": []})
             row["speeds"].append(record["images_per_second"])
+            row["loads"].append(record["others"] or 0)
     for (name, ranks), row in rows.items():
         pairs = zip(rows[name, 1]["speeds"], row["speeds"], strict=False)
         row["speed_ups"] = [two / one for one, two in pairs] if ranks > 1 else []
+        row["busy"] = max(row["loads"] + rows[name, 1]["loads"]) > BUSY
         row["difference"] = differences.get(name) if ranks > 1 else None
     return [rows[key] for key in sorted(rows)]
 
@@ -158,10 +165,13 @@ def line(row: dict) -> str:
         accuracy = f"{row['test_loss']:.1f} bits"
     if row["difference"] is not None:
         same = "yes" if row["difference"] < EQUAL else "NO"
+    elif row["ranks"] > 1:
+        same = "n/a"
     speed, speeds = median_and_range(row["speeds"], ".0f")
     speed_up, speed_ups = median_and_range(row["speed_ups"], ".2f")
+    star = " *" if row["busy"] else ""
     return (f"{row['name']:<21} {row['ranks']:>5} {speed:>9} {speeds:<9} {speed_up:>8} "
-            f"{speed_ups:<9} {accuracy:>8} {same:>4}").rstrip()
+            f"{speed_ups:<9} {accuracy:>8} {same:>4}").rstrip() + star
 
 
 def median_and_range(values, form):
@@ -173,18 +183,21 @@ def median_and_range(values, form):
 
 def verdict(records: list[dict]) -> str:
     """Return a sentence on the speed-ups."""
-    speed_ups = [statistics.median(row["speed_ups"]) for row in summary(records)
-                 if row["speed_ups"]]
-    return f"Two ranks are {min(speed_ups):.1f} to {max(speed_ups):.1f} times as fast as one."
+    series = [row["speed_ups"] for row in summary(records) if row["speed_ups"]]
+    medians = [statistics.median(speed_ups) for speed_ups in series]
+    lowest, highest = min(map(min, series)), max(map(max, series))
+    return (f"Two ranks are {min(medians):.2f} to {max(medians):.2f} times as fast as one "
+            f"(medians; single passes: {lowest:.2f} to {highest:.2f}).")
 
 
 def warning(records: list[dict]) -> str:
     """Return why the speed-ups may mislead, or an empty text."""
     if records[0]["cpus"] < 2:
         return "The two ranks shared one core: do not trust these speed-ups."
-    others = statistics.median(record["others"] or 0 for record in records)
-    if others > BUSY:
-        return f"Other programs used {others:.0%} of the cores: do not trust these speed-ups."
+    busy_runs = sum((record["others"] or 0) > BUSY for record in records)
+    if busy_runs:
+        return (f"* Other programs used more than {BUSY:.0%} of the cores in {busy_runs} of "
+                f"{len(records)} runs.")
     return ""
 
 
@@ -197,7 +210,7 @@ def table(records: list[dict]) -> str:
 def draw(records: list[dict]) -> Figure:
     """Draw this machine's speed-ups on two ranks, and published ones on many GPUs."""
     rows = [row for row in summary(records) if row["speed_ups"]]
-    title = f"{verdict(records)}\n{warning(records)}".strip()
+    title = f"{verdict(records)}\n{warning(records)}".replace(" (", "\n(").strip()
     limit = 0.4 + max([2, *(max(row["speed_ups"]) for row in rows)])
     figure, (bars, curve) = style.make_figure(
         max(4.8, 2.4 + 0.42 * len(rows)), 1, 2, width_ratios=(1.1, 1), title=title)
@@ -207,7 +220,7 @@ def draw(records: list[dict]) -> Figure:
                   color=style.LIBRARIES[style.CHAPTERS[row["chapter"]]])
         bars.text(limit, y, f"{median:.2f}", ha="right", va="center")
     bars.axvline(1, color=style.IDEAL)
-    bars.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    bars.set_yticks(range(len(rows)), [row["name"] + " *" * row["busy"] for row in rows])
     bars.tick_params(axis="y", length=0)
     bars.set(title="here: one batch, shared", xlabel="times as fast as one rank",
              xlim=(0, limit), ylim=(len(rows) - 0.5, -0.5))
@@ -217,22 +230,24 @@ def draw(records: list[dict]) -> Figure:
     base = published.base_images_per_second / published.base_gpus
     curve.plot([1, 1200], [1, 1200], color=style.IDEAL, linewidth=1)
     curve.plot(gpus, published.images_per_second / base, "o", color=style.MEASURED)
-    mlperf = pandas.read_csv(RECORDS / "mlperf_v3.0_resnet50.csv").set_index("system")
-    few, many = mlperf.loc["NVIDIA dgxh100_ngc23.04_mxnet"], mlperf.iloc[-1]
-    times, sooner = many.gpus / few.gpus, few.seconds_to_train / many.seconds_to_train
-    curve.plot(times, sooner, "D", color=style.MEASURED, markerfacecolor="white")
-    curve.text(1200, 2.2, f"time to accuracy:\n{times:.0f} times the GPUs,\n{sooner:.0f} times as "
-               "fast", ha="right")
-    curve.set(title="published: larger batches", xlabel="times as many GPUs",
-              ylabel="images/s, times one GPU", xscale="log", yscale="log",
-              xlim=(4, 1200), ylim=(2, 1200))
+    mlperf = pandas.read_csv(RECORDS / "mlperf_v3.0_resnet50.csv")
+    mlperf = mlperf[mlperf.system.str.startswith("NVIDIA")].sort_values("gpus")
+    few, many = mlperf.iloc[0], mlperf.iloc[-1]
+    sooner = few.seconds_to_train / mlperf.seconds_to_train
+    curve.plot(mlperf.gpus / few.gpus, sooner, "D-", color=style.MEASURED, linewidth=1,
+               markerfacecolor="white")
+    curve.text(1200, 1.2, f"diamonds: time\nto accuracy, {few.gpus}\nto {many.gpus:,} GPUs: "
+               f"x {sooner.iloc[-1]:.0f}", ha="right")
+    curve.text(4.4, 300, "dots: images/s")
+    curve.set(title="published runs", xlabel="times as many GPUs",
+              ylabel="times as fast", xscale="log", yscale="log", xlim=(4, 1200), ylim=(1, 1200))
     for axis in curve.xaxis, curve.yaxis:
         axis.set_major_formatter("{x:.0f}")
     style.add_footer(
-        figure, f"Left: {rows[0]['processor']}, {rows[0]['cpus']} core(s), one thread per rank; "
-        f"{len(rows[0]['speeds'])} run(s) of each, median and range. Right: the batch grows with "
-        "the GPUs; dots: ResNet, Inception, VGG (assets/records/published.csv); diamond: MLPerf "
-        "v3.0; line: perfect scaling.")
+        figure, f"Left: {rows[0]['processor']}, cores: {rows[0]['cpus']}, one thread per rank; "
+        f"passes: {len(rows[0]['speeds'])}, median and range. Right: dots: ResNet, Inception, VGG, "
+        "the batch grows with the GPUs; each over its own baseline, precisions differ "
+        "(assets/records/published.csv); diamonds: MLPerf v3.0, ResNet-50; line: perfect scaling.")
     return figure
 
 
@@ -256,8 +271,8 @@ def main():
 
     def end_first_pass():
         show_results()
-        show(f"This is one run of each; {os.path.relpath(figure)} draws it. Two more of each give "
-             "the ranges. Ctrl-C leaves them out.\n")
+        show(f"This is one pass; {os.path.relpath(figure)} draws it. {REPEATS - 1} more, each "
+             "about as long, give the ranges. Ctrl-C leaves them out.\n")
 
     def show_row(record):
         measured.append(record)
