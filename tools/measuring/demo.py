@@ -183,11 +183,14 @@ def median_and_range(values, form):
 
 def verdict(records: list[dict]) -> str:
     """Return a sentence on the speed-ups."""
-    series = [row["speed_ups"] for row in summary(records) if row["speed_ups"]]
+    rows = [row for row in summary(records) if row["speed_ups"]]
+    quiet = [row for row in rows if not row["busy"]]
+    which = "medians of rows without *" if 0 < len(quiet) < len(rows) else "medians"
+    series = [row["speed_ups"] for row in quiet or rows]
     medians = [statistics.median(speed_ups) for speed_ups in series]
     lowest, highest = min(map(min, series)), max(map(max, series))
     return (f"Two ranks are {min(medians):.2f} to {max(medians):.2f} times as fast as one "
-            f"(medians; single passes: {lowest:.2f} to {highest:.2f}).")
+            f"({which}; single passes: {lowest:.2f} to {highest:.2f}).")
 
 
 def warning(records: list[dict]) -> str:
