@@ -49,7 +49,7 @@ HEAD = f"""\
 Each program trains on one rank, and then on two. A rank is one process that trains, here
 with one thread, on one core. Each of two ranks takes half of a batch; then they average
 their gradients, so that both have the same network again. All speeds are in fp32. Chapter 2
-comes last, because Horovod may have to be built first.
+is trained last in each pass, because Horovod may have to be built first.
 
 Chapters 1 to 4 train a small network on handwritten digits, with {BATCH} images in every step,
 enlarged to {IMAGE_SIZE} x {IMAGE_SIZE} pixels. Chapter 5 trains a small GPT on text, with
@@ -249,7 +249,7 @@ def draw(records: list[dict]) -> Figure:
     style.add_footer(
         figure, f"Left: {rows[0]['processor']}, cores: {rows[0]['cpus']}, one thread per rank; "
         f"passes: {len(rows[0]['speeds'])}, median and range. Right: dots: ResNet, Inception, VGG, "
-        "the batch grows with the GPUs; each over its own baseline, precisions differ "
+        "the batch grows with the GPUs; each over one GPU of its baseline (of 1, 8 or 16) "
         "(assets/records/published.csv); diamonds: MLPerf v3.0, ResNet-50; line: perfect scaling.")
     return figure
 
