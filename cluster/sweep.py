@@ -116,12 +116,14 @@ def summary(records: pandas.DataFrame) -> pandas.DataFrame:
     Efficiency is images/s per rank, relative to the run with the fewest ranks and the same chapter,
     flags, site and processor. In the batch study it is images/s, relative to the best batch size.
     """
+    if "others" in records:  # None in a batch job
+        records = records.astype({"others": float})
     series = ["study", "flags", "site", "processor", "chapter"]
     runs = records.groupby([*series, "ranks", "batch"])
     rows = runs["images_per_second"].agg(median="median", least="min", most="max", repeats="size")
     rows = rows.join(runs[["device", "cpus", "nodes"]].first())
     if "others" in records:
-        rows = rows.join(runs["others"].median())
+        rows = rows.join(runs["others"].max())
     rows = rows.reset_index()
     best = rows.groupby(series)["median"].transform("max")
     rows["per_rank"] = rows["median"] / rows["ranks"]
@@ -142,7 +144,7 @@ def remarks(row):
     if spread > 0.2:
         texts.append(f"spread {spread:.0%}")
     if getattr(row, "others", 0) > BUSY:
-        texts.append(f"other programs used {row.others:.0%} of the cores")
+        texts.append(f"other programs used up to {row.others:.0%} of the cores")
     return "; ".join(texts)
 
 
