@@ -51,7 +51,7 @@ def test_a_run_without_a_record_says_why(script, reason, tmp_path, monkeypatch):
 def test_the_table_has_efficiency_and_warnings():
     runs = [{"study": "weak", "chapter": "03_ddp", "flags": "", "ranks": ranks, "batch": 64,
              "nodes": 1, "cpus": 2, "device": "cpu", "processor": "a CPU", "site": "here",
-             "images_per_second": speed, "others": 0.5 if speed == 185 else None}
+             "images_per_second": speed, "others": {175: 0.0, 180: 0.0, 185: 0.5}.get(speed)}
             for ranks, speeds in {1: (99, 100, 101), 2: (175, 180, 185), 4: (300, 400, 405)}.items()
             for speed in speeds]
     rows = sweep.summary(pandas.DataFrame(runs)).set_index("ranks")
