@@ -1,14 +1,16 @@
 """Records the samples that a rank's DataLoaders draw, and whether its epochs differ."""
 
+import itertools
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils import data
 
-from .fingerprints import batch_checksums, sample_checksum, tensors_in
+from .fingerprints import batch_checksums, random_states, sample_checksum, tensors_in
 from .hooks import never_raise, wrap_method
 
 RECORDED_INDICES = 10_000  # per epoch, while gradients are measured
@@ -20,16 +22,24 @@ SHARES = ("num_replicas", "num_processes", "world_size")  # names in public samp
 class Data:
     """Hooks that record which samples are drawn, and by which batches the model is trained.
 
-    The last batch that a loader returned before backward() counts as used.
+    The last batch that a loader returned before backward() counts as used. Loaders that are made
+    anew at the same place of the script, one after the other, count as one.
     """
 
-    def __init__(self, add_event: Callable):
-        self.add_event = add_event
+    def __init__(self, add_event: Callable, find_places: Callable[[], list[str]],
+                 count_reductions: Callable[[], int]):
+        self.add_event, self.find_places = add_event, find_places
+        self.count_reductions = count_reductions
         self.is_measuring = True
-        self.loaders = {}  # {DataLoader, or its DistributedSampler: facts}
+        self.loaders = {}  # {(places and types): [[reference to the DataLoader, its facts]]}
         self.epochs = WeakKeyDictionary()  # {iterator: (its loader, facts and epoch)}
+        self.counter = itertools.count()
+        self.samplers = WeakKeyDictionary()  # {DistributedSampler: its number}
         self.set_samplers = set()  # DistributedSamplers after set_epoch(), before the epoch
-        self.last_batches = {}  # {number of a loader: (its facts, its epoch, its last batch)}
+        self.last_batches = {}  # {name of a loader: (its facts, its epoch, its last batch)}
+        self.random_before = None  # the states of the random numbers before a batch is fetched
+        self.evaluation = None  # the last one: (facts, place, reductions before its last batch)
+        self.shares = {}  # {place of an evaluation: the share that this rank drew for itself}
 
     def install(self):
         iterator = data.dataloader._BaseDataLoaderIter
@@ -45,18 +55,33 @@ class Data:
 
     @never_raise
     def begin_epoch(self, iterator, loader, *_):
-        sampler = loader.sampler
-        key = sampler if isinstance(sampler, data.DistributedSampler) else loader
-        facts = self.loaders.setdefault(key, describe(loader, len(self.loaders)))
+        sampler, facts = loader.sampler, self.find_facts(loader)
         is_shuffled = isinstance(sampler, data.DistributedSampler) and sampler.shuffle
         epoch = {"indices": [], "used": False, "shuffled": is_shuffled,
                  "seed": sampler.seed + sampler.epoch if is_shuffled else None,
                  "is set": is_shuffled and sampler in self.set_samplers}
+        if is_shuffled:
+            epoch["sampler"] = self.samplers.setdefault(sampler, next(self.counter))
         self.set_samplers.discard(sampler)
         self.epochs[iterator] = loader, facts, epoch
         facts["epochs"].append(epoch)
         if isinstance(sampler, (list, tuple)) and loader.batch_size:  # of all indices
             epoch["indices"] = indices_in_whole(loader.dataset, sampler)
+
+    def find_facts(self, loader):
+        """Return a loader's facts, under a name that is the same on all ranks.
+
+        The name is the place at which its iterator is made: numbers would differ if one rank has a
+        loader that the others do not have.
+        """
+        key = (*self.find_places(), type(loader.dataset).__name__, type(loader.sampler).__name__)
+        known = self.loaders.setdefault(key, [])
+        own = [entry for entry in known if entry[0]() is loader]
+        for entry in own or [entry for entry in known if entry[0]() is None]:
+            entry[0] = ref(loader)
+            return entry[1]
+        known.append([ref(loader), describe(loader, f"{len(known)} of {key}")])
+        return known[-1][1]
 
     @never_raise
     def begin_next_epoch(self, iterator, loader, first_iter=False):
@@ -66,7 +91,11 @@ class Data:
 
     @never_raise
     def note_indices(self, indices, iterator):
-        loader, _, epoch = self.epochs[iterator]
+        loader, facts, epoch = self.epochs[iterator]
+        if not iterator._num_workers:
+            self.random_before = self.is_measuring and random_states()
+        elif not loader.worker_init_fn and iterator._base_seed not in facts["seeds"]:
+            facts["seeds"].append(iterator._base_seed)
         room = (RECORDED_INDICES if self.is_measuring else FEW) - len(epoch["indices"])
         if not isinstance(loader.sampler, (list, tuple)) and room > 0:
             indices = indices if isinstance(indices, (list, tuple)) else [indices]
@@ -74,14 +103,31 @@ class Data:
 
     @never_raise
     def note_batch(self, batch, iterator):
-        if batch is not None and torch.is_grad_enabled():
-            _, facts, epoch = self.epochs[iterator]
-            self.last_batches[facts["number"]] = facts, epoch, batch
+        before, self.random_before = self.random_before, None
+        if batch is None:  # the end of the epoch
+            return
+        _, facts, epoch = self.epochs[iterator]
+        if not torch.is_grad_enabled():
+            self.evaluation = facts, self.find_places()[0], self.count_reductions()
+            return
+        if before and not facts["stream"]:
+            for name, state in random_states().items() - before.items():
+                facts["noise"].setdefault(name, []).append(state)
+        self.last_batches[facts["name"]] = facts, epoch, batch
+        if threading.current_thread() is threading.main_thread():  # else in a random order
             first = next((part for part in tensors_in(batch) if part.dim()), ())
-            self.add_event("draw", facts["number"], len(facts["epochs"]), size=len(first))
+            self.add_event("draw", facts["name"], len(facts["epochs"]), size=len(first))
+
+    def end_evaluation(self):
+        """Record an evaluation of a share of the data, if no reduction or gather followed it."""
+        if self.evaluation:
+            (facts, place, reductions), self.evaluation = self.evaluation, None
+            if (facts["shares"] or 1) > 1 and reductions == self.count_reductions():
+                self.shares[place] = f"1/{facts['shares']} of {facts['dataset_size']:,} samples"
 
     def note_backward(self):
         """Record each loader's last batch: no backward pass used the earlier ones."""
+        self.end_evaluation()
         for facts, epoch, batch in self.last_batches.values():
             epoch["used"] = True
             if self.is_measuring:
@@ -91,23 +137,25 @@ class Data:
     def report(self, steps: int) -> list[dict]:
         """Return the facts of the loaders whose batches were used in half of the steps or more."""
         reports = []
-        for loader in self.loaders.values():
+        for _, loader in (entry for entries in self.loaders.values() for entry in entries):
             batches = len(loader["batches"])
             if batches and 2 * batches >= steps:
                 epochs = [epoch for epoch in loader["epochs"] if epoch["used"]]
                 samples = read_samples(loader["dataset"], epochs[0]["indices"])
+                if loader["seeds"] and draws_at_random(loader["dataset"]):
+                    loader["noise"]["the workers'"] = loader["seeds"]
                 facts = {key: value for key, value in loader.items() if key != "dataset"}
                 reports.append(facts | samples | {"epochs": epochs})
         return reports
 
 
-def describe(loader, number):
+def describe(loader, name):
     """Return the facts of a DataLoader and its sampler."""
     stream, sampler = isinstance(loader.dataset, data.IterableDataset), loader.sampler
     is_distributed = isinstance(sampler, data.DistributedSampler)
     shares = [getattr(owner, name, None) for owner in (sampler, loader.batch_sampler)
               for name in SHARES]
-    facts = {"number": number, "dataset": loader.dataset, "stream": stream,
+    facts = {"name": name, "noise": {}, "seeds": [], "dataset": loader.dataset, "stream": stream,
              "dataset_size": size_of(loader.dataset), "length": size_of(loader),
              "sampler": type(sampler).__name__, "is_distributed": is_distributed,
              "shares": next((share for share in shares if isinstance(share, int)), None),
@@ -132,6 +180,13 @@ def indices_in_whole(dataset, indices):
     while isinstance(dataset, data.Subset):
         dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
     return [int(index) for index in indices]
+
+
+def draws_at_random(dataset):
+    """Return True if a sample depends on the seed of the random numbers."""
+    with suppress(Exception):  # as in read_samples()
+        return sample_checksum(dataset, 0) != sample_checksum(dataset, 0, seed=1)
+    return False
 
 
 def read_samples(dataset, indices):

@@ -94,9 +94,8 @@ def tensors_in(batch: object, depth: int = 0) -> Iterator[torch.Tensor]:
 def batch_checksums(batch: object) -> list[str]:
     """Return a text for each sample of a batch: a checksum of each of its tensors.
 
-    That of a single number begins with "=", because numbers may be equal by chance. Return one text
-    for the whole batch if it is too large, if its tensors have no common first dimension, or if it
-    is a single 1-D tensor.
+    Return one text for the whole batch if it is too large, if its tensors have no common first
+    dimension, or if it is a single 1-D tensor.
     """
     tensors = [part for part in tensors_in(batch) if part.dim()]
     sizes = {len(tensor) for tensor in tensors}
@@ -109,19 +108,20 @@ def batch_checksums(batch: object) -> list[str]:
 
 
 def checksums(tensors):
-    return " ".join("=" * (tensor.dim() == 0) + str(tensor_checksum(tensor)) for tensor in tensors)
+    return " ".join(str(tensor_checksum(tensor)) for tensor in tensors)
 
 
-def sample_checksum(dataset: object, index: int) -> str:
-    """Return a checksum of dataset[index], before it is collated, all seeds being 0."""
-    torch.manual_seed(0)
-    numpy.random.seed(0)
-    random.seed(0)
+def sample_checksum(dataset: object, index: int, seed: int = 0) -> str:
+    """Return a checksum of dataset[index], before it is collated, with this seed for all."""
+    torch.manual_seed(seed)
+    numpy.random.seed(seed)
+    random.seed(seed)
     return checksums(tensors_in([dataset[index]]))
 
 
-def random_states() -> list[int]:
+def random_states() -> dict[str, int]:
     """Return checksums of the states of Python's, NumPy's and PyTorch's random numbers on CPUs."""
     _, words, position, *_ = numpy.random.get_state()
-    states = (random.getstate(), (words.tobytes(), position), torch.get_rng_state().tolist())
-    return [zlib.crc32(repr(state).encode()) for state in states]
+    states = {"Python's": random.getstate(), "NumPy's": (words.tobytes(), position)}
+    return {name: zlib.crc32(repr(state).encode()) for name, state in states.items()} | {
+        "PyTorch's": tensor_checksum(torch.get_rng_state())}

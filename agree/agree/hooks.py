@@ -14,7 +14,7 @@ def never_raise(hook: Callable) -> Callable:
     """Return a hook whose exceptions are recorded in failed_hooks instead of raised."""
     @functools.wraps(hook)
     def call(*args, **kwargs):
-        if torch.compiler.is_compiling():  # torch.compile would compile the hook, too
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # they would compile the hook
             return None
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return None  # reading a tensor would end the capture of a CUDA graph

@@ -8,6 +8,7 @@ CAUSES = {  # {finding: its possible causes}; a finding is hidden if one of its 
     "other gradients": {"sequence"},
     "same data": {"alone", "sampler"},
     "overlap": {"alone", "sampler"},
+    "same noise": {"alone"},
     "nothing trains": {"not finite"},
     "steps": {"sequence"},
 }
@@ -27,6 +28,7 @@ SYMPTOMS = {
                        "rank's own",
     "same data": "all ranks train on the same samples",
     "overlap": "ranks train on other ranks' samples, too",
+    "same noise": "random numbers for different samples are the same on all ranks",
     "sampler": "the ranks' samplers do not divide the data among the ranks",
     "order": "two epochs have the same order",
     "steps": "some ranks have taken fewer optimizer steps than others",
@@ -38,6 +40,8 @@ SYMPTOMS = {
 # {finding: {trait of the script: what to do}}; the first trait that the script has is shown.
 FIXES = {
     "alone": {
+        "accelerate": "start it with torchrun or accelerate launch; under mpiexec or srun it does "
+                      "not find its ranks",
         "": "init_process_group() and DistributedDataParallel(model). If the script has both, it "
             "does not know its launcher: start it with torchrun"},
     "weights": {
@@ -50,8 +54,8 @@ FIXES = {
         "horovod": "hvd.broadcast_parameters(model.state_dict(), 0) before step 1",
         "": "broadcast rank 0's parameters before step 1, as DistributedDataParallel does"},
     "apart": {
-        "learning rates": "call scheduler.step() on all ranks; if it gets a value, all-reduce it "
-                          "first",
+        "learning rates": "change them on all ranks alike; if the change depends on a value, such "
+                          "as a loss, all-reduce it first",
         "is not trained": "average what it is computed from over the ranks (all_reduce() of sums "
                           "and counts), or gather it, before each change",
         "": "the same optimizer, learning rate and loaded state on all ranks; no random change of "
@@ -62,6 +66,8 @@ FIXES = {
         "": "give the optimizer the parameters of the model that is called, after it was wrapped, "
             "sharded or moved; make sure the loss depends on them"},
     "own gradients": {
+        "accelerate": "call the model and the optimizer that accelerator.prepare() returned, and "
+                      "accelerator.backward(loss)",
         "DDP": "call the wrapped model, not the one inside; exit no_sync() before the last "
                "backward of a step; call step() after backward(), not within it",
         "horovod": "call step() of hvd.DistributedOptimizer(optimizer)",
@@ -69,6 +75,7 @@ FIXES = {
                      "backward of a step",
         "": "call a model that DistributedDataParallel wraps, or all-reduce the gradients"},
     "part": {
+        "accelerate": "accelerator.prepare() every model that is trained, and call what it returns",
         "FSDP2": "fully_shard() the parts and then the model itself, without ignored_params: "
                  "FSDP averages only the gradients of what it shards",
         "DDP": "wrap every model that is trained, when it is complete, and call the wrapper, "
@@ -91,6 +98,8 @@ FIXES = {
                                   "leave out rank=, or pass torch.distributed.get_rank()",
         "no loader": "shard the rows, order[rank::world_size] of one permutation, or draw them "
                      "with a seed that differs by rank, set after the model is wrapped",
+        "accelerate": "draw from the loader that accelerator.prepare(loader) returns; other random "
+                      "numbers: set_seed(seed, device_specific=True) after prepare()",
         "stream": "shard the stream: split_dataset_by_node(data, rank, world_size) of Hugging "
                   "Face, or islice(stream, rank, None, world_size); then shard it over workers",
         "WeightedRandomSampler": "give the sampler another seed on each rank: "
@@ -105,8 +114,13 @@ FIXES = {
     "overlap": {
         "data sets differ": "one seed on all ranks for what shuffles or splits the data: "
                             "torch.Generator().manual_seed(0)",
+        "accelerate": "accelerator.prepare(loader); one seed on all ranks for a split of the data",
         "": "DistributedSampler(data) instead of shuffle=True, and set_epoch() on every rank; one "
             "seed on all ranks for a split of the data"},
+    "same noise": {
+        "accelerate": "set_seed(seed, device_specific=True) after accelerator.prepare()",
+        "": "torch.manual_seed(seed + rank) after the model is wrapped; also random.seed() and "
+            "numpy.random.seed(), if these draw"},
     "sampler": {
         "horovod": "DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())",
         "": "DistributedSampler(data), created after init_process_group(), with one seed and "
@@ -119,9 +133,9 @@ FIXES = {
     "sequence": {
         "after step": "let all ranks decide together whether to skip a batch, a backward pass or a "
                       "step: all-reduce what the condition depends on",
-        "": "let all ranks make this call: under no `if rank == 0`, under no condition on a rank's "
-            "own value, with the same number of batches, and the same parts of the model "
-            "(find_unused_parameters=True)"},
+        "": "let all ranks make this call: under no `if rank == 0`; under no condition on a rank's "
+            "own value, such as a loss or its number of batches: all-reduce it, so that all decide "
+            "alike; with the same parts of the model (find_unused_parameters=True)"},
 }
 
 
@@ -131,7 +145,7 @@ def find_fix(finding: str, report: dict | None, details: str) -> str:
     if report:
         loaders = report["loaders"]
         traits |= {*report["wrappers"], *(loader["sampler"] for loader in loaders)}
-        traits |= {"horovod"} if report["horovod"] else set()
+        traits |= {name for name in ("horovod", "accelerate") if report[name]}
         traits |= {"stream"} if any(loader["stream"] for loader in loaders) else set()
         traits |= set() if loaders else {"no loader"}
     return next(text for trait, text in FIXES[finding].items() if trait in traits)

@@ -9,11 +9,12 @@ import os
 import socket
 import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import torch
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -30,6 +31,7 @@ from .fingerprints import (
     projections,
     random_states,
     state_of,
+    tensor_checksum,
 )
 from .hooks import never_raise, wrap_method
 from .ranks import UNSUPPORTED
@@ -55,20 +57,23 @@ class Observer:
         self.script, self.steps = script, steps
         self.on_step, self.collectives = before_step, collectives
         self.is_measuring = True
-        self.data = Data(self.add_event)
+        self.data = Data(self.add_event, self.places, lambda: collectives.reductions)
         self.sharding = Sharding()
         self.events = []
+        self.first_alone = 0  # event after the last collective of all ranks
         self.names = {}  # {parameter: its name}
         self.hooked_ids = set()  # of parameters with a gradient hook
+        self.hooks = {}  # {parameter: its gradient hook}
         self.module_ids = set()  # of called modules and their submodules
         self.other_modules = set()
-        self.models = []  # the outermost modules with new parameters
-        self.called_model = None  # during its forward pass
+        self.models = {}  # {outermost module with new parameters: number of events before it}
+        self.called_model = self.last_model = None  # during its forward pass, and the last one
         self.others = {}  # {(module, name of a tensor that is not trained there): its full name}
         self.optimizer_names = {}  # {id: a name that is the same on all ranks}
         self.backwards_at_last_step = defaultdict(int)  # {id of an optimizer: self.backwards}
         self.step_counts = defaultdict(int)  # {id of an optimizer: steps}
         self.module_depth = self.step_depth = self.backward_depth = 0  # these calls nest
+        self.has_dropped = False  # dropout in this step
         self.on_gpu = self.ddp_waits = False  # in the next backward
         self.backwards = 0  # backward passes since the start
         self.progress = 0  # grows while the training makes progress
@@ -81,7 +86,8 @@ class Observer:
         self.measured_states = {}  # after the last measured step
         self.record = {
             "host": socket.gethostname(), "gpu": None, "device": "cpu", "half_precision": False,
-            "comm_hook": "", "process_group": False, "wrappers": [], "batch_norm": ""}
+            "comm_hook": "", "process_group": False, "wrappers": [], "batch_norm": "",
+            "dropout": []}
 
     def install(self):
         modules = torch.nn.modules.module
@@ -101,6 +107,40 @@ class Observer:
             event = {"kind": kind, "what": what, "place": self.place()}
             self.events.append(event | measured)
 
+    def steps_alone(self) -> list[dict]:
+        """Return the steps since the last collective of all ranks."""
+        return [event for event in self.events[self.first_alone:] if event["kind"] == "step"]
+
+    @never_raise
+    def end_alone(self, counts: list[int]):
+        """Forget the steps since the last collective if another rank took none, with its gradients.
+
+        Such are a search for a learning rate on rank 0, of which the other ranks know nothing.
+        counts: the ranks' numbers of steps since that collective.
+        """
+        first, steps = self.first_alone, self.steps_alone()
+        self.first_alone = len(self.events)
+        end = first + 1 + max((i for i, event in enumerate(self.events[first:])
+                               if event in steps), default=-1)
+        if min(counts) or not any(event["kind"] == "backward" for event in self.events[first:end]):
+            return
+        del self.events[first:end]
+        self.first_alone = len(self.events)
+        for name, count in Counter(step["what"][0] for step in steps).items():
+            for key in self.optimizer_names:
+                self.step_counts[key] -= count * (self.optimizer_names[key] == name)
+        for model in [model for model, number in self.models.items() if number >= first]:
+            del self.models[model]
+            for parameter in model.parameters():
+                self.names.pop(parameter, None)
+                self.hooked_ids.discard(id(parameter))
+                if parameter in self.hooks:
+                    self.hooks.pop(parameter).remove()
+        self.note_model(self.last_model, self.sharding.parameters_of(self.last_model))
+        self.own_gradients, self.left_gradients, self.changed_between = {}, {}, {}
+        self.measured_states = {}
+        self.is_measuring = self.data.is_measuring = max(self.step_counts.values()) < self.steps
+
     # Modules: the outermost module with parameters to train is a model.
 
     @never_raise
@@ -109,7 +149,13 @@ class Observer:
         self.module_depth += 1
         if type(module).__name__ == "DistributedDataParallel":
             self.before_ddp(module)
-        if self.module_depth > 1 or self.backward_depth or not self.is_measuring:
+        if self.called_model is not None and isinstance(module, _DropoutNd):
+            self.note_dropout(module, *args)
+        if self.module_depth > 1 or self.backward_depth:
+            return
+        if torch.is_grad_enabled():
+            self.last_model = module
+        if not self.is_measuring:
             return
         parameters = self.sharding.parameters_of(module)
         if not torch.is_grad_enabled() or not any(
@@ -118,6 +164,14 @@ class Observer:
             return
         self.note_model(module, parameters)
         self.called_model = module
+
+    def note_dropout(self, dropout, inputs):
+        """Record the state of the random numbers, once in a step."""
+        if dropout.training and dropout.p and not self.backward_depth and not self.has_dropped:
+            self.has_dropped = True
+            state = torch.cuda.get_rng_state(inputs.device) if inputs.is_cuda else (
+                torch.get_rng_state())
+            self.record["dropout"].append(tensor_checksum(state))
 
     def before_ddp(self, ddp):
         if ddp.process_group.size() == torch.distributed.get_world_size():
@@ -135,8 +189,11 @@ class Observer:
             samples = batch_checksums(arguments_and_result[:-1])
             self.add_event("forward", id(module), samples=samples)
 
+    def places(self):
+        return frames.places(sys._getframe(), self.script)
+
     def place(self):
-        return frames.places(sys._getframe(), self.script)[0]
+        return self.places()[0]
 
     def note_others(self, module):
         """Record what a module's state dict has besides trained parameters, before its first call.
@@ -147,7 +204,7 @@ class Observer:
         if module in self.other_modules:
             return
         self.other_modules.add(module)
-        kind = f"{type(module).__name__} {len(self.other_modules)}"
+        kind = f"{type(module).__name__}, first called at {' < '.join(self.places())}"
         new = {}
         for prefix, part in module.named_modules():
             buffers = {} if isinstance(part, _NormBase) else part._buffers
@@ -175,19 +232,18 @@ class Observer:
                if id(parameter) not in self.hooked_ids and parameter.requires_grad
                and not isinstance(parameter, UninitializedTensorMixin)]
         if new and module not in self.models:
-            self.models.append(module)
+            self.models[module] = len(self.events)
             self.note_device(parameters[0][1].device)
+        kinds, kind = [kind_of(model) for model in self.models], kind_of(module)
         for own_name, parameter in new:
-            name = self.full_name(self.models.index(module), own_name)
+            number = kinds[:1 + [*self.models].index(module)].count(kind)
+            name = own_name.replace("_orig_mod.", "").removeprefix("module.")
+            name = f"{kind}{f' {number}' * (number > 1)}: {name}"
             self.sharding.parts[name] = part_of(parameter)
             if self.sharding.is_divided_otherwise(parameter):
                 self.add_wrapper("tensor parallelism")
             self.name_parameter(parameter, name)
         self.note_others(module)
-
-    def full_name(self, model, name):
-        name = name.replace("_orig_mod.", "").removeprefix("module.")
-        return f"model {model + 1}: {name}" if model else name
 
     def note_device(self, device):
         if not self.on_gpu:
@@ -207,7 +263,8 @@ class Observer:
             self.hooked_ids.discard(id(old))
         self.names[parameter] = name
         if parameter not in self.sharding.managed and self.is_supported():
-            parameter.register_hook(functools.partial(self.note_gradient, parameter))
+            self.hooks[parameter] = parameter.register_hook(
+                functools.partial(self.note_gradient, parameter))
 
     def note_wrapper(self, part):
         """Record a module that communicates, and hook it if tensor hooks miss its gradients."""
@@ -332,6 +389,9 @@ class Observer:
             self.step |= {
                 "random": random_states(),
                 "state": self.states_of(known or self.parameters_of_unknown_optimizer())}
+        elif self.names:
+            smallest = min(self.names, key=torch.Tensor.numel)
+            self.step["sample"] = self.states_of({smallest: self.names[smallest]})
 
     def parameters_of_unknown_optimizer(self):
         """Return all parameters for an optimizer that has none of them, such as DeepSpeed's.
@@ -387,7 +447,7 @@ class Observer:
         if self.step_depth:
             return
         key, step, used = id(optimizer), self.step, self.used_gradients
-        self.step, self.used_gradients = None, {}
+        self.step, self.used_gradients, self.has_dropped = None, {}, False
         if step is None or self.backwards == self.backwards_at_last_step[key]:
             return  # Horovod takes a step without a backward pass to broadcast optimizer state
         if "state" in step:
@@ -418,7 +478,9 @@ class Observer:
 
         at_a_step: all ranks are at the same step, or at the end, so that states can be compared.
         """
-        horovod = sys.modules.get("horovod.torch")
+        self.data.end_evaluation()
+        horovod, accelerate = (sys.modules.get(f"{name}") for name in (
+            "horovod.torch", "accelerate.state"))
         states = self.measured_states
         if at_a_step or not states:
             states = self.states()
@@ -429,13 +491,23 @@ class Observer:
             "parts": self.sharding.parts, "before_sharding": self.sharding.before_sharding,
             "failed_hooks": hooks.failed_hooks,
             "loaders": self.data.report(min(self.steps, max(self.step_counts.values(), default=0))),
-            "horovod": bool(horovod and horovod.is_initialized())}
+            "shares": self.data.shares,
+            "horovod": bool(horovod and horovod.is_initialized()),
+            "accelerate": bool(accelerate and accelerate.PartialState._shared_state)}
 
     def status(self) -> dict:
         """Return where the main thread is, and whether it waits there for other ranks."""
         frame = sys._current_frames().get(threading.main_thread().ident)
         return {"stack": frames.places(frame, self.script), "progress": self.progress,
                 "waits": frames.waits(frame, self.on_gpu and self.is_measuring)}
+
+
+def kind_of(model) -> str:
+    """Return the name of a model's class, without what wraps it."""
+    inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+    if isinstance(inner, torch.nn.Module):
+        return kind_of(inner)
+    return type(model).__name__.removeprefix("FSDP")
 
 
 def parameters_of(optimizer) -> list[torch.Tensor]:

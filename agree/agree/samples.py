@@ -8,13 +8,13 @@ from .gradients import equal_own_gradients
 from .ranks import Findings, Lines, add_note, listed, pair_steps, samples_before
 
 SMALL_BATCH = 8  # samples of a rank, for BatchNorm
-FEWEST_SAMPLES = 8  # in which one tensor that is the same on all ranks is no chance
 
 
 def judge_data(reports: list[dict]) -> tuple[Lines, Findings]:
     """Return the line and findings of what loaders drew, or else of the models' inputs."""
     findings, text = {}, ""
-    for loaders in zip(*(report["loaders"] for report in reports)):
+    loaders_of_ranks = shared_loaders(reports)
+    for loaders in loaders_of_ranks:
         loader_text, loader_findings = judge_loader(loaders)
         first = loaders[0]
         if len(first["epochs"]) == 1 and first["length"] and reports[0]["end"] != "ended":
@@ -31,12 +31,23 @@ def judge_data(reports: list[dict]) -> tuple[Lines, Findings]:
         same_inputs = input_findings.get("same data", "")
     judge_equal_gradients(reports, text, same_inputs, findings)
     note_unequal_batches(reports, findings)
-    if "same data" not in findings:
-        note_equal_random_numbers(reports, findings)
+    if not findings.keys() & {"same data", "overlap"}:
+        judge_noise(reports, loaders_of_ranks, bool(text), findings)
+    for place, share in reports[0]["shares"].items():
+        if not any(report["horovod"] for report in reports):
+            add_note(findings, f"the loader at {place} gives rank 0 {share}, and no all_reduce or "
+                     "gather follows: what a rank prints or decides counts its own share only")
     if not text:
         add_note(findings, "without a DataLoader, and without tensors or lists among a model's "
                  "arguments, agree cannot tell whether the ranks share samples")
     return [("data", text or "no DataLoader, no batch: not seen")], findings
+
+
+def shared_loaders(reports):
+    """Return [[the facts of a loader on each rank]] of the loaders that all ranks have."""
+    ranks = [{loader["name"]: loader for loader in report["loaders"]} for report in reports]
+    return [[loaders[name] for loaders in ranks] for name in ranks[0]
+            if all(name in loaders for loaders in ranks)]
 
 
 def judge_loader(loaders: list[dict]) -> tuple[str, Findings]:
@@ -113,7 +124,7 @@ def judge_order(loader, end):
     for epoch, other in combinations(shuffled, 2):
         indices, others = epoch["indices"], other["indices"]
         is_equal = indices[:len(others)] == others[:len(indices)]
-        if is_equal and epoch["is set"] == other["is set"]:  # else a probe before the first epoch
+        if is_equal and epoch["sampler"] == other["sampler"]:
             findings["order"] = "a DistributedSampler's"
     if len(shuffled) == 1 and not shuffled[0]["is set"] and end != "ended":
         add_note(findings, "set_epoch() was not called before the one epoch that was seen: without "
@@ -148,28 +159,28 @@ def judge_samples(batches: list[list[list[str]]], verb: str) -> tuple[str, Findi
     unit = "samples" if any(len(batch) > 1 for rank in batches for batch in rank) else "batches"
     details = f"{shared} of the {min(totals)} {unit} {verb}"
     text = f"{listed(sorted(set(totals)))} {unit} {verb} on each rank, {shared} on all"
-    if not same and distinct and min(totals) >= FEWEST_SAMPLES:
-        same = details = describe_shared_part(counts, min(totals), verb)
     return text, {"same data": details} if same else {}
 
 
-def describe_shared_part(counts, total, verb):
-    """Return which tensor of the samples is the same on all ranks, as text, or ""."""
-    columns = [list(zip(*(sample.split() for sample in count.elements()))) for count in counts]
-    for number, column in enumerate(zip(*columns), 1):
-        is_number = column[0][0].startswith("=")
-        distinct = [set(values) for values in column]
-        if not is_number and len(set.intersection(*distinct)) > total / 2:
-            return f"tensor {number} of each of the {total} samples {verb}"
-    return ""
+def judge_noise(reports, loaders_of_ranks, samples_differ, findings):
+    """Add the finding of noise that is equal on all ranks, or a note of equal random numbers.
 
-
-def note_equal_random_numbers(reports, findings):
-    """Add a note of random numbers that are drawn in each step, and are the same on all ranks."""
+    Their use is known in dropout, and while a data set's samples are read.
+    """
+    noises = {"dropout": [report["dropout"] for report in reports]}
+    for loaders in loaders_of_ranks:
+        for name in loaders[0]["noise"]:
+            noises[f"the data set by {name} random numbers"] = [
+                loader["noise"].get(name, []) for loader in loaders]
+    equal = [name for name, ranks in noises.items() if all(ranks) and all(
+        len(set(states)) == 1 for states in zip(*ranks))]
+    if equal and samples_differ:
+        findings["same noise"] = listed(equal)
+        return
     names, steps = [], pair_steps(reports)
     each_step = len({number for number, _ in steps})
-    for place, name in enumerate(("Python's", "NumPy's", "PyTorch's")):
-        states = [{step["random"][place] for step in rank_steps} for _, rank_steps in steps]
+    for name in "Python's", "NumPy's", "PyTorch's":
+        states = [{step["random"][name] for step in rank_steps} for _, rank_steps in steps]
         if all(len(ranks) == 1 for ranks in states) and (
                 len(set.union(*states)) >= each_step > 1):
             names.append(name)
@@ -180,7 +191,7 @@ def note_equal_random_numbers(reports, findings):
 
 def note_unequal_batches(reports, findings):
     """Add notes of batches whose sizes differ by rank, or are small for BatchNorm."""
-    used = {loader["number"] for loader in reports[0]["loaders"]}
+    used = {loaders[0]["name"] for loaders in shared_loaders(reports)}
     draws = [[event for event in report["events"]
               if event["kind"] == "draw" and event["what"][0] in used] for report in reports]
     for number, events in enumerate(zip(*draws), 1):

@@ -78,19 +78,24 @@ class Session:
 
         Return False if they were not there within `seconds`.
         """
-        self.publish(f"call {number} of {self.rank}", [call, place])
+        alone = len(self.observer.steps_alone())
+        self.publish(f"call {number} of {self.rank}", [call, place, alone])
         keys = [f"call {number} of {rank}" for rank in range(self.world_size)]
         deadline = time.monotonic() + seconds
         pause = 0.0002
         while not self.store.check(keys):
             if time.monotonic() > deadline:
+                self.observer.end_alone([alone])
                 return False
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
         calls = [self.read(key) for key in keys]
-        if len({call for call, _ in calls}) > 1:
+        if len({call for call, *_ in calls}) > 1:
             self.publish("calls", calls)
             self.exit_code_known.wait()
+        self.observer.end_alone([alone for *_, alone in calls])
+        if self.observer.is_measuring:  # again
+            self.deadline = None
         return True
 
     def refuse_spawn(self, place):
@@ -151,7 +156,7 @@ class Session:
             self.publish("stop", True)  # judge the steps that all ranks have taken
             return
         if calls:
-            lines, findings = judge_calls(calls)
+            lines, findings = [], judge_calls(calls)
         elif problems:
             self.refuse(problems[0])
             return
@@ -169,9 +174,7 @@ class Session:
                         f"nothing to compare (backward passes: {backwards})")
             return
         else:
-            lines, findings = verdicts.judge(reports)
-            if self.hang and "sequence" not in findings:
-                lines, findings = self.hang[0] + lines, findings | self.hang[1]
+            lines, findings = verdicts.judge(reports, self.hang)
         self.end(*verdicts.show(self.name, reports, lines, findings))
 
     def refuse(self, problem):

@@ -15,8 +15,11 @@ NO_PROBLEMS, NOT_CHECKED = "no problems found", "not checked: see the note"
 say = partial(print, file=sys.__stdout__)  # even if the script redirects sys.stdout
 
 
-def judge(reports: list[dict]) -> tuple[Lines, Findings]:
-    """Return the lines and findings of the reports of all ranks, in their order."""
+def judge(reports: list[dict], hang: tuple[Lines, Findings] = ()) -> tuple[Lines, Findings]:
+    """Return the lines and findings of the reports of all ranks, in their order.
+
+    hang: those of judge_hang(), if the ranks hang.
+    """
     lines, findings, notes = [], {}, []
     if any(report["end"] == "waits" for report in reports):  # ranks at different places
         reports = [report | report["measured"] for report in reports]
@@ -35,10 +38,17 @@ def judge(reports: list[dict]) -> tuple[Lines, Findings]:
         lines += part_lines
         findings |= part_findings
     findings = {key: details for key, details in findings.items() if key in SYMPTOMS}
+    sequence = judge_sequence(reports)
     if "own gradients" in findings:
         explain_own_gradients(reports, findings, notes)
-    else:
-        findings |= judge_sequence(reports)
+    elif sequence and (hang or findings.keys() & {"apart", "other gradients", "steps"}):
+        findings["sequence"] = sequence
+    elif sequence:
+        notes.append(f"{sequence}: wrong if ranks skip batches or steps by a value of their own; "
+                     "the weights are equal and so are the numbers of steps")
+    if hang:
+        lines = hang[0] + lines
+        findings = hang[1] | findings if "sequence" not in findings else findings
     for name in sorted(intended_if_model_parallel(reports) & findings.keys()):
         notes.append(f"{name} ({findings.pop(name)}), which may be intended: each rank has a part "
                      "of the model")
@@ -80,7 +90,7 @@ def explain_own_gradients(reports, findings, notes):
 def intended_if_model_parallel(reports):
     """Return the findings that are not mistakes if each rank has a part of one model."""
     first = reports[0]
-    data = {"same data", "overlap"}
+    data = {"same data", "overlap", "same noise"}
     if any(name.startswith("all_to_all") for name in first["calls"]):
         return data | {"weights", "apart", "part"}  # experts, or tables of embeddings
     return data if any(first["parts"].values()) and not first["wrappers"] else set()

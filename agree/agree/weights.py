@@ -6,7 +6,7 @@ A state is {name: [checksum, *projections]}; parts are {name: which part of it a
 import math
 from collections import Counter
 
-from .ranks import Findings, Lines, all_steps_of, listed, pair_steps, plural, steps_of
+from .ranks import Findings, Lines, add_note, all_steps_of, listed, pair_steps, plural, steps_of
 
 WEIGHT_TOLERANCE = 1e-3  # relative to how far the weights have moved
 BUFFER_TOLERANCE = 1e-4  # relative to how far a buffer has moved
@@ -33,6 +33,9 @@ def judge_weights(reports: list[dict]) -> tuple[Lines, Findings]:
         findings["weights"] = whole
     elif at_end and at_start:
         findings["weights"] = f"before step 1, {describe_differences(at_start, len(compared))}"
+    elif at_end and changed_after_training(reports, parts):
+        add_note(findings, f"at the end {describe_differences(at_end, len(compared))} differ, and "
+                 "did not before the last step: right if a rank changes them only to save them")
     elif at_end:
         equal_steps = [number for number, names in history if number and not names]
         since = f"since step {max(equal_steps, default=1)}"
@@ -50,6 +53,13 @@ def judge_weights(reports: list[dict]) -> tuple[Lines, Findings]:
     end_text = describe_differences(at_end, len(compared)) if at_end else text
     return [("weights before step 1", start_text),
             (f"weights after {plural(total, 'step')}", end_text)], findings
+
+
+def changed_after_training(reports, parts):
+    """Return True if the script has ended, and one tensor was equal up to its last step."""
+    samples = [all_steps_of(report)[-1].get("sample", {}) for report in reports]
+    return (all(report["end"] == "ended" for report in reports) and all(samples)
+            and not find_differences(samples, parts) and not judge_learning_rates(reports))
 
 
 def judge_others(reports):

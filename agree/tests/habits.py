@@ -95,24 +95,24 @@ def no_grad_before_ddp():
     train(model, sgd(model))
 
 
-def look_at_a_batch():
-    rank, world_size = start()
-    data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=32, sampler=sampler)
-    next(iter(loader))
-    fixed, _ = next(iter(DataLoader(data, batch_size=4)))  # for a figure
-    model = DDP(network())
-    optimizer = sgd(model)
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            mse(model(inputs), labels).backward()
-            optimizer.step()
-            is_done = [None] * world_size
-            dist.all_gather_object(is_done, rank == 0)
-        model(fixed)
+def rank_0_alone():
+    """Searches a learning rate, looks at batches and evaluates on rank 0; has loaders per epoch."""
+    rank, _ = start()
+    data, model = rows(), network()
+    next(iter(DataLoader(data, 8, sampler=DistributedSampler(data))))
+    if rank == 0:
+        another_model = copy.deepcopy(model)
+        train(another_model, sgd(another_model))
+        fixed, _ = next(iter(DataLoader(data, 4)))  # for a figure
+
+    def evaluate(model, optimizer, epoch):
+        if rank == 0:
+            model.module(fixed)
+            for inputs, labels in DataLoader(data, 8):
+                mse(model.module(inputs), labels)
+
+    torch.manual_seed(rank)
+    train_on_rows(data, at_end=evaluate, model=model)
 
 
 def weights_averaged():
@@ -421,14 +421,14 @@ def clips_each_micro_batch():
 
 
 def train_on_rows(data, skip=lambda inputs: False, at_end=lambda model, optimizer, epoch: None,
-                  model=None, sampler=None):
+                  model=None, sampler=None, **options):
     """Two epochs of 8 steps on two ranks."""
     model = DDP(model or network())
     optimizer = sgd(model)
     sampler = sampler or DistributedSampler(data)
     for epoch in range(2):
         sampler.set_epoch(epoch)
-        for inputs, labels in DataLoader(data, 8, sampler=sampler):
+        for inputs, labels in DataLoader(data, 8, sampler=sampler, **options):
             if skip(inputs):
                 continue
             optimizer.zero_grad()
@@ -455,6 +455,38 @@ def rank_0_draws_for_all():
         optimizer.zero_grad()
         mse(model(inputs[rank::world_size]), labels[rank::world_size]).backward()
         optimizer.step()
+
+
+def notes_alone():
+    """Each rank skips one batch by itself, and evaluates its own share."""
+    rank, _ = start()
+    batches = []
+
+    def skip(inputs):
+        batches.append(inputs)
+        return len(batches) == 2 + 2 * rank
+
+    def evaluate(model, optimizer, epoch):
+        data = rows()
+        with torch.no_grad():
+            for inputs, labels in DataLoader(data, 8, sampler=DistributedSampler(data)):
+                mse(model.module(inputs), labels)
+
+    torch.manual_seed(0)
+    train_on_rows(rows(), skip, evaluate)
+
+
+def one_noise_for_all():
+    """In the data set, whose workers have one seed on all ranks, and in the model."""
+    start()
+    data, model = Noisy(*rows().tensors), nn.Sequential(nn.Dropout(0.1), network())
+    train_on_rows(data, model=model, num_workers=1, multiprocessing_context="fork")
+
+
+class Noisy(TensorDataset):
+    def __getitem__(self, index):
+        row, label = super().__getitem__(index)
+        return row + 0.1 * torch.randn(8), label
 
 
 def a_rank_skips_a_batch():
