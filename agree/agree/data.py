@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from weakref import WeakKeyDictionary, ref
@@ -15,7 +14,6 @@ from .hooks import never_raise, wrap_method
 
 RECORDED_INDICES = 10_000  # per epoch, while gradients are measured
 FEW = 100  # after that, to compare the order of epochs
-READ_SAMPLES, READ_SECONDS = 64, 5  # that agree reads from a data set itself
 SHARES = ("num_replicas", "num_processes", "world_size")  # names in public samplers
 
 
@@ -141,11 +139,11 @@ class Data:
             batches = len(loader["batches"])
             if batches and 2 * batches >= steps:
                 epochs = [epoch for epoch in loader["epochs"] if epoch["used"]]
-                samples = read_samples(loader["dataset"], epochs[0]["indices"])
                 if loader["seeds"] and draws_at_random(loader["dataset"]):
                     loader["noise"]["the workers'"] = loader["seeds"]
                 facts = {key: value for key, value in loader.items() if key != "dataset"}
-                reports.append(facts | samples | {"epochs": epochs})
+                reports.append(facts | {
+                    "probes": probe(loader["dataset"]), "epochs": epochs})
         return reports
 
 
@@ -184,30 +182,22 @@ def indices_in_whole(dataset, indices):
 
 def draws_at_random(dataset):
     """Return True if a sample depends on the seed of the random numbers."""
-    with suppress(Exception):  # as in read_samples()
+    with suppress(Exception):  # as in probe()
         return sample_checksum(dataset, 0) != sample_checksum(dataset, 0, seed=1)
     return False
 
 
-def read_samples(dataset, indices):
-    """Read samples of the whole data set, with equal seeds: what do the indices mean?
+def probe(dataset):
+    """Return checksums of three samples of the whole data set, which tell what indices mean.
 
-    Return checksums of three samples ("probes"), and of those drawn ("drawn"). Both are empty for
-    a stream, and if a sample depends on other things than its index.
+    Return none for a stream, and if a sample depends on other things than its index and the seed.
     """
     while isinstance(dataset, data.Subset):
         dataset = dataset.dataset
-    deadline = time.monotonic() + READ_SECONDS
-    drawn = []
-    try:
+    with suppress(Exception):  # a stream has no length; a file may be open in the workers alone
         places = sorted({0, len(dataset) // 2, len(dataset) - 1})
         probes = [sample_checksum(dataset, index) for index in places]
         again = [sample_checksum(dataset, index) for index in places]
         if probes == again and len(set(probes)) == len(probes):
-            for index in indices[:READ_SAMPLES]:
-                if time.monotonic() < deadline:
-                    drawn.append(sample_checksum(dataset, index))
-            return {"probes": probes, "drawn": drawn}
-    except Exception:  # a stream has no length; a file may be open in the workers alone
-        pass
-    return {"probes": [], "drawn": []}
+            return probes
+    return []

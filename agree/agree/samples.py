@@ -8,6 +8,7 @@ from .gradients import equal_own_gradients
 from .ranks import Findings, Lines, add_note, listed, pair_steps, samples_before
 
 SMALL_BATCH = 8  # samples of a rank, for BatchNorm
+FEWEST_SAMPLES = 8  # in which a tensor that is the same on all ranks is no chance
 
 
 def judge_data(reports: list[dict]) -> tuple[Lines, Findings]:
@@ -77,8 +78,7 @@ def judge_loader(loaders: list[dict]) -> tuple[str, Findings]:
                      "the sampler does so on purpose, such as one with replacement")
         return text, findings or same_content
     # A stream, or different data sets, whose indices mean nothing
-    samples = [[loader["drawn"]] for loader in loaders]
-    text, findings = judge_samples(samples if all(probes) else batches, "drawn")
+    text, findings = judge_samples(batches, "drawn")
     if all(probes) and {loader["shares"] for loader in loaders} == {world_size}:
         differ = sum(len(set(values)) > 1 for values in zip(*probes))
         findings = {"overlap": f"the sampler divides the places in a data set among the ranks, but "
@@ -87,7 +87,7 @@ def judge_loader(loaders: list[dict]) -> tuple[str, Findings]:
     elif all(probes) and not findings:
         add_note(findings, "each rank has a data set of its own: what is computed from it, such as "
                  "a scaler, a vocabulary or class weights, must come from all ranks' data")
-    shared = count_common(samples if all(probes) else batches)
+    shared = count_common(batches)
     if no_replacement and not findings.keys() - {"note"} and shared > max(
             2 * world_size, first["dataset_size"] // 1000):
         findings["overlap"] = f"{shared} of the samples that each rank has drawn"
@@ -174,6 +174,7 @@ def judge_noise(reports, loaders_of_ranks, samples_differ, findings):
                 loader["noise"].get(name, []) for loader in loaders]
     equal = [name for name, ranks in noises.items() if all(ranks) and all(
         len(set(states)) == 1 for states in zip(*ranks))]
+    equal += equal_inputs(reports)
     if equal and samples_differ:
         findings["same noise"] = listed(equal)
         return
@@ -187,6 +188,24 @@ def judge_noise(reports, loaders_of_ranks, samples_differ, findings):
     if names:
         add_note(findings, f"{listed(names)} random numbers are the same on all ranks: right for a "
                  "choice that all share, wrong for augmentation, noise or dropout")
+
+
+def equal_inputs(reports):
+    """Return which tensors of the models' inputs are random and equal on all ranks, as texts.
+
+    Such are the times of a diffusion model. Random: they repeat neither in a batch nor by step.
+    """
+    steps = pair_steps(reports)
+    ranks = [[sample.split() for _, rank_steps in steps
+              for batch in samples_before(report, rank_steps[rank]) for sample in batch]
+             for rank, report in enumerate(reports)]
+    if (len({(len(rows), *map(len, rows)) for rows in ranks}) > 1 or len(steps) == 1
+            or len(ranks[0]) < FEWEST_SAMPLES):
+        return []
+    columns = [list(zip(*rows)) for rows in ranks]
+    return [f"tensor {number} of the models' inputs"
+            for number, values in enumerate(zip(*columns), 1)
+            if values.count(values[0]) == len(values) and len(set(values[0])) > len(values[0]) / 2]
 
 
 def note_unequal_batches(reports, findings):

@@ -483,6 +483,17 @@ def one_noise_for_all():
     train_on_rows(data, model=model, num_workers=1, multiprocessing_context="fork")
 
 
+def one_time_for_all():
+    """As a diffusion model's, whose times have one seed on all ranks."""
+    rank, _ = start()
+    model = DDP(nn.Bilinear(8, 1, 1))
+    optimizer = sgd(model)
+    for batch in torch.randn(2, 64, 8)[rank].split(8):
+        optimizer.zero_grad()
+        model(batch, torch.rand(8, 1)).pow(2).mean().backward()
+        optimizer.step()
+
+
 class Noisy(TensorDataset):
     def __getitem__(self, index):
         row, label = super().__getitem__(index)

@@ -58,6 +58,7 @@ WRONG_TRAININGS = {  # {function of habits.py: (expected verdict, what else the 
     "the_same_partners": ("same noise", "Python's random numbers"),
     "one_noise_for_all": ("same noise", r"dropout, .* workers' random numbers.*seed \+ rank"),
     "split_by_a_seed_per_rank": ("overlap", "what shuffles or splits"),
+    "one_time_for_all": ("same noise", "tensor 2 of the models' inputs"),
     "a_sampler_with_a_seed_per_rank": ("sampler", "with one seed"),
     "a_rank_skips_a_batch": ("sequence", "decide together"),
     "rank_0_evaluates_by_ddp": ("sequence", "if rank == 0"),
@@ -121,7 +122,7 @@ def loader_facts(indices, probes=("a", "b"), are_set=(True,), shares=2):
     """Return what agree knows of a DistributedSampler's loader, with the same order each epoch."""
     epochs = [{"indices": list(indices), "shuffled": True, "is set": is_set, "seed": 0,
                "sampler": 0} for is_set in are_set]
-    return {"dataset_size": 100, "probes": list(probes), "drawn": [f"{indices}"], "shares": shares,
+    return {"dataset_size": 100, "probes": list(probes), "shares": shares,
             "without_replacement": True, "is_distributed": True, "epochs": epochs,
             "batches": [[f"content {index}" for index in indices]]}
 
