@@ -11,11 +11,11 @@ from torch.distributed import distributed_c10d
 from . import frames
 from .hooks import never_raise, wrap_method
 
-EQUAL_SIZES = (  # of the first tensor on all ranks
-    "all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "all_gather_single",
-    "reduce_scatter_tensor", "reduce_scatter_single")
+EQUAL_SIZES = (  # of the first tensor, or of the sum over a list, on all ranks
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
+    "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single")
 COLLECTIVES = (
-    *EQUAL_SIZES, "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all",
+    *EQUAL_SIZES, "reduce_scatter", "gather", "scatter", "all_to_all",
     "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object",
     "broadcast_object_list", "scatter_object_list")
 SHORT_WAIT = 1  # seconds for the others before an asynchronous collective, which need not wait
@@ -61,8 +61,10 @@ class Collectives:
                     group.size() < dist.get_world_size() for group in groups):
                 return
             is_async = any(value is True for value in arguments[1:]) and "object" not in name
-            tensor = arguments[0] if arguments and name in EQUAL_SIZES else None
-            size = f" of {tensor.numel()} numbers" if hasattr(tensor, "numel") else ""
+            size = ""
+            if arguments and name in EQUAL_SIZES:
+                tensors = arguments[0] if isinstance(arguments[0], list) else arguments[:1]
+                size = f" of {sum(tensor.numel() for tensor in tensors)} numbers"
             self.compare(f"{name}{size}", frames.places(sys._getframe(), self.script)[0],
                          SHORT_WAIT if is_async else self.seconds)
 

@@ -75,7 +75,7 @@ def tensors_in(batch: object, depth: int = 0) -> Iterator[torch.Tensor]:
     if torch.is_tensor(batch):
         yield local_part(batch).cpu()
     elif hasattr(batch, "__array_interface__"):  # an array, or an image of Pillow
-        yield torch.as_tensor(numpy.asarray(batch))
+        yield torch.as_tensor(numpy.array(batch))
     elif depth < MAX_DEPTH and not isinstance(batch, (str, bytes, torch.nn.Module)):
         if hasattr(batch, "to_dict"):  # a graph of PyTorch Geometric
             batch = batch.to_dict()

@@ -1,6 +1,8 @@
 """Finds out from a program's stack where it is, and whether it waits."""
 
+import glob
 import os
+import sys
 from collections.abc import Iterator
 from types import FrameType
 
@@ -10,7 +12,9 @@ COMMUNICATES = (
 COMPILES = (
     "/subprocess.py", "/torch/utils/cpp_extension", "/torch/utils/file_baton",
     "/torch/_inductor", "/torch/_dynamo")
-LIBRARIES = ("site-packages", "dist-packages")
+LIBRARIES = (  # parts of their files' paths, as of `pip install --target`
+    "site-packages", "dist-packages", *(f"{folder}/" for folder in sys.path if folder and glob.glob(
+        f"{glob.escape(folder)}/*.dist-info")))
 CHECKER = os.path.join(os.path.dirname(__file__), "")
 
 

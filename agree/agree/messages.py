@@ -58,8 +58,9 @@ FIXES = {
                           "as a loss, all-reduce it first",
         "is not trained": "average what it is computed from over the ranks (all_reduce() of sums "
                           "and counts), or gather it, before each change",
-        "": "the same optimizer, learning rate and loaded state on all ranks; no random change of "
-            "the weights"},
+        "": "the same optimizer, learning rate and loaded state on all ranks; the wrapped model is "
+            "called to the end, and wrapped again if its parameters are replaced; no random change "
+            "of the weights"},
     "nothing trains": {
         "FSDP2": "give the optimizer the parameters of the model after fully_shard(); "
                  "set_requires_gradient_sync(True) before the last backward of a step",
@@ -68,8 +69,9 @@ FIXES = {
     "own gradients": {
         "accelerate": "call the model and the optimizer that accelerator.prepare() returned, and "
                       "accelerator.backward(loss)",
-        "DDP": "call the wrapped model, not the one inside; exit no_sync() before the last "
-               "backward of a step; call step() after backward(), not within it",
+        "DDP": "call the wrapped model, not the one inside; wrap it after its weights are loaded, "
+               "and again if its parameters are replaced; exit no_sync() before the last backward "
+               "of a step; call step() after backward(), not within it",
         "horovod": "call step() of hvd.DistributedOptimizer(optimizer)",
         "DeepSpeed": "call the engine and engine.backward(); exit engine.no_sync() before the last "
                      "backward of a step",

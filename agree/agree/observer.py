@@ -32,6 +32,7 @@ from .fingerprints import (
     random_states,
     state_of,
     tensor_checksum,
+    tensors_in,
 )
 from .hooks import never_raise, wrap_method
 from .ranks import UNSUPPORTED
@@ -160,9 +161,10 @@ class Observer:
         parameters = self.sharding.parameters_of(module)
         if not torch.is_grad_enabled() or not any(
                 parameter.requires_grad for _, parameter in parameters):
-            self.note_others(module)  # it may be trained later
+            self.note_others(module, args)  # it may be trained later
             return
         self.note_model(module, parameters)
+        self.note_others(module, args)
         self.called_model = module
 
     def note_dropout(self, dropout, inputs):
@@ -177,7 +179,9 @@ class Observer:
         if ddp.process_group.size() == torch.distributed.get_world_size():
             self.ddp_waits |= torch.is_grad_enabled() and ddp.require_backward_grad_sync
             if ddp.will_sync_module_buffers():
-                self.collectives.compare("DDP's forward, which broadcasts buffers", self.place())
+                mode = "with" if torch.is_grad_enabled() else "without"
+                self.collectives.compare(
+                    f"DDP's forward {mode} gradients, which broadcasts buffers", self.place())
 
     @never_raise
     def after_forward(self, module, *arguments_and_result):
@@ -195,22 +199,29 @@ class Observer:
     def place(self):
         return self.places()[0]
 
-    def note_others(self, module):
+    def note_others(self, module, inputs):
         """Record what a module's state dict has besides trained parameters, before its first call.
 
         These are buffers, without BatchNorm's statistics, and parameters of a teacher, a target
-        network or a codebook.
+        network or a codebook. A buffer with a row for each of the inputs is a state of these, such
+        as the noise of each of a rank's environments.
         """
         if module in self.other_modules:
             return
         self.other_modules.add(module)
-        kind = f"{type(module).__name__}, first called at {' < '.join(self.places())}"
-        new = {}
+        lines = " < ".join(place.split(",")[0] for place in self.places())
+        kind = f"{type(module).__name__}, first called at {lines}"
+        new, shapes = {}, [tensor.shape for tensor in tensors_in(inputs) if tensor.dim()]
+        rows = {shape[0] for shape in shapes} - {size for shape in shapes for size in shape[1:]}
+        is_trained = any(parameter.requires_grad for parameter in module.parameters())
         for prefix, part in module.named_modules():
             buffers = {} if isinstance(part, _NormBase) else part._buffers
             for name in [*buffers, *part._parameters]:
-                if name not in part._non_persistent_buffers_set and (part, name) not in self.others:
-                    new[part, name] = f"{kind}: {prefix}.{name}"
+                is_state = name in buffers and rows & {*getattr(buffers[name], "shape", ())[:1]}
+                own = "buffer of " * (name in buffers and not is_trained)
+                if not is_state and name not in part._non_persistent_buffers_set and (
+                        part, name) not in self.others:
+                    new[part, name] = f"{own}{kind}: {prefix}.{name}"
         self.others |= new
         self.first_others |= self.states_of_others(new)
 
@@ -243,7 +254,6 @@ class Observer:
             if self.sharding.is_divided_otherwise(parameter):
                 self.add_wrapper("tensor parallelism")
             self.name_parameter(parameter, name)
-        self.note_others(module)
 
     def note_device(self, device):
         if not self.on_gpu:
@@ -389,9 +399,8 @@ class Observer:
             self.step |= {
                 "random": random_states(),
                 "state": self.states_of(known or self.parameters_of_unknown_optimizer())}
-        elif self.names:
-            smallest = min(self.names, key=torch.Tensor.numel)
-            self.step["sample"] = self.states_of({smallest: self.names[smallest]})
+        else:
+            self.step["sample"] = state_of(min(parameters_of(optimizer), key=torch.Tensor.numel))
 
     def parameters_of_unknown_optimizer(self):
         """Return all parameters for an optimizer that has none of them, such as DeepSpeed's.
@@ -470,6 +479,8 @@ class Observer:
     # The end.
 
     def states(self):
+        for model in list(self.models):  # whose parameters may have been replaced
+            self.note_model(model, self.sharding.parameters_of(model))
         return {"last_state": self.states_of(self.names),
                 "last_others": self.states_of_others(self.others)}
 

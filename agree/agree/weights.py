@@ -33,12 +33,13 @@ def judge_weights(reports: list[dict]) -> tuple[Lines, Findings]:
         findings["weights"] = whole
     elif at_end and at_start:
         findings["weights"] = f"before step 1, {describe_differences(at_start, len(compared))}"
-    elif at_end and changed_after_training(reports, parts):
+    elif at_end and not any(names for _, names in history[:-1]) and changed_after_training(
+            reports, parts):
         add_note(findings, f"at the end {describe_differences(at_end, len(compared))} differ, and "
                  "did not before the last step: right if a rank changes them only to save them")
     elif at_end:
         equal_steps = [number for number, names in history if number and not names]
-        since = f"since step {max(equal_steps, default=1)}"
+        since = f"after step {max(equal_steps, default=1)}"
         findings["apart"] = judge_learning_rates(reports) or since
     else:
         findings |= judge_others(reports)
@@ -56,8 +57,9 @@ def judge_weights(reports: list[dict]) -> tuple[Lines, Findings]:
 
 
 def changed_after_training(reports, parts):
-    """Return True if the script has ended, and one tensor was equal up to its last step."""
-    samples = [all_steps_of(report)[-1].get("sample", {}) for report in reports]
+    """Return True if the script has ended, and a tensor of each optimizer was equal up to then."""
+    samples = [{step["what"][0]: step["sample"] for step in all_steps_of(report)
+                if "sample" in step} for report in reports]
     return (all(report["end"] == "ended" for report in reports) and all(samples)
             and not find_differences(samples, parts) and not judge_learning_rates(reports))
 
@@ -79,10 +81,16 @@ def judge_others(reports):
                 start, tolerance = [], START_TOLERANCE
             if differs([{name: rank[name]} for rank in states], start, parts, tolerance):
                 differences[name] = ranks
+        buffers = {name: differences.pop(name) for name in list(differences)
+                   if name.startswith("buffer of ")}  # of a module in which nothing is trained
+        if buffers and not findings:
+            add_note(findings, f"{describe_differences(buffers, len(states[0]))} differ: right for "
+                     "the state of a rank's own environments; wrong for statistics of the data: "
+                     "average what they are computed from")
         text = differences and describe_differences(differences, len(states[0]))
         if differences.keys() & at_start.keys():
             findings["weights"] = f"before step 1, {text}, which is not trained"
-        elif differences and not findings:
+        elif differences and findings.keys() <= {"note"}:
             findings["apart"] = f"{text}, which is not trained: each rank changes it by itself"
     return findings
 
