@@ -65,7 +65,7 @@ class Collectives:
             if arguments and name in EQUAL_SIZES:
                 tensors = arguments[0] if isinstance(arguments[0], list) else arguments[:1]
                 size = f" of {sum(tensor.numel() for tensor in tensors)} numbers"
-            self.compare(f"{name}{size}", frames.places(sys._getframe(), self.script)[0],
+            self.compare(f"{name}{size}", frames.place(sys._getframe(), self.script),
                          SHORT_WAIT if is_async else self.seconds)
 
         return begin
@@ -90,4 +90,4 @@ class Collectives:
 
     @never_raise
     def note_spawn(self, *_, **__):
-        self.on_spawn(frames.places(sys._getframe(), self.script)[0])
+        self.on_spawn(frames.place(sys._getframe(), self.script))

@@ -36,6 +36,12 @@ def places(frame: FrameType, script: str) -> list[str]:
     return own or ["its start"]
 
 
+def place(frame: FrameType, script: str) -> str:
+    """Return the innermost of the program's own calls and its caller's line, as text."""
+    innermost, *callers = places(frame, script)
+    return " < ".join([innermost, *(caller.split(",")[0] for caller in callers[:1])])
+
+
 def waits(frame: FrameType, on_gpu: bool) -> bool:
     """Return True if the program waits in communication, or in backward(), where DDP waits.
 

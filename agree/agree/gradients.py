@@ -49,7 +49,8 @@ def judge_gradients(reports: list[dict]) -> tuple[Lines, Findings]:
                   for _, kind, _ in steps if kind == "own gradients" for name in names})
     if own and findings.keys() & {"mean", "sum", "scaled", "shared"}:
         total = {name for names in classified for name in names}
-        findings.setdefault("part", describe_part(own, len(total)))
+        text = describe_part(own, len(total)) if len(own) < len(total) else "all, in some steps"
+        findings.setdefault("part", text)
         del findings["own gradients"]
     if "mean" in findings and loss_divided and reports[0]["wrappers"]:
         add_note(findings, "the loss seems to be divided by the number of ranks (times "

@@ -45,8 +45,9 @@ FIXES = {
         "": "init_process_group() and DistributedDataParallel(model). If the script has both, it "
             "does not know its launcher: start it with torchrun"},
     "weights": {
-        "is not trained": "one seed on all ranks until all models are built; or copy a teacher or "
-                          "target network after DistributedDataParallel(model)",
+        "is not trained": "one seed on all ranks until all models are built, files loaded on all; "
+                          "or copy a teacher or target network after "
+                          "DistributedDataParallel(model)",
         "FSDP2": "one seed on all ranks before the model is built; or fill the shards with rank "
                  "0's weights: set_model_state_dict() with StateDictOptions(full_state_dict=True, "
                  "broadcast_from_rank0=True)",
@@ -56,11 +57,14 @@ FIXES = {
     "apart": {
         "learning rates": "change them on all ranks alike; if the change depends on a value, such "
                           "as a loss, all-reduce it first",
+        "never changes it": "change it on every rank, not under `if rank == 0`, such as the "
+                            "moving average (EMA) of a teacher",
         "is not trained": "average what it is computed from over the ranks (all_reduce() of sums "
                           "and counts), or gather it, before each change",
         "": "the same optimizer, learning rate and loaded state on all ranks; the wrapped model is "
             "called to the end, and wrapped again if its parameters are replaced; no random change "
-            "of the weights"},
+            "of the weights; the last micro-batch of each step averages, also at an epoch's end "
+            "(--steps 100 measures more)"},
     "nothing trains": {
         "FSDP2": "give the optimizer the parameters of the model after fully_shard(); "
                  "set_requires_gradient_sync(True) before the last backward of a step",

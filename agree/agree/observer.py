@@ -32,7 +32,6 @@ from .fingerprints import (
     random_states,
     state_of,
     tensor_checksum,
-    tensors_in,
 )
 from .hooks import never_raise, wrap_method
 from .ranks import UNSUPPORTED
@@ -43,6 +42,7 @@ WRAPPERS = {
     "DeepSpeedEngine": "DeepSpeed"}
 GRAPH_NODES = 4  # nodes of a loss's graph that are searched for divisions, from the root
 MOST_EVENTS = 20_000
+MOST_OPTIMIZERS = 10  # measured ones: a script may make a new one for each batch
 
 
 class Observer:
@@ -66,7 +66,7 @@ class Observer:
         self.hooked_ids = set()  # of parameters with a gradient hook
         self.hooks = {}  # {parameter: its gradient hook}
         self.module_ids = set()  # of called modules and their submodules
-        self.other_modules = set()
+        self.outermost, self.other_modules = set(), set()  # called modules
         self.models = {}  # {outermost module with new parameters: number of events before it}
         self.called_model = self.last_model = None  # during its forward pass, and the last one
         self.others = {}  # {(module, name of a tensor that is not trained there): its full name}
@@ -156,15 +156,16 @@ class Observer:
             return
         if torch.is_grad_enabled():
             self.last_model = module
-        if not self.is_measuring:
+        if not self.is_measuring and module in self.outermost:
             return
+        self.outermost.add(module)
         parameters = self.sharding.parameters_of(module)
         if not torch.is_grad_enabled() or not any(
                 parameter.requires_grad for _, parameter in parameters):
-            self.note_others(module, args)  # it may be trained later
+            self.note_others(module)  # it may be trained later
             return
         self.note_model(module, parameters)
-        self.note_others(module, args)
+        self.note_others(module)
         self.called_model = module
 
     def note_dropout(self, dropout, inputs):
@@ -197,30 +198,25 @@ class Observer:
         return frames.places(sys._getframe(), self.script)
 
     def place(self):
-        return self.places()[0]
+        return frames.place(sys._getframe(), self.script)
 
-    def note_others(self, module, inputs):
+    def note_others(self, module):
         """Record what a module's state dict has besides trained parameters, before its first call.
 
         These are buffers, without BatchNorm's statistics, and parameters of a teacher, a target
-        network or a codebook. A buffer with a row for each of the inputs is a state of these, such
-        as the noise of each of a rank's environments.
+        network or a codebook.
         """
         if module in self.other_modules:
             return
         self.other_modules.add(module)
         lines = " < ".join(place.split(",")[0] for place in self.places())
         kind = f"{type(module).__name__}, first called at {lines}"
-        new, shapes = {}, [tensor.shape for tensor in tensors_in(inputs) if tensor.dim()]
-        rows = {shape[0] for shape in shapes} - {size for shape in shapes for size in shape[1:]}
-        is_trained = any(parameter.requires_grad for parameter in module.parameters())
+        new = {}
         for prefix, part in module.named_modules():
             buffers = {} if isinstance(part, _NormBase) else part._buffers
             for name in [*buffers, *part._parameters]:
-                is_state = name in buffers and rows & {*getattr(buffers[name], "shape", ())[:1]}
-                own = "buffer of " * (name in buffers and not is_trained)
-                if not is_state and name not in part._non_persistent_buffers_set and (
-                        part, name) not in self.others:
+                own = "buffer of " * (name in buffers)
+                if name not in part._non_persistent_buffers_set and (part, name) not in self.others:
                     new[part, name] = f"{own}{kind}: {prefix}.{name}"
         self.others |= new
         self.first_others |= self.states_of_others(new)
@@ -345,7 +341,7 @@ class Observer:
         """Add a backward pass's gradient, before it is averaged, to this rank's own gradients."""
         self.progress += 1
         name = self.names.get(parameter)
-        if not name or not self.is_measuring:
+        if not name or gradient is None or not self.is_measuring:  # DDP: of an unused output
             return
         if gradient.element_size() < 4:
             self.record["half_precision"] = True
@@ -383,6 +379,8 @@ class Observer:
         self.record["process_group"] |= torch.distributed.is_initialized()
         if key not in self.optimizer_names:
             self.note_optimizer(optimizer)
+            if len(self.optimizer_names) < MOST_OPTIMIZERS:  # also one that begins later
+                self.is_measuring = self.data.is_measuring = True
         found_inf = getattr(optimizer, "found_inf", None)  # GradScaler sets it for fused optimizers
         if found_inf is not None and found_inf.item():  # the optimizer skips this step
             return
@@ -393,7 +391,7 @@ class Observer:
             if not self.is_measuring:
                 self.on_step(sum(self.step_counts.values()))
         self.step = {"lr": [float(group.get("lr", 1)) for group in optimizer.param_groups]}
-        if self.is_measuring:
+        if self.is_measuring and self.step_counts[key] < self.steps:
             known = {parameter: self.names[parameter] for parameter in parameters_of(optimizer)
                      if parameter in self.names}
             self.step |= {

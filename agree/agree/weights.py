@@ -82,16 +82,20 @@ def judge_others(reports):
             if differs([{name: rank[name]} for rank in states], start, parts, tolerance):
                 differences[name] = ranks
         buffers = {name: differences.pop(name) for name in list(differences)
-                   if name.startswith("buffer of ")}  # of a module in which nothing is trained
+                   if name.startswith("buffer of ")}
         if buffers and not findings:
             add_note(findings, f"{describe_differences(buffers, len(states[0]))} differ: right for "
-                     "the state of a rank's own environments; wrong for statistics of the data: "
-                     "average what they are computed from")
+                     "a rank's own environments or a history; wrong for statistics of the data and "
+                     "codebooks: average what they are computed from")
         text = differences and describe_differences(differences, len(states[0]))
         if differences.keys() & at_start.keys():
             findings["weights"] = f"before step 1, {text}, which is not trained"
         elif differences and findings.keys() <= {"note"}:
-            findings["apart"] = f"{text}, which is not trained: each rank changes it by itself"
+            name = next(iter(differences))
+            still = [rank for rank, (old, new) in enumerate(zip(first, states))
+                     if old.get(name, new[name])[0] == new[name][0]]
+            findings["apart"] = f"{text}, which is not trained: " + (
+                f"rank {listed(still)} never changes it" if still else "each rank changes it")
     return findings
 
 

@@ -531,6 +531,22 @@ def a_codebook_of_each_rank():
     train_on_rows(rows(), model=Codebook())
 
 
+def an_average_on_rank_0():
+    rank, _ = start()
+    model = network()
+    average = copy.deepcopy(model)
+
+    def teach(inputs):
+        with torch.no_grad():
+            average(inputs)
+
+    def update(model, optimizer, epoch):
+        if rank == 0:
+            average[0].bias.data.lerp_(model.module[0].bias.data, 0.1)
+
+    train_on_rows(rows(), skip=teach, model=model, at_end=update)
+
+
 def a_teacher_before_the_broadcast():
     rank, _ = start()
     data = rows()
