@@ -156,6 +156,7 @@ def describe(loader, name):
     facts = {"name": name, "noise": {}, "seeds": [], "dataset": loader.dataset, "stream": stream,
              "dataset_size": size_of(loader.dataset), "length": size_of(loader),
              "sampler": type(sampler).__name__, "is_distributed": is_distributed,
+             "batch_sampler": type(loader.batch_sampler) not in (data.BatchSampler, type(None)),
              "shares": next((share for share in shares if isinstance(share, int)), None),
              "without_replacement": is_distributed, "epochs": [], "batches": []}
     if type(loader.batch_sampler) is data.BatchSampler and type(sampler) in (

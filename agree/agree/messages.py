@@ -57,10 +57,9 @@ FIXES = {
     "apart": {
         "learning rates": "change them on all ranks alike; if the change depends on a value, such "
                           "as a loss, all-reduce it first",
-        "never changes it": "change it on every rank, not under `if rank == 0`, such as the "
-                            "moving average (EMA) of a teacher",
-        "is not trained": "average what it is computed from over the ranks (all_reduce() of sums "
-                          "and counts), or gather it, before each change",
+        "is not trained": "change it on every rank at the same step, not under `if rank == 0`, nor "
+                          "by a rank's own random number; if it is computed from the rank's data, "
+                          "all_reduce() these first",
         "": "the same optimizer, learning rate and loaded state on all ranks; the wrapped model is "
             "called to the end, and wrapped again if its parameters are replaced; no random change "
             "of the weights; the last micro-batch of each step averages, also at an epoch's end "
@@ -106,6 +105,8 @@ FIXES = {
                      "with a seed that differs by rank, set after the model is wrapped",
         "accelerate": "draw from the loader that accelerator.prepare(loader) returns; other random "
                       "numbers: set_seed(seed, device_specific=True) after prepare()",
+        "batch sampler": "draw the batches with one seed, and give each rank its part of each: "
+                         "batch[rank::world_size]",
         "stream": "shard the stream: split_dataset_by_node(data, rank, world_size) of Hugging "
                   "Face, or islice(stream, rank, None, world_size); then shard it over workers",
         "WeightedRandomSampler": "give the sampler another seed on each rank: "
@@ -154,4 +155,5 @@ def find_fix(finding: str, report: dict | None, details: str) -> str:
         traits |= {name for name in ("horovod", "accelerate") if report[name]}
         traits |= {"stream"} if any(loader["stream"] for loader in loaders) else set()
         traits |= set() if loaders else {"no loader"}
+        traits |= {"batch sampler"} if any(loader["batch_sampler"] for loader in loaders) else set()
     return next(text for trait, text in FIXES[finding].items() if trait in traits)

@@ -25,6 +25,7 @@ def judge_weights(reports: list[dict]) -> tuple[Lines, Findings]:
     history = differences_by_step(steps, last_states, parts)
     at_start = next((names for number, names in history if number == 1 and names), {})
     at_end = history[-1][1]
+    apart = next((number for number, names in history[:-1] if number > 1 and names), None)
     step_count = len({number for number, _ in steps})
     total = len(all_steps_of(reports[0])) if all(
         report["end"] in ("steps", "ended") for report in reports) else step_count
@@ -33,14 +34,12 @@ def judge_weights(reports: list[dict]) -> tuple[Lines, Findings]:
         findings["weights"] = whole
     elif at_end and at_start:
         findings["weights"] = f"before step 1, {describe_differences(at_start, len(compared))}"
-    elif at_end and not any(names for _, names in history[:-1]) and changed_after_training(
-            reports, parts):
+    elif at_end and not apart and changed_after_training(reports, parts):
         add_note(findings, f"at the end {describe_differences(at_end, len(compared))} differ, and "
                  "did not before the last step: right if a rank changes them only to save them")
-    elif at_end:
-        equal_steps = [number for number, names in history if number and not names]
-        since = f"after step {max(equal_steps, default=1)}"
-        findings["apart"] = judge_learning_rates(reports) or since
+    elif at_end or apart:  # a script may load equal weights at its end
+        equal_steps = step_count if apart is None else apart - 1
+        findings["apart"] = judge_learning_rates(reports) or f"after step {equal_steps}"
     else:
         findings |= judge_others(reports)
     if trained and not any(map(has_moved, reports)):

@@ -51,7 +51,7 @@ WRONG_TRAININGS = {  # {function of habits.py: (expected verdict, what else the 
     "shards_of_each_rank": ("weights", "set_model_state_dict"),
     "a_teacher_before_the_broadcast": ("weights", "copy a teacher"),
     "a_codebook_of_each_rank": ("", "note: .*codebooks: average"),
-    "an_average_on_rank_0": ("apart", "rank 1 never changes it.*on every rank"),
+    "an_average_on_rank_0": ("apart", "rank 1 never changes it.*at the same step"),
     "a_plateau_of_each_rank": ("apart", "learning rates"),
     "one_stream_for_all": ("same data", "islice"),
     "rows_of_one_seed": ("same data", r"given to the models;.*order\[rank::world_size\]"),
