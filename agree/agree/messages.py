@@ -65,7 +65,8 @@ FIXES = {
             "of the weights; the last micro-batch of each step averages, also at an epoch's end "
             "(--steps 100 measures more)"},
     "nothing trains": {
-        "FSDP2": "give the optimizer the parameters of the model after fully_shard(); "
+        "FSDP2": "give the optimizer the parameters of the model after fully_shard(), and after a "
+                 "load that assigns new ones; "
                  "set_requires_gradient_sync(True) before the last backward of a step",
         "": "give the optimizer the parameters of the model that is called, after it was wrapped, "
             "sharded or moved; make sure the loss depends on them"},
@@ -101,8 +102,9 @@ FIXES = {
     "same data": {
         "samplers have one rank": "DistributedSampler(data) takes the rank of the process group: "
                                   "leave out rank=, or pass torch.distributed.get_rank()",
-        "no loader": "shard the rows, order[rank::world_size] of one permutation, or draw them "
-                     "with a seed that differs by rank, set after the model is wrapped",
+        "no loader": "shard the rows, order[rank::world_size] of one permutation, or draw them, "
+                     "and seed environments, by a seed that differs by rank, set after the model "
+                     "is wrapped",
         "accelerate": "draw from the loader that accelerator.prepare(loader) returns; other random "
                       "numbers: set_seed(seed, device_specific=True) after prepare()",
         "batch sampler": "draw the batches with one seed, and give each rank its part of each: "

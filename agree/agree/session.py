@@ -121,7 +121,7 @@ class Session:
                               for rank in range(self.world_size)]
                     if states != last_states:
                         last_states, last_change = states, time.monotonic()
-                    if self.is_late():
+                    if self.is_late() and not all_wait(states):
                         self.publish("stop", True)
                     try:
                         self.judge(states, time.monotonic() - last_change)
@@ -145,7 +145,7 @@ class Session:
         calls = self.read("calls")
         problems = [report["problem"] for report in reports if report and report["end"] == "died"]
         limit = SLOW_CALL_FACTOR * self.hang_seconds
-        if all(report or (status and status["waits"]) for report, status in states):
+        if all_wait(states):
             limit = self.hang_seconds
         if problems or self.hang:
             limit = min(2 if problems else 10, limit)
@@ -215,3 +215,8 @@ class Session:
         if file and last_line:
             with open(file, "w") as error_file:
                 json.dump({"message": last_line, "timestamp": int(time.time())}, error_file)
+
+
+def all_wait(states) -> bool:
+    """Return True if each rank has reported or waits for others: they may hang."""
+    return all(report or (status and status["waits"]) for report, status in states)
