@@ -5,12 +5,14 @@ have what was measured there. The functions that judge the ranks read these list
 """
 
 import functools
+import itertools
 import os
 import socket
 import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm, _NormBase
@@ -63,16 +65,17 @@ class Observer:
         self.events = []
         self.first_alone = 0  # event after the last collective of all ranks
         self.names = {}  # {parameter: its name}
-        self.hooked_ids = set()  # of parameters with a gradient hook
+        self.hooked = set()  # parameters with a gradient hook
         self.hooks = {}  # {parameter: its gradient hook}
-        self.module_ids = set()  # of called modules and their submodules
+        self.parts = WeakSet()  # called modules and their submodules
         self.outermost, self.other_modules = set(), set()  # called modules
         self.models = {}  # {outermost module with new parameters: number of events before it}
         self.called_model = self.last_model = None  # during its forward pass, and the last one
         self.others = {}  # {(module, name of a tensor that is not trained there): its full name}
-        self.optimizer_names = {}  # {id: a name that is the same on all ranks}
-        self.backwards_at_last_step = defaultdict(int)  # {id of an optimizer: self.backwards}
-        self.step_counts = defaultdict(int)  # {id of an optimizer: steps}
+        self.keys, self.counter = WeakKeyDictionary(), itertools.count()  # {optimizer: its key}
+        self.optimizer_names = {}  # {key: a name that is the same on all ranks}
+        self.backwards_at_last_step = defaultdict(int)  # {key of an optimizer: self.backwards}
+        self.step_counts = defaultdict(int)  # {key of an optimizer: steps}
         self.module_depth = self.step_depth = self.backward_depth = 0  # these calls nest
         self.has_dropped = False  # dropout in this step
         self.on_gpu = self.ddp_waits = False  # in the next backward
@@ -134,13 +137,16 @@ class Observer:
             del self.models[model]
             for parameter in model.parameters():
                 self.names.pop(parameter, None)
-                self.hooked_ids.discard(id(parameter))
+                self.hooked.discard(parameter)
                 if parameter in self.hooks:
                     self.hooks.pop(parameter).remove()
         self.note_model(self.last_model, self.sharding.parameters_of(self.last_model))
-        self.own_gradients, self.left_gradients, self.changed_between = {}, {}, {}
+        self.forget_gradients()
         self.measured_states = {}
         self.is_measuring = self.data.is_measuring = max(self.step_counts.values()) < self.steps
+
+    def forget_gradients(self):
+        self.own_gradients, self.left_gradients, self.changed_between = {}, {}, {}
 
     # Modules: the outermost module with parameters to train is a model.
 
@@ -231,12 +237,12 @@ class Observer:
 
     def note_model(self, module, parameters):
         for part in module.modules():
-            if id(part) not in self.module_ids:
-                self.module_ids.add(id(part))
+            if part not in self.parts:
+                self.parts.add(part)
                 self.note_wrapper(part)
         # Skip lazy layers before their first forward pass: their shapes are unknown.
         new = [(name, parameter) for name, parameter in parameters
-               if id(parameter) not in self.hooked_ids and parameter.requires_grad
+               if parameter not in self.hooked and parameter.requires_grad
                and not isinstance(parameter, UninitializedTensorMixin)]
         if new and module not in self.models:
             self.models[module] = len(self.events)
@@ -263,10 +269,10 @@ class Observer:
 
     def name_parameter(self, parameter, name):
         """Give a parameter the name that it has on all ranks, and record its gradients."""
-        self.hooked_ids.add(id(parameter))
+        self.hooked.add(parameter)
         for old in [old for old, old_name in self.names.items() if old_name == name]:
             del self.names[old]  # FSDP has replaced this parameter by a shard
-            self.hooked_ids.discard(id(old))
+            self.hooked.discard(old)
         self.names[parameter] = name
         if parameter not in self.sharding.managed and self.is_supported():
             self.hooks[parameter] = parameter.register_hook(
@@ -375,12 +381,13 @@ class Observer:
     def begin_step(self, optimizer, calls_backward):
         """Record the parameters before a step."""
         self.step = None
-        key = id(optimizer)
+        key = self.key_of(optimizer)
         self.record["process_group"] |= torch.distributed.is_initialized()
         if key not in self.optimizer_names:
             self.note_optimizer(optimizer)
-            if len(self.optimizer_names) < MOST_OPTIMIZERS:  # also one that begins later
+            if not self.is_measuring and len(self.optimizer_names) < MOST_OPTIMIZERS:
                 self.is_measuring = self.data.is_measuring = True
+                self.forget_gradients()  # this step's are not known
         found_inf = getattr(optimizer, "found_inf", None)  # GradScaler sets it for fused optimizers
         if found_inf is not None and found_inf.item():  # the optimizer skips this step
             return
@@ -408,18 +415,24 @@ class Observer:
         only_one = len(self.optimizer_names) == 1 or "DeepSpeed" in self.record["wrappers"]
         return self.names if only_one else {}
 
+    def key_of(self, optimizer):
+        """Return an optimizer's number; its id() may be that of one which exists no more."""
+        if optimizer not in self.keys:
+            self.keys[optimizer] = next(self.counter)
+        return self.keys[optimizer]
+
     def note_optimizer(self, optimizer):
         """Name an optimizer, and its parameters that no called module has."""
         parameters = parameters_of(optimizer)
         known = [self.names[parameter] for parameter in parameters if parameter in self.names]
         kind = type(optimizer).__name__
         optimizer_name = f"{kind} of {known[0] if known else len(parameters)}"
-        self.optimizer_names[id(optimizer)] = optimizer_name
+        self.optimizer_names[self.key_of(optimizer)] = optimizer_name
         if type(optimizer).__module__ == "horovod.torch.optimizer":
             self.add_wrapper("Horovod")
         for number, parameter in enumerate(parameters):
-            if id(parameter) not in self.hooked_ids and parameter.requires_grad:
-                self.hooked_ids.add(id(parameter))
+            if parameter not in self.hooked and parameter.requires_grad:
+                self.hooked.add(parameter)
                 name = f"parameter {number} of {optimizer_name}"
                 parameter.register_hook(functools.partial(self.note_bare_gradient, name, parameter))
 
@@ -453,7 +466,7 @@ class Observer:
             self.note_used_gradients(optimizer)
         if self.step_depth:
             return
-        key, step, used = id(optimizer), self.step, self.used_gradients
+        key, step, used = self.key_of(optimizer), self.step, self.used_gradients
         self.step, self.used_gradients, self.has_dropped = None, {}, False
         if step is None or self.backwards == self.backwards_at_last_step[key]:
             return  # Horovod takes a step without a backward pass to broadcast optimizer state
