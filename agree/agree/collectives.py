@@ -61,10 +61,10 @@ class Collectives:
                     group.size() < dist.get_world_size() for group in groups):
                 return
             is_async = any(value is True for value in arguments[1:]) and "object" not in name
-            size = ""
-            if arguments and name in EQUAL_SIZES:
-                tensors = arguments[0] if isinstance(arguments[0], list) else arguments[:1]
-                size = f" of {sum(tensor.numel() for tensor in tensors)} numbers"
+            first = kwargs.get("tensor", arguments[0] if arguments else ())
+            tensors = first if isinstance(first, (list, tuple)) else [first]
+            sizes = [tensor.numel() for tensor in tensors if hasattr(tensor, "numel")]
+            size = f" of {sum(sizes)} numbers" if sizes and name in EQUAL_SIZES else ""
             self.compare(f"{name}{size}", frames.place(sys._getframe(), self.script),
                          SHORT_WAIT if is_async else self.seconds)
 

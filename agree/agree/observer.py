@@ -156,8 +156,8 @@ class Observer:
         self.module_depth += 1
         if type(module).__name__ == "DistributedDataParallel":
             self.before_ddp(module)
-        if self.called_model is not None and isinstance(module, _DropoutNd):
-            self.note_dropout(module, *args)
+        if self.called_model is not None and isinstance(module, _DropoutNd) and args:
+            self.note_dropout(module, args[0])
         if self.module_depth > 1 or self.backward_depth:
             return
         if torch.is_grad_enabled():
@@ -405,7 +405,11 @@ class Observer:
                 "random": random_states(),
                 "state": self.states_of(known or self.parameters_of_unknown_optimizer())}
         else:
-            self.step["sample"] = state_of(min(parameters_of(optimizer), key=torch.Tensor.numel))
+            tensors = [parameter for parameter in parameters_of(optimizer)
+                       if parameter.device.type != "meta"
+                       and not isinstance(parameter, UninitializedTensorMixin)]
+            if tensors:
+                self.step["sample"] = state_of(min(tensors, key=torch.Tensor.numel))
 
     def parameters_of_unknown_optimizer(self):
         """Return all parameters for an optimizer that has none of them, such as DeepSpeed's.

@@ -92,6 +92,7 @@ def no_grad_before_ddp():
     with torch.no_grad():
         model(torch.zeros(1, 8))
     model = DDP(model)
+    dist.all_reduce(op=dist.ReduceOp.SUM, tensor=torch.zeros(1))
     train(model, sgd(model))
 
 
@@ -110,6 +111,8 @@ def rank_0_alone():
             model.module(fixed)
             for inputs, labels in DataLoader(data, 8):
                 mse(model.module(inputs), labels)
+            if epoch == 1:  # the last one: a weight that is only saved
+                model.module[0].bias.data.zero_()
 
     torch.manual_seed(rank)
     train_on_rows(data, at_end=evaluate, model=model)
