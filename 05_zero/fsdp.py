@@ -1,24 +1,20 @@
-"""Train a small GPT with PyTorch's FSDP2 (fully_shard); stage 1: ZeroRedundancyOptimizer.
+"""Train a small GPT with PyTorch's FSDP2 (fully_shard), which shards as ZeRO's stage 3 does.
 
-    mpiexec -n 2 python fsdp.py                 # each rank's bytes next to the formula's
+    mpiexec -n 2 python fsdp.py
     mpiexec -n 4 python fsdp.py --layers 24 --width 2048 --heads 16 --context 1024 --text synthetic
 """
 
 import math
 import sys
 from datetime import timedelta
-from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from accounting import Accounting, pytorch_formula, pytorch_tensors, report_bytes, sizes_of
 from sharded import load, load_from_rank_0, save
 from text import generate, load_text
 from transformer import parts
@@ -49,10 +45,8 @@ def main():
     # Ranks and device: the launcher has started one process of this program per rank.
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
     parser = flags.make_gpt_parser(__doc__, lr=0.008)
-    add = parser.add_argument
-    add("--stage", type=int, choices=(1, 3), default=3, help="ZeRO stage (3)")
-    add("--offload", choices=("none", "cpu"), default="none",
-        help="cpu: keep each rank's shards in CPU memory (none)")
+    parser.add_argument("--offload", choices=("none", "cpu"), default="none",
+                        help="cpu: keep each rank's shards in CPU memory (none)")
     args = parser.parse_args()
     device, backend = torch.device("cpu"), "gloo"  # the library that connects CPUs
     if args.device != "cpu" and torch.cuda.is_available():
@@ -68,10 +62,8 @@ def main():
     # Batch and data: shuffled every epoch and split among the ranks; leftovers are dropped.
     global_batch = args.global_batch_size or world_size * args.batch_size
     batch = global_batch // world_size  # per rank; flags.check() refuses a remainder
-    if args.offload == "cpu" and (args.stage == 1 or device.type == "cpu"):
-        sys.exit("--offload cpu needs --stage 3 and a GPU (it saves GPU memory)")
-    if args.checkpoint and args.stage == 1:
-        sys.exit("--checkpoint needs --stage 3")
+    if args.offload == "cpu" and device.type == "cpu":
+        sys.exit("--offload cpu needs a GPU (it saves GPU memory)")
     flags.check(args, device.type, global_batch, world_size)
     train, test = load_text(args, global_batch)
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
@@ -80,22 +72,16 @@ def main():
 
     # Model and optimizer.
     shape = {name: getattr(args, name) for name in ("layers", "width", "heads", "context")}
-    with torch.device("meta" if args.stage == 3 else "cpu"):  # meta: shapes without memory
+    with torch.device("meta"):  # meta: shapes without memory
         model = nn.Sequential(*parts(**shape, checkpointing=args.activation_checkpointing))
     model.to(dtype)
     lr = args.lr * (global_batch / 256) ** 0.5  # square-root rule, for Adam: 2205.10287
-    sizes = sizes_of(model)
-    if args.stage == 3:
-        parallel_model = shard(model, parts(**shape), args, device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    else:  # each rank keeps Adam's state for a part of the parameters
-        parallel_model = DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=lr)
-    shards = list(model.parameters())
+    shard(model, parts(**shape), args, device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
 
     # Resume after the last saved epoch. Every rank reads the checkpoint.
     step = 0
-    settings = {**shape, "text": args.text or "Python's documentation", "stage": args.stage,
+    settings = {**shape, "text": args.text or "Python's documentation",
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if flags.has_checkpoint(args):
         with flags.exit_on_load_error(args):
@@ -106,13 +92,9 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     report = Report(args, rank, "sequences", chapter="05_zero/fsdp.py", ranks=world_size,
-                    device=device.type, nodes=devices.gather(local_rank).count(0),
-                    dataset=settings["text"], model="GPT", parameters=sum(sizes),
-                    batch_size=batch, **settings, offload=args.offload)
-    accounting = Accounting(model, partial(pytorch_tensors, model, shards, optimizer),
-                            device=device,
-                            other_bytes=8 * args.context * (len(train) + 256 * batch))
-    counted_step = step + 1  # the second step of this run, when Adam has its state
+                    device=device.type, nodes=devices.count_nodes(), dataset=settings["text"],
+                    model="GPT", batch_size=batch, **settings, offload=args.offload,
+                    parameters=sum(parameter.numel() for parameter in model.parameters()))
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
@@ -123,16 +105,10 @@ def main():
             tokens = tokens.to(device, non_blocking=True).long()
             next_tokens = next_tokens.to(device, non_blocking=True).long()
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
-            if step == counted_step:
-                accounting.start()
             optimizer.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16,
-                                enabled=args.precision == "bf16" and args.stage == 1):
-                logits = parallel_model(tokens).to(dtype)
+            logits = model(tokens).to(dtype)
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), next_tokens.flatten())
             loss.backward()  # each rank gets the averaged gradients of its shards
-            if step == counted_step:
-                accounting.stop()
             optimizer.step()
             step += 1
             losses.append(loss.detach())
@@ -145,8 +121,8 @@ def main():
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its shards
             save(model, optimizer, args.checkpoint, settings, step)
 
-    # Evaluation: each test byte counts once. At stage 3 all ranks gather each block together, so
-    # all need equally many batches: what the last one lacks is padding, which does not count.
+    # Evaluation: each test byte counts once. All ranks gather each block together, so all need
+    # equally many batches: what the last one lacks is padding, which does not count.
     model.eval()
     nats = torch.zeros((), dtype=torch.float64, device=device)
     for first in range(0, len(test), global_batch):
@@ -161,10 +137,7 @@ def main():
     test_loss = nats.item() / math.log(2) / len(test) / args.context
     report.print(f"test loss {test_loss:.4f} bits per byte ({len(test)} sequences)")
     report.print(f"it writes: {generate(model, test[0][0].to(device))}")
-    expected = pytorch_formula(args, world_size, sizes, batch, dtype)
-    memory = report_bytes(accounting, expected)
-    report.write_record(test_loss=test_loss, memory=memory, memory_formula=expected,
-                        gradient_bytes=sum(sizes) * dtype.itemsize)
+    report.write_record(test_loss=test_loss)
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 
 

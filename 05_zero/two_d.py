@@ -24,7 +24,6 @@ from transformer import parts
 from workshop import devices, flags
 from workshop.ranks import find_ranks, run
 from workshop.report import Report
-from workshop.traffic import CommunicationCounter
 
 # How the ranks of a group divide the layers. Between two layers each rank has some of the tokens;
 # attention and MLP gather all. A layer split by columns gives a rank some of the outputs, such as
@@ -76,7 +75,7 @@ def main():
 
     # Mesh: of 2 x 4 ranks, 0 to 3 are a tensor group, and 4 to 7. A group's ranks share each layer
     # and read the same sequences; FSDP shards rank 0's part of a layer over the ranks 0 and 4.
-    nodes = devices.gather(local_rank).count(0)
+    nodes = devices.count_nodes()
     tensor_ranks = args.tensor or math.gcd(world_size // nodes, args.heads, args.context)
     if tensor_ranks < 1 or math.gcd(world_size, args.heads, args.context) % tensor_ranks:
         sys.exit(f"--tensor {tensor_ranks} has to divide --heads, --context and {world_size} ranks")
@@ -104,7 +103,7 @@ def main():
 
     # Resume after the last saved epoch. Every rank reads the checkpoint.
     step = 0
-    settings = {**shape, "text": args.text or "Python's documentation", "stage": 3,
+    settings = {**shape, "text": args.text or "Python's documentation",
                 "global_batch_size": global_batch, "precision": args.precision, "seed": args.seed}
     if flags.has_checkpoint(args):
         with flags.exit_on_load_error(args):
@@ -118,7 +117,6 @@ def main():
                     device=device.type, nodes=nodes, dataset=settings["text"], model="GPT",
                     batch_size=batch, tensor_ranks=tensor_ranks, **settings,
                     parameters=sum(parameter.numel() for parameter in model.parameters()))
-    traffic, counted_step = CommunicationCounter(), min(step + 3, last_step) - 1  # third step
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
@@ -131,14 +129,10 @@ def main():
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
             # The mesh's groups have PyTorch's own time-out. Each call restarts this timer.
             faulthandler.dump_traceback_later(args.timeout, exit=True)
-            if step == counted_step:
-                traffic.start()
             optimizer.zero_grad()
             logits = model(tokens).to(dtype)
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), next_tokens.flatten())
             loss.backward()  # each rank gets the averaged gradients of its shards
-            if step == counted_step:
-                traffic.stop()
             optimizer.step()
             step += 1
             losses.append(loss.detach())
@@ -167,8 +161,7 @@ def main():
     test_loss = nats.item() / math.log(2) / len(test) / args.context
     report.print(f"test loss {test_loss:.4f} bits per byte ({len(test)} sequences)")
     report.print(f"it writes: {generate(model, test[0][0].to(device))}")
-    sent = traffic.print_bytes(mesh)
-    report.write_record(test_loss=test_loss, sent=sent)
+    report.write_record(test_loss=test_loss)
     faulthandler.cancel_dump_traceback_later()
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 

@@ -29,6 +29,12 @@ def gather(value: object) -> list:
     return values
 
 
+def count_nodes() -> int:
+    """Return the number of nodes of all ranks, on every rank. All ranks have to call it."""
+    ranks_per_node = gather(int(os.environ["LOCAL_WORLD_SIZE"]))
+    return round(sum(1 / ranks for ranks in ranks_per_node))
+
+
 def check_device(args: argparse.Namespace, device: object) -> object:
     """Return this torch.device, or, on all ranks, the CPU if NCCL would refuse two ranks' GPUs.
 

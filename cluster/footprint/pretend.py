@@ -1,0 +1,192 @@
+"""Makes this process one rank of a job that does not exist: its collectives return at once.
+
+PyTorch's "fake" process group sends nothing. Real tensors then keep the values that they had; fake
+tensors have shapes and no values.
+"""
+
+import functools
+import os
+import pickle
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from cluster.footprint.watch import without_modes
+
+
+def set_variables(rank: int, ranks: int, gpus_per_node: int):
+    """Set torchrun's variables, for one rank of a job."""
+    per_node = min(ranks, gpus_per_node)
+    values = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank % per_node,
+              "LOCAL_WORLD_SIZE": per_node, "GROUP_RANK": rank // per_node,
+              "GROUP_WORLD_SIZE": ranks // per_node, "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": 1, "TORCHELASTIC_RUN_ID": "footprint"}
+    if not torch.cuda.is_available():
+        values["ACCELERATE_USE_CPU"] = "true"  # else accelerate ignores the ranks
+    os.environ.update({name: str(value) for name, value in values.items()})
+
+
+def replace(name, function):
+    """Replace torch.distributed's function under both of its names."""
+    for module in dist, distributed_c10d:
+        setattr(module, name, function)
+
+
+def pretend_group(rank: int, ranks: int, broadcasts: list[bytes]):
+    """Let init_process_group() connect to nobody; every rank's objects are this rank's.
+
+    broadcasts: pickled lists of objects that rank 0 has broadcast. Rank 0 appends to it; another
+    rank takes them from it.
+    """
+    init_process_group, new_group = dist.init_process_group, dist.new_group
+
+    def init_fake_group(*_, **__):
+        if not dist.is_initialized():
+            init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+
+    def new_fake_group(ranks=None, **kwargs):
+        return new_group(ranks, group_desc=kwargs.get("group_desc"))
+
+    def all_gather_object(objects, value, *_, **__):
+        objects[:] = [value] * len(objects)
+
+    def gather_object(value, objects=None, *_, **__):
+        if objects is not None:
+            objects[:] = [value] * len(objects)
+
+    def broadcast_object_list(objects, *_, **__):
+        if rank == 0:
+            broadcasts.append(pickle.dumps(objects))
+        elif broadcasts:
+            objects[:] = pickle.loads(broadcasts.pop(0))
+
+    for function in (all_gather_object, gather_object, broadcast_object_list):
+        replace(function.__name__, function)
+    replace("init_process_group", init_fake_group)
+    replace("new_group", new_fake_group)
+
+
+def average_by_hook(fake: bool):
+    """Let DDP all-reduce by a hook: its C++ code waits for tensors that the fake group lacks.
+
+    fake: DDP's tensors are fake. It then keeps its first bucket of all gradients, because making
+    its final buckets reads values; the hook divides it as those would.
+    """
+    initialize = DistributedDataParallel.__init__
+
+    @functools.wraps(initialize)
+    def with_hook(ddp, *args, **kwargs):
+        initialize(ddp, *args, **kwargs | ({"init_sync": False} if fake else {}))
+
+        def all_reduce(_, bucket):
+            buffer, future = bucket.buffer(), Future()
+            parts = [buffer]
+            if fake and not ddp.find_unused_parameters:
+                sizes = [gradient.numel() for gradient in bucket.gradients()]
+                parts = buffer.split(bucket_sizes(sizes, buffer.element_size(),
+                                                  ddp.bucket_bytes_cap))
+                ddp.reducer.sizes = len(sizes) + 1, len(parts)
+            for part in parts:
+                dist.all_reduce(part)
+            future.set_result(buffer)
+            return future
+
+        ddp.register_comm_hook(None, all_reduce)
+        if fake:
+            ddp.reducer = FixedReducer(ddp.reducer)
+
+    DistributedDataParallel.__init__ = with_hook
+
+
+def bucket_sizes(sizes: list[int], element_bytes: int, cap: int) -> list[int]:
+    """Return the elements of DDP's buckets of gradients of these sizes, in the order of backward.
+
+    A bucket is closed when it has reached its limit: 1 MiB for the first, `cap` bytes for others
+    (PyTorch, torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size).
+    """
+    limit, buckets = dist._DEFAULT_FIRST_BUCKET_BYTES, [0]
+    for size in sizes:
+        if buckets[-1] * element_bytes >= limit:
+            limit = cap
+            buckets.append(0)
+        buckets[-1] += size
+    return buckets
+
+
+class FixedReducer:
+    """DDP's reducer, which keeps its first bucket, but sends what making the final ones would."""
+
+    def __init__(self, reducer):
+        self.reducer, self.sizes = reducer, ()
+
+    def __getattr__(self, name):
+        return getattr(self.reducer, name)
+
+    def _rebuild_buckets(self):
+        for size in self.sizes:  # after the first backward, rank 0's order and sizes of buckets
+            dist.broadcast(torch.empty(size, dtype=torch.int32), 0)
+        rebuilt, self.sizes = bool(self.sizes), ()
+        return rebuilt
+
+
+class Scalars(TorchDispatchMode):
+    """Answers item() and bool() of a fake tensor: with its value if it is a constant, else with 1.
+
+    With False for bool and 0 for uint8, which is what tells that a gradient is infinite. A random
+    order is a real tensor, because samplers read it, one number after the other.
+    """
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation is torch.ops.aten._local_scalar_dense.default:
+            constant = getattr(args[0], "constant", None)
+            if constant is not None:
+                with _disable_current_modes():
+                    return constant.item()
+            if args[0].dtype in (torch.bool, torch.uint8):
+                return 0
+            return 1.0 if args[0].is_floating_point() else 1
+        if operation.overloadpacket is torch.ops.aten.randperm:
+            with _disable_current_modes():
+                return operation(*args, **(kwargs or {}))
+        return operation(*args, **(kwargs or {}))
+
+
+def fake_tensors() -> list[TorchDispatchMode]:
+    """Return the modes under which all new tensors are fake."""
+    for name in "__getitem__", "_flatten", "_unflatten", "get_coordinate", "_get_all_submeshes":
+        if hasattr(DeviceMesh, name):
+            setattr(DeviceMesh, name, without_modes(getattr(DeviceMesh, name)))
+    nn.Module._apply, torch.chunk = convert, chunk
+    return [FakeTensorMode(allow_non_fake_inputs=True), Scalars()]
+
+
+def chunk(tensor, chunks, dim=0):
+    """Replace torch.chunk, by which FSDP makes one view per rank: equal chunks are one view."""
+    length = tensor.shape[dim]
+    size = max(1, -(-length // chunks))
+    last = tensor.narrow(dim, (length - 1) // size * size, length - (length - 1) // size * size)
+    return (*[tensor.narrow(dim, 0, size)] * ((length - 1) // size), last)
+
+
+def convert(module, function, recurse=True):
+    """Replace nn.Module._apply, which cannot exchange a fake tensor: keep what does not change."""
+    for child in module.children() if recurse else ():
+        child._apply(function)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            with torch.no_grad():
+                new = function(parameter)
+            if (new.dtype, new.device) != (parameter.dtype, parameter.device):
+                module._parameters[name] = nn.Parameter(new, parameter.requires_grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module

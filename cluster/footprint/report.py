@@ -1,0 +1,90 @@
+"""Prints a footprint, and writes it as JSON."""
+
+import json
+import resource
+import socket
+import sys
+
+
+class Refusal(Exception):
+    """The reason, in one line, why there is no footprint."""
+
+
+def check_collectives(footprint: dict, ranks: int) -> None:
+    """Raise Refusal if several ranks have called no collective."""
+    if ranks > 1 and not footprint["sent"]:
+        raise Refusal(f"{ranks} ranks, but the step calls no collective of torch.distributed: each "
+                      "rank trains alone (Horovod's collectives are not counted)")
+
+
+def add_places(footprint: dict, gpus_per_node: int = 0) -> list[dict]:
+    """Return the ranks' footprints, in which each collective says if it stays inside a node.
+
+    gpus_per_node: of pretended nodes, whose only footprint is this one (0: real ones).
+    """
+    import torch.distributed as dist
+    footprints = [footprint]
+    if gpus_per_node:
+        def node(rank):
+            return rank // gpus_per_node
+    else:
+        hosts = [socket.gethostname()]
+        if dist.is_initialized():
+            hosts, footprints = [None] * dist.get_world_size(), [None] * dist.get_world_size()
+            dist.all_gather_object(hosts, socket.gethostname())
+            dist.all_gather_object(footprints, footprint)
+        node = hosts.__getitem__
+    for footprint in footprints:
+        for row in footprint["sent"]:
+            nodes = {node(rank) for rank in row["ranks"]}
+            row |= {"ranks": len(row["ranks"]),
+                    "link": "inside a node" if len(nodes) == 1 else "between nodes"}
+    return footprints
+
+
+def show(args, footprints: list[dict], seconds: float) -> None:
+    """Print a table of the ranks: all if there are up to four, else the first and the fullest."""
+    shown = footprints
+    if len(footprints) > 4:
+        shown = [footprints[0], max(footprints, key=lambda row: row["memory"]["peak"])]
+    first = footprints[0]
+    print(f"\n{args.script}, second step, ", end="")
+    if first["pretended"]:
+        print(f"pretended rank {args.rank} of {args.ranks:,}, {args.gpus_per_node} per node, "
+              f"{first['tensors']} tensors")
+        if first["tensors"] == "fake":
+            print(f"(on fake tensors the peak may be some percent too high: {first['why_fake']})")
+    else:
+        print(f"{len(footprints)} rank(s)")
+    names = [f"rank {row['rank']}" for row in shown]
+    print(f"\n{'bytes':22}" + "".join(f"{name:>20}" for name in names))
+    for role in first["memory"]:
+        sizes = [row["memory"][role] for row in shown]
+        print(f"{role:22}" + "".join(f"{size:20,}" for size in sizes)
+              + (f"   {sizes[0] / 2**30:.1f} GiB" if role == "peak" else ""))
+    print(f"\n{'sent by rank ' + str(first['rank']):22}{'bytes':>20}{'calls':>8}"
+          f"{'group of':>10}   link")
+    for row in first["sent"]:
+        dimension = f", {row['dimension']} dimension" if row["dimension"] else ""
+        print(f"{row['operation']:22}{row['bytes']:20,}{row['calls']:8,}{row['ranks']:10,}   "
+              f"{row['link']}{dimension}")
+    flops = sum(first["flops"].values())
+    again = first["flops"].get("recomputation", 0)
+    print(f"\n{'FLOPs':22}{flops - again:20,}"
+          + (f"   and {again:,} that activation checkpointing repeats" if again else ""))
+    host = peak_host_bytes()
+    print(f"\ntook {seconds:.0f} s and {host / 1e9:.1f} GB of this computer's memory")
+    if args.results:
+        with open(args.results, "a") as file:
+            for row in footprints:
+                file.write(json.dumps({"script": args.script, "flags": args.arguments,
+                                       "ranks": args.ranks or len(footprints),
+                                       "seconds": round(seconds, 1), "host_bytes": host, **row})
+                           + "\n")
+
+
+def peak_host_bytes() -> int:
+    """Return the largest resident size of this process or of a child that has ended."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * max(resource.getrusage(who).ru_maxrss
+                      for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
