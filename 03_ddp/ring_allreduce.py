@@ -104,10 +104,10 @@ def measure(algorithm, numbers, repeats):
         seconds.append(time.perf_counter() - start_time)
         if not torch.equal(tensor, total):
             raise ArithmeticError(f"{algorithm.__name__}: wrong sum on rank {dist.get_rank()}")
-    runs = [max(rank_seconds) for rank_seconds in zip(*gather(seconds[WARM_UP:]))]  # slowest rank
+    slowest = [max(run) for run in zip(*gather(seconds[WARM_UP:]))]  # each run's slowest rank
     return {"algorithm": algorithm.__name__, "ranks": dist.get_world_size(),
-            "bytes": numbers.nbytes, "repeats": repeats, "seconds": statistics.median(runs),
-            "least": min(runs), "most": max(runs), "steps": len(step_bytes) or None,
+            "bytes": numbers.nbytes, "repeats": repeats, "seconds": statistics.median(slowest),
+            "least": min(slowest), "most": max(slowest), "steps": len(step_bytes) or None,
             "bytes_sent": gather(sum(step_bytes)) if step_bytes else None}
 
 
