@@ -33,8 +33,8 @@ demo: SETUP_FLAGS = --packages
 demo: setup ## train every chapter's network on 1 and 2 ranks; print and draw the speed-ups
 	@"$(VENV)/bin/python" -m tools.measuring.demo
 
-gpu: setup ## test a node's GPUs: correctness, and speed (PARTS=nccl: one part)
-	@"$(VENV)/bin/python" -m cluster.gpu $(PARTS)
+gpu: setup ## test a node's GPUs: correctness, and speed (PARTS=nccl: without speed)
+	@"$(VENV)/bin/python" tests/gpu $(PARTS)
 
 check: WORKERS = 0
 check: setup-tests ## fast checks that start no ranks, after editing a page or a tool

@@ -7,7 +7,6 @@ A job is a command with all processes that it starts, such as the ranks of an mp
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import signal
@@ -47,11 +46,6 @@ def free_port() -> int:
         port = random.SystemRandom().randrange(20000, 30000)
         with suppress(OSError), socket.create_server(("", port)):
             return port
-
-
-def common_multiple(minimum: int, *ranks: int) -> int:
-    """Return the smallest global batch of at least `minimum` that all these ranks can split."""
-    return math.ceil(minimum / math.lcm(*ranks)) * math.lcm(*ranks)
 
 
 def install_problem(chapter: str) -> str | None:

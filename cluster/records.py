@@ -43,12 +43,6 @@ def append_records(path: str | Path, *records: dict) -> None:
         os.fsync(file.fileno())
 
 
-def outcome(name: str, passed: bool, output: str = "", **facts: object) -> dict:
-    """Return a record of a check, with the last lines of the output if it has not passed."""
-    last_lines = "" if passed else "\n".join(output.splitlines()[-15:])
-    return {"test": name, "passed": bool(passed), **facts, "output": last_lines}
-
-
 def processor_name() -> str:
     """Return the names of the GPUs, or of the CPU if there are none."""
     if shutil.which("nvidia-smi"):

@@ -1,0 +1,65 @@
+"""Check a node's GPUs: do the chapters train as on a CPU, and how fast?
+
+    python tests/gpu                      # all parts; make gpu does the same
+    python tests/gpu ddp speed            # two parts; nccl: all but speed
+    python tests/gpu nccl --device cpu    # a trial of this program, over gloo
+
+It needs torch >= 2.6, torchvision, scikit-learn and psutil in the Python that runs it, and no
+network. It prints what each part measures, and appends it to results/gpu.jsonl as lines of JSON.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+
+import nccl
+from speed import speed
+
+from cluster.launch import ROOT
+from cluster.records import append_records, describe_machine
+from workshop.flags import Parser
+
+PARTS = {"nccl": nccl.PARTS} | {part.__name__: [part] for part in (*nccl.PARTS, speed)}
+
+
+def parse_args():
+    parser = Parser(__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", default=["nccl", "speed"],
+                        help=f"{', '.join(PARTS)} (all)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "gpu.jsonl",
+                        help="file to append to (results/gpu.jsonl)")
+    args = parser.parse_args()
+    if unknown := set(args.parts) - PARTS.keys():
+        parser.error(f"unknown part {', '.join(unknown)}: choose from {', '.join(PARTS)}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch sees no GPU: compare nvidia-smi with torch.version.cuda, or try "
+                     "--device cpu")
+    return args
+
+
+def main():
+    args = parse_args()
+    gpus = torch.cuda.device_count()
+    machine = describe_machine() | {"launcher": "torchrun", "gpus": gpus, "device": args.device}
+    print(machine["processor"], f"torch {machine['torch']}", machine["git"], machine["time"])
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for part in [part for name in args.parts for part in PARTS[name]]:
+        print(f"\n{part.__name__}: {part.__doc__}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            for record in part(nccl.Jobs(args.device, gpus, Path(folder))):
+                failed += not record.get("passed", True)
+                texts = [f"{key}: {value}" for key, value in record.items() if value != ""]
+                print("   ", *texts, sep="   ", flush=True)
+                append_records(args.results, {"part": part.__name__, **machine, **record})
+    print(f"\n{failed} of the tests failed; {args.results}")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
