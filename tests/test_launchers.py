@@ -110,10 +110,6 @@ def test_contradictory_variables_are_refused(chapter, launcher, variables, messa
         assert_refused(result, message)
 
 
-SLURM_STEP = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0",
-              "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
-
-
 @pytest.mark.check
 @pytest.mark.parametrize(("variables", "message"), [
     (ALLOCATION, "SLURM_NTASKS=4, but this program sees 1"),  # a batch script's own process
@@ -122,7 +118,7 @@ SLURM_STEP = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID":
     ({"PALS_RANKID": "0", "PMIX_RANK": "0"}, "PALS_RANKID=0 does not tell how many .* --pmi=cray"),
     ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_PORT="),
     (PARTNER | {"RANK": "0", "MASTER_PORT": "0"}, "MASTER_PORT=0"),
-    (SLURM_STEP | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}, "MASTER_PORT=0"),
+    (srun_variables(0, 2) | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}, "MASTER_PORT=0"),
     ({"RANK": "0", "MASTER_ADDR": "localhost"}, "RANK=0 does not tell how many"),
     ({"WORLD_SIZE": "", "MASTER_ADDR": "a"}, "WORLD_SIZE='', but"),
     ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2: ranks count"),

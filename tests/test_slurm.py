@@ -22,6 +22,7 @@ from conftest import (
     tracked_files,
 )
 from lab import LAB_UNAVAILABLE, Lab
+from test_deaths import copy_with_fault
 from tolerances import FP64, assert_close
 
 MISSING_PROGRAMS = [name for name in ("slurmctld", "slurmd", "munged", "sbatch", "qsub")
@@ -170,11 +171,7 @@ def test_the_rehearsal_submits_in_the_reservation(cluster):
 @pytest.mark.fault
 def test_a_killed_rank_ends_the_slurm_step(cluster, tmp_path):
     """The ranks start as in the site files; the other node's rank waits in an all-reduce."""
-    backward = "            loss.backward()"
-    main = copy_and_edit("03_ddp", tmp_path / "copy", (backward, f"""\
-            if rank == 1 and step == 3:
-                os.kill(os.getpid(), 9)
-{backward}"""))
+    main = copy_with_fault("03_ddp", tmp_path, "rank == 1 and step == 3", "os.kill(os.getpid(), 9)")
     start = time.monotonic()
     cluster.run("srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "-N", 2, "-n", 2, BIN / "python",
                 main, "--device", "cpu", "--timeout", 20, codes=range(1, 256))
