@@ -51,3 +51,11 @@ def distance(first, second):
 def assert_close(kind, difference, bound):
     """Assert that a difference of this kind is within its bound."""
     assert difference <= bound, f"{kind}: {difference:.2e}, allowed {bound:.2e}"
+
+
+def assert_equal_in_fp64(values, expected):
+    """Assert that two trainings' numbers are equal: arrays, tensors, or dictionaries of them."""
+    if not isinstance(expected, dict):
+        values, expected = {"parameters": values}, {"parameters": expected}
+    for name, array in expected.items():
+        assert_close(f"{name}, fp64", float(abs(values[name] - array).max()), FP64)
