@@ -189,13 +189,6 @@ def find_node_problems(node_ranks, rank_0, nodes):
     if one_core and first["all_cores"] > 2 * len(node_ranks):
         yield "note", (f"a rank has 1 of {first['all_cores']} cores, also for its data workers: "
                        "srun --cpus-per-task, mpiexec --depth, or --bind-to none")
-    nccl = first["NCCL_SOCKET_IFNAME"]  # beginnings of names; ^: all others; =: whole names
-    if nccl not in ("", "not set") and "^" not in nccl and not any(
-            name.startswith(part) for name in first["interfaces"].split(", ")
-            for part in nccl.lstrip("=").split(",")):
-        yield "wrong" if first["gpus"] else "note", (
-            f"NCCL_SOCKET_IFNAME={nccl} is none of its interfaces, {first['interfaces']}: unset "
-            "it, or set it to one of them")
     if nodes > 1 and first["gloo"].startswith("127."):
         yield "wrong", (f"its hostname resolves to {first['gloo']}, which other nodes cannot "
                         f"reach: {NETWORK_ADVICE}")
