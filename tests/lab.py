@@ -5,10 +5,10 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
-from conftest import BIN, ROOT, environment, needs_root
+from conftest import BIN, ROOT, environment, needs_root, run_command
 
+LAB_SH = ROOT / "cluster" / "lab.sh"
 NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork")
 
 
@@ -36,20 +36,11 @@ class Lab:
         self.env = environment() | {
             "LAB": name, "TMPDIR": tempfile.gettempdir(), "PATH": f"{BIN}:{os.environ['PATH']}"}
 
-    def start(self, *arguments, **options):
-        return subprocess.Popen(
-            [str(argument) for argument in (ROOT / "cluster" / "lab.sh", *arguments)],
-            env=self.env, text=True, stdin=subprocess.DEVNULL, **options)
-
     def __call__(self, *arguments):
-        """Run a command of lab.sh. Return its stdout and stderr."""
-        process = self.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            out, err = process.communicate(timeout=200)
-        finally:
-            process.kill()
-        assert process.returncode == 0, (out, err)
-        return SimpleNamespace(out=out, err=err)
+        """Run a command of lab.sh. Return its output."""
+        result = run_command([LAB_SH, *arguments], 200, self.env)
+        assert result.code == 0, result
+        return result.out
 
     def down(self):
         if self.folder.exists():

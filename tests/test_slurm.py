@@ -21,7 +21,7 @@ from conftest import (
     run_for_record,
     tracked_files,
 )
-from lab import LAB_UNAVAILABLE, Lab
+from lab import LAB_SH, LAB_UNAVAILABLE, Lab
 from test_deaths import copy_with_fault
 from tolerances import assert_equal_in_fp64
 
@@ -67,7 +67,7 @@ class Cluster:
 
     def run(self, *command, chapter="03_ddp", env=None, codes=(0,)):
         """Return the output of a command in a chapter's folder on the login node."""
-        command = [ROOT / "cluster" / "lab.sh", "on", "login", *command]
+        command = [LAB_SH, "on", "login", *command]
         process = subprocess.run([str(word) for word in command], cwd=self.folder / chapter,
                                  env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL,
                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200)
