@@ -35,7 +35,6 @@ BAD_COMMANDS = [  # commands of other programs, and the expected message
     ("cluster.predict exercises/10_predict/run.jsonl --node-link 1e9 --csv {}/missing/x",
      "missing"),
     ("cluster.predict exercises/10_predict/run.jsonl", "--node-link: give a number"),
-    ("reading_data/hdf5.py --images 0", "--images has to be 1 or more"),
     ("cluster/lab.sh up many", "many is not a whole number"),
     ("cluster/lab.sh run -n 2 true", "no lab is up"),
 ]
