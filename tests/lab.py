@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -12,15 +11,20 @@ LAB_SH = ROOT / "cluster" / "lab.sh"
 NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork")
 
 
+def unshare_command(*flags):
+    """Return `unshare FLAGS`, as root or in a user's namespace; None if that is not permitted."""
+    for user_flags in (), ("--user", "--map-root-user"):
+        command = ["unshare", *user_flags, *flags]
+        if shutil.which("unshare") and run_command([*command, "true"]).code == 0:
+            return command
+    return None
+
+
 def unavailable_reason():
     """Return why this machine cannot run a lab, or None if it can."""
     if not shutil.which("tc", path=os.environ["PATH"] + ":/usr/sbin:/sbin"):
         return "tc: command not found; apt install iproute2"
-    for user_flags in (), ("--user", "--map-root-user"):
-        command = ["unshare", *user_flags, *NAMESPACES, "true"]
-        if subprocess.run(command, capture_output=True).returncode == 0:
-            return None
-    return "namespaces are not permitted here"
+    return None if unshare_command(*NAMESPACES) else "namespaces are not permitted here"
 
 
 LAB_UNAVAILABLE = unavailable_reason()
