@@ -112,9 +112,9 @@ def run_for_record(chapter, ranks, *flags, folder, **options):
     return record
 
 
-def assert_refused(result, message):
+def assert_refused(result, message, program=r"\w+\.(?:py|sh)"):
     """Assert exit code 2 and one error line from one rank."""
-    errors = re.findall(r"^\w+\.(?:py|sh): .*", result.err, re.M)
+    errors = re.findall(rf"^{program}: .*", result.err, re.M)
     assert result.code == 2 and len(errors) == 1 and "Traceback" not in result.err, result
     assert re.search(message, errors[0]), result.err
 
