@@ -111,7 +111,6 @@ NODE_1, NODE_2 = {"node": "nid1"}, {"node": "nid2"}
     (NODE_1, NODE_2 | {"versions": "torch 1"}, ["wrong: nid2: versions differ"]),
     (SLURM_JOB, {}, ["note: the job has 4 GPUs per node, and PyTorch sees none",
                      "note: the job has 2 nodes (SLURM_JOB_NUM_NODES), and these ranks are on 1"]),
-    ({"PET_NNODES": "2"}, {}, ["note: the job has 2 nodes (PET_NNODES), and these ranks are on 1"]),
     ({"has_driver": True, "CUDA_VISIBLE_DEVICES": ""}, {}, ["wrong: vm: a rank sees no GPU"]),
     ({"CONDA_PREFIX": "/", "is_venv": False}, {}, ["note: python is that of"]),
     ({"CONDA_PREFIX": "/", "is_venv": True}, {}, []),
