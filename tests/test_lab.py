@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from itertools import count
 
 import pytest
 from lab import LAB_SH, Lab, needs_lab
@@ -11,12 +10,10 @@ from tolerances import LINK_RATE, assert_close
 
 from cluster.launch import start_job
 
-LAB_NUMBERS = count()
-
 
 @pytest.fixture
 def lab():
-    lab = Lab(f"{os.getpid()}-{next(LAB_NUMBERS)}")
+    lab = Lab(str(os.getpid()))
     yield lab
     lab.down()
 
