@@ -1,4 +1,4 @@
-"""One main.py under every launcher: the same training, and contradictions are refused."""
+"""One main.py under every launcher and on pretended GPUs: the same training, or one clear line."""
 
 import os
 import re
@@ -177,6 +177,15 @@ def test_ranks_connect_over_libfabric():
                  launcher=True, timeout=100,
                  env={"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi"})
     assert result.code == 0 and "ranks: 2, nodes: 2" in result.out, result.err
+
+
+@pytest.mark.parametrize(("chapter", "flags"), [
+    ("01_single_node", "--max-steps 3"), ("03_ddp", "--max-steps 3"),
+    ("04_deepspeed", "--max-steps 3"),
+    ("05_zero/fsdp.py", "--stage 1 --max-steps 1")])  # one step: the second is counted
+def test_the_cpu_draws_the_weights_and_no_step_waits_or_mixes_devices(chapter, flags):
+    result = run(chapter, 1, *flags.split(), hook=["fake_cuda.py"], launcher=True)
+    assert result.code == 0 and "cuda" in result.out, result.out + result.err
 
 
 def test_local_rank_selects_the_gpu():

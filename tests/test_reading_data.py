@@ -1,4 +1,4 @@
-"""reading_data/stream.py: each sample once per epoch, and resumed, on any ranks and workers."""
+"""reading_data/: each sample once per epoch, and resumed, on any ranks and workers."""
 
 import gzip
 import itertools
@@ -100,3 +100,10 @@ def test_two_ranks_train_and_one_continues(tmp_path):
     assert [tuple(map(int, epoch)) for epoch in epochs] == [
         (1, 22, 22, 1408, 1408), (2, 8, 22, 512, 512), (2, 14, 14, 896, 896),
         (3, 22, 22, 1408, 1408)]
+
+
+def test_a_dataloader_with_workers_reads_hdf5_on_two_ranks(tmp_path):
+    """The program itself checks that each image is read once."""
+    result = run("reading_data/hdf5.py", 2, "--workers", 1, launcher=True, cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert re.match(r"2 ranks, 1 workers each: [\d,]+ images/s", result.out)
