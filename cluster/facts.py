@@ -18,7 +18,7 @@ from workshop.devices import identify_gpu
 OWN_PACKAGES = site.getusersitepackages()  # ~/.local/lib/python3.N/site-packages
 DRIVERS = "/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"  # the latter in WSL2
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_PORT",
-             "TORCHELASTIC_RUN_ID", "SLURM_GPUS_ON_NODE", "SLURM_JOB_NUM_NODES", "PET_NNODES",
+             "TORCHELASTIC_RUN_ID", "SLURM_GPUS_ON_NODE", "SLURM_JOB_NUM_NODES",
              "CONDA_PREFIX", "ROCR_VISIBLE_DEVICES")
 IMPORTS = {"mpi4py": "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI",
            "horovod": "import horovod.torch as hvd; hvd.init",
@@ -143,11 +143,9 @@ def find_job_problems(ranks, nodes):
                        f"built for CUDA: {first['cuda']}; CUDA_VISIBLE_DEVICES: "
                        f"{first['CUDA_VISIBLE_DEVICES']}, ROCR_VISIBLE_DEVICES: "
                        f"{first['ROCR_VISIBLE_DEVICES']} (try without them)")
-    for name, advice in (("SLURM_JOB_NUM_NODES", "see submit/README.md, Without a site file"),
-                         ("PET_NNODES", "start it with torchrun, which alone reads PET_*")):
-        if to_number(first[name]) > nodes:
-            yield "note", (f"the job has {first[name]} nodes ({name}), and these ranks are on "
-                           f"{nodes}: {advice}")
+    if to_number(first["SLURM_JOB_NUM_NODES"]) > nodes:
+        yield "note", (f"the job has {first['SLURM_JOB_NUM_NODES']} nodes (SLURM_JOB_NUM_NODES), "
+                       f"and these ranks are on {nodes}: see submit/README.md, Without a site file")
     port, outgoing = to_number(first["MASTER_PORT"]), first["outgoing_ports"]
     from_torchrun = first["TORCHELASTIC_RUN_ID"] != "not set"  # it already listens at this port
     if nodes > 1 and outgoing and not from_torchrun and outgoing[0] <= port <= outgoing[1]:
@@ -189,13 +187,6 @@ def find_node_problems(node_ranks, rank_0, nodes):
     if one_core and first["all_cores"] > 2 * len(node_ranks):
         yield "note", (f"a rank has 1 of {first['all_cores']} cores, also for its data workers: "
                        "srun --cpus-per-task, mpiexec --depth, or --bind-to none")
-    nccl = first["NCCL_SOCKET_IFNAME"]  # beginnings of names; ^: all others; =: whole names
-    if nccl not in ("", "not set") and "^" not in nccl and not any(
-            name.startswith(part) for name in first["interfaces"].split(", ")
-            for part in nccl.lstrip("=").split(",")):
-        yield "wrong" if first["gpus"] else "note", (
-            f"NCCL_SOCKET_IFNAME={nccl} is none of its interfaces, {first['interfaces']}: unset "
-            "it, or set it to one of them")
     if nodes > 1 and first["gloo"].startswith("127."):
         yield "wrong", (f"its hostname resolves to {first['gloo']}, which other nodes cannot "
                         f"reach: {NETWORK_ADVICE}")

@@ -56,14 +56,7 @@ def main():
     if args.number == "all":
         return grade_all()
     folder = FOLDERS[int(args.number)]
-    file = (args.file or folder / "exercise.py").resolve()
-    try:
-        compile(file.read_text(), file, "exec")
-    except (OSError, UnicodeDecodeError) as problem:
-        parser.error(f"{file} cannot be read: {problem}")
-    except SyntaxError as problem:
-        parser.error(f"{file} line {problem.lineno}: {problem.msg}")
-    return grade(folder, file)
+    return grade(folder, (args.file or folder / "exercise.py").resolve())
 
 
 if __name__ == "__main__":

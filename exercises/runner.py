@@ -199,19 +199,14 @@ def record_calls() -> list:
 def horovodrun_variables(ranks: int) -> tuple:
     """Start a rendezvous server. Return it, and for each rank what horovodrun --gloo sets."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousServer
 
     server = RendezvousServer()
-    port = server.start()
+    variables = create_run_env_vars("127.0.0.1", ["lo"], str(server.start()))
     slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
     server.init(slots)
-    variables = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
-                 "HOROVOD_GLOO_IFACE": "lo", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-                 "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
-    names = ("hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-    return server, [
-        variables | {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}
-        for slot in slots]
+    return server, [variables | create_slot_env_vars(slot) for slot in slots]
 
 
 def load_exercise(file: Path) -> SimpleNamespace:

@@ -19,6 +19,7 @@ from workshop.devices import gather
 from workshop.flags import Parser
 from workshop.ranks import find_ranks, run
 
+PATH, IMAGES = Path("data/images.h5"), 4096  # the file, and how many it has
 SIDE, BATCH = 64, 64  # pixels; images per step and rank
 
 
@@ -39,35 +40,30 @@ class Images(Dataset):
         return self.file["images"][index], self.file["labels"][index]
 
 
-def make_file(path: Path, images: int) -> None:
+def make_file():
     """Write random images, one chunk each, so that each can be read alone. Image i has label i."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
+    PATH.parent.mkdir(exist_ok=True)
+    part = PATH.with_suffix(".part")
     with h5py.File(part, "w") as file:
         shape, generator = (3, SIDE, SIDE), np.random.default_rng(0)
-        data = file.create_dataset("images", (images, *shape), np.uint8, chunks=(1, *shape))
-        for image in range(images):
+        data = file.create_dataset("images", (IMAGES, *shape), np.uint8, chunks=(1, *shape))
+        for image in range(IMAGES):
             data[image] = generator.integers(256, size=shape, dtype=np.uint8)
-        file["labels"] = np.arange(images)
-    part.rename(path)  # so that an incomplete file never has this name
+        file["labels"] = np.arange(IMAGES)
+    part.rename(PATH)  # so that an incomplete file never has this name
 
 
 def main():
     rank, world_size, _ = find_ranks()
     parser = Parser(__doc__)
     parser.add_argument("--workers", type=int, default=1, help="DataLoader workers per rank (1)")
-    parser.add_argument("--images", type=int, default=4096, help="images in the file (4096)")
-    parser.add_argument("--folder", type=Path, default=Path("data"), help="its folder (data)")
     args = parser.parse_args()
-    if args.images < world_size or args.workers < 0:
-        parser.error(f"--images has to be {world_size} or more, and --workers 0 or more")
-    path = args.folder / f"images-{args.images}.h5"
     dist.init_process_group("gloo")  # it only waits for the other ranks here
-    if rank == 0 and not path.exists():
-        make_file(path, args.images)
+    if rank == 0 and not PATH.exists():
+        make_file()
     dist.barrier()  # the others wait for the file
 
-    dataset = Images(path)
+    dataset = Images(PATH)
     sampler = DistributedSampler(dataset, world_size, rank, drop_last=True)
     loader = DataLoader(
         dataset, BATCH, sampler=sampler, num_workers=args.workers,

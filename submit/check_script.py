@@ -147,10 +147,6 @@ def judge_directives(directives, text, bases, given):
     number, output = given.get("--output", (0, "%j"))
     if "--array" in given and not re.search(r"%\d*[ajJ]|/dev/null", output):
         problems.append((number, f"all jobs of the array write {output}: add %a to its name"))
-    if "--array" in given and re.search(
-            r"\btorchrun\b(?!(\\\n|.)*--(standalone|rdzv|master))", code):
-        problems.append((given["--array"][0], "jobs of the array that share a node collide at "
-                         "torchrun's port 29500: torchrun --standalone"))
     return problems
 
 
@@ -174,21 +170,6 @@ def judge_commands(shell, given):
             problems.append((match.start(), f"each of a node's {tasks} tasks starts {launcher}, "
                              "which starts all ranks of the node: start one task per node (srun "
                              '--ntasks="$SLURM_NNODES", mpiexec -n NODES --ppn 1)'))
-    tasks = [given[name] for name in ("--ntasks", "--ntasks-per-node") if name in given]
-    for match in re.finditer(rf"\bsrun\b(?!{ARGUMENTS}\s(-[nN]|--ntasks|--nodes)\b(?!-))"
-                             rf"{ARGUMENTS}(--ntasks-per-node[= ]\d+)", shell):
-        if tasks and match[2].replace(" ", "=") != f"--ntasks-per-node={tasks[-1][1]}":
-            problems.append((match.start(), f"srun ignores {match[2]}, as the job has its number "
-                             "of tasks: add -n with the number of tasks"))
-    whole_node = given.keys() >= {"--exclusive", "--cpus-per-task"} and not tasks
-    if whole_node and (match := re.search(r"\bsrun\b(?!.*(-n|--ntasks))", shell)):
-        problems.append((match.start(), "on a whole node srun may start as many tasks as the "
-                         "cores allow: add -n"))
-    by_name = re.search(r"(?=.*\bsort\b)(?=.*=\(|.*\bhead\b).*PBS_NODEFILE", shell)
-    if by_name and re.search(r"\bmpi(exec|run)\b", shell) and "torchrun" not in shell:
-        problems.append((by_name.start(), "mpiexec starts rank 0 on the first host in "
-                         "$PBS_NODEFILE, which need not be the first by name: MASTER_ADDR from "
-                         'head -n 1 "$PBS_NODEFILE"'))
     several = NODES.search(f"--nodes={given.get('--nodes', (0, ''))[1]}")
     if several and not re.search(r"rdzv[-_]backend[= ]?c10d", shell):
         for match in NODE_RANK.finditer(shell):

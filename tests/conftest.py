@@ -4,7 +4,6 @@ import contextlib
 import functools
 import importlib.util
 import io
-import json
 import os
 import re
 import shutil
@@ -35,6 +34,7 @@ from cluster.launch import (
     start_job,
 )
 from cluster.parameters import parameters
+from cluster.records import read_records
 
 BIN = Path(sys.executable).parent
 PROGRAMS = Path(__file__).with_name("programs")
@@ -108,10 +108,11 @@ def run_for_record(chapter, ranks, *flags, folder, **options):
     results.unlink(missing_ok=True)
     result = run(chapter, ranks, *flags, "--results", results, **options)
     assert result.code == 0, result.err
-    return json.loads(results.read_text())
+    record, = read_records(results)
+    return record
 
 
-def assert_refused(result, message, program=r"\w+\.py"):
+def assert_refused(result, message, program=r"\w+\.(?:py|sh)"):
     """Assert exit code 2 and one error line from one rank."""
     errors = re.findall(rf"^{program}: .*", result.err, re.M)
     assert result.code == 2 and len(errors) == 1 and "Traceback" not in result.err, result
@@ -198,11 +199,6 @@ def wait_until(condition, seconds, description):
             return value
         time.sleep(0.1)
     pytest.fail(f"timed out after {seconds} s waiting for: {description}")
-
-
-def read_records(path):
-    """Return the records of a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def load_module(path):

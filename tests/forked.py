@@ -23,7 +23,6 @@ import torch
 from cluster.launch import free_port
 from exercises.runner import horovodrun_variables
 
-PROGRAMS = Path(__file__).with_name("programs")
 GRACE_PERIOD = 10  # seconds in which the other ranks must end after a failure
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([
@@ -77,13 +76,12 @@ def run(arguments, ranks, env, timeout=300, cwd=None):
     """
     arguments, cwd = [str(argument) for argument in arguments], str(cwd or Path.cwd())
     programs = [Path(argument) for argument in arguments if argument.endswith(".py")]
-    text = "".join(path.read_text() for path in programs if path.parent != PROGRAMS)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.syspath_prepend(env.get("PYTHONPATH") or programs[0].parent)  # the ranks inherit it
         variables = [{}]
-        if ranks > 1 and "import horovod" in text:
+        if ranks > 1 and "import horovod" in programs[-1].read_text():
             server, variables = horovodrun_variables(ranks)
             stack.callback(server.stop)
         elif ranks > 1:

@@ -2,25 +2,29 @@
 
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
-from conftest import BIN, ROOT, environment, needs_root
+from conftest import BIN, ROOT, environment, needs_root, run_command
 
+LAB_SH = ROOT / "cluster" / "lab.sh"
 NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork")
+
+
+def unshare_command(*flags):
+    """Return `unshare FLAGS`, as root or in a user's namespace; None if that is not permitted."""
+    for user_flags in (), ("--user", "--map-root-user"):
+        command = ["unshare", *user_flags, *flags]
+        if shutil.which("unshare") and run_command([*command, "true"]).code == 0:
+            return command
+    return None
 
 
 def unavailable_reason():
     """Return why this machine cannot run a lab, or None if it can."""
     if not shutil.which("tc", path=os.environ["PATH"] + ":/usr/sbin:/sbin"):
         return "tc: command not found; apt install iproute2"
-    for user_flags in (), ("--user", "--map-root-user"):
-        command = ["unshare", *user_flags, *NAMESPACES, "true"]
-        if subprocess.run(command, capture_output=True).returncode == 0:
-            return None
-    return "namespaces are not permitted here"
+    return None if unshare_command(*NAMESPACES) else "namespaces are not permitted here"
 
 
 LAB_UNAVAILABLE = unavailable_reason()
@@ -36,20 +40,11 @@ class Lab:
         self.env = environment() | {
             "LAB": name, "TMPDIR": tempfile.gettempdir(), "PATH": f"{BIN}:{os.environ['PATH']}"}
 
-    def start(self, *arguments, **options):
-        return subprocess.Popen(
-            [str(argument) for argument in (ROOT / "cluster" / "lab.sh", *arguments)],
-            env=self.env, text=True, stdin=subprocess.DEVNULL, **options)
-
     def __call__(self, *arguments):
-        """Run a command of lab.sh. Return its stdout and stderr."""
-        process = self.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            out, err = process.communicate(timeout=200)
-        finally:
-            process.kill()
-        assert process.returncode == 0, (out, err)
-        return SimpleNamespace(out=out, err=err)
+        """Run a command of lab.sh. Return its output."""
+        result = run_command([LAB_SH, *arguments], 200, self.env)
+        assert result.code == 0, result
+        return result.out
 
     def down(self):
         if self.folder.exists():

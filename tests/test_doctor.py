@@ -49,9 +49,8 @@ def test_one_and_two_ranks_without_a_fault():
      {"LD_LIBRARY_PATH": "FOLDER"}),
     ("MASTER_ADDR=x.invalid has no address", PYTHON,
      {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x.invalid", "MASTER_PORT": "9"}),
-    ("has no interface none9: .*one of lo", [*MPIEXEC, *PYTHON], {"GLOO_SOCKET_IFNAME": "none9"}),
-    (r"has no interface \^docker0: gloo takes whole names", PYTHON,  # NCCL's syntax
-     {"GLOO_SOCKET_IFNAME": "^docker0,veth", "MASTER_ADDR": "192.0.2.1"})])
+    ("Unable to find address for: none9: set GLOO_SOCKET_IFNAME", [*MPIEXEC, *PYTHON],
+     {"GLOO_SOCKET_IFNAME": "none9"})])
 def test_what_keeps_a_rank_from_training_is_reported(finding, command, variables, tmp_path):
     (tmp_path / "numpy.py").write_text("raise ImportError('not a numpy')")
     (tmp_path / "libstdc++.so.6").touch()
@@ -112,13 +111,7 @@ NODE_1, NODE_2 = {"node": "nid1"}, {"node": "nid2"}
     (NODE_1, NODE_2 | {"versions": "torch 1"}, ["wrong: nid2: versions differ"]),
     (SLURM_JOB, {}, ["note: the job has 4 GPUs per node, and PyTorch sees none",
                      "note: the job has 2 nodes (SLURM_JOB_NUM_NODES), and these ranks are on 1"]),
-    ({"PET_NNODES": "2"}, {}, ["note: the job has 2 nodes (PET_NNODES), and these ranks are on 1"]),
     ({"has_driver": True, "CUDA_VISIBLE_DEVICES": ""}, {}, ["wrong: vm: a rank sees no GPU"]),
-    ({"NCCL_SOCKET_IFNAME": "eth7"}, {}, ["note: vm: NCCL_SOCKET_IFNAME=eth7 is none of"]),
-    ({"NCCL_SOCKET_IFNAME": "eth7", "gpus": ["a", "b"], "gpu": "a"},
-     {"gpus": ["a", "b"], "gpu": "b"},
-     ["wrong: vm: NCCL_SOCKET_IFNAME=eth7 is none of"]),
-    ({"NCCL_SOCKET_IFNAME": "^docker"}, {}, []), ({"NCCL_SOCKET_IFNAME": "l"}, {}, []),
     ({"CONDA_PREFIX": "/", "is_venv": False}, {}, ["note: python is that of"]),
     ({"CONDA_PREFIX": "/", "is_venv": True}, {}, []),
     (NODE_1 | {"MASTER_PORT": "57062"}, NODE_2, ["note: MASTER_PORT=57062 is one of the ports"]),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import case, copy_and_edit, run, train
 from sklearn.datasets import load_digits
-from tolerances import FP64, TIES, assert_close, distance
+from tolerances import TIES, assert_close, assert_equal_in_fp64, distance
 
 from cluster.parameters import parameters
 
@@ -20,11 +20,6 @@ SINGLE, HVD, DDP, DEEPSPEED = "01_single_node", "02_horovod", "03_ddp", "04_deep
 IN_FP64 = "--precision", "fp64"
 SMOOTH = ["smooth.py"]
 numbers, slow = pytest.mark.numbers, pytest.mark.slow
-
-
-def largest_difference(first, second):
-    """Return the largest absolute difference of two trainings' parameters."""
-    return float(abs(first - second).max())
 
 
 @numbers
@@ -55,7 +50,7 @@ def test_chapter_1_trains_as_a_plain_pytorch_loop(tmp_path):
             torch.nn.functional.cross_entropy(model(images[indices]), labels[indices]).backward()
             optimizer.step()
     expected = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
-    assert_close("parameters, fp64", largest_difference(expected, parameters(tmp_path / "c")), FP64)
+    assert_equal_in_fp64(parameters(tmp_path / "c"), expected)
 
 
 @pytest.mark.parametrize(("chapter", "ranks"), [
@@ -64,7 +59,7 @@ def test_chapter_1_trains_as_a_plain_pytorch_loop(tmp_path):
 def test_ranks_agree_in_fp64(chapter, ranks, one_rank_parameters, tmp_path):
     weights = train(chapter, ranks, tmp_path / "c", *IN_FP64, "--epochs", EPOCHS)
     baseline = one_rank_parameters(SINGLE, *IN_FP64, "--epochs", EPOCHS)
-    assert_close("parameters, fp64", largest_difference(baseline, weights), FP64)
+    assert_equal_in_fp64(weights, baseline)
 
 
 @pytest.mark.parametrize("ranks", [
@@ -96,7 +91,7 @@ def test_frameworks_broadcast_the_initial_parameters(chapter, one_rank_parameter
     main = copy_and_edit(chapter, tmp_path / "copy", seed_per_rank)
     weights = train(main, 2, tmp_path / "c", *IN_FP64, "--epochs", 1)
     baseline = one_rank_parameters(SINGLE, *IN_FP64, "--epochs", 1)
-    assert_close("parameters, fp64", largest_difference(baseline, weights), FP64)
+    assert_equal_in_fp64(weights, baseline)
 
 
 @pytest.mark.core
@@ -109,7 +104,7 @@ def test_resume_equals_an_uninterrupted_run(chapter, one_rank_parameters, tmp_pa
                     "--results", tmp_path / "r")
     assert json.loads((tmp_path / "r").read_text())["steps"] == 4 * (1437 // 48)
     baseline = one_rank_parameters(SINGLE, *IN_FP64, "--epochs", EPOCHS)
-    assert_close("parameters, fp64", largest_difference(baseline, weights), FP64)
+    assert_equal_in_fp64(weights, baseline)
 
 
 @pytest.mark.core

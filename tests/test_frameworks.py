@@ -7,15 +7,14 @@ import forked
 import pytest
 import torch
 from conftest import ROOT, copy_and_edit, environment
-from tolerances import FP64, assert_close
+from tolerances import assert_equal_in_fp64
 
 AGREE = ROOT / "agree" / "agree" / "__main__.py"
 PACKAGES = Path(sys.prefix, "frameworks")  # set-up installs them there: nothing else imports them
 ENVIRONMENT = environment() | {"ACCELERATE_USE_CPU": "true"}
-FLAGS = {"lightning_script": ["--devices", 2], "accelerate_script": [], "trainer_script": []}
-
+SCRIPTS = ["lightning_script.py", "accelerate_script.py", "trainer_script.py"]
 SAME_ORDER = {  # changes for one rank, so that it sees the order of two
-    "lightning_script": [
+    "lightning_script.py": [
         ("shuffle=True", "sampler=torch.utils.data.DistributedSampler(train, 1, 0, seed=0)")]}
 
 
@@ -30,19 +29,17 @@ def train(script, ranks, folder, *changes):
 
     Return the weights that it saved, and the output.
     """
-    program = copy_and_edit("tests/frameworks", folder, *changes, name=f"{script}.py")
-    arguments = [program, "--weights", folder / "weights.pt", "--batch-size", 64 // ranks]
-    if ranks > 1:
-        arguments = [AGREE, "--steps", 1000, *arguments, *FLAGS[script]]
+    program = copy_and_edit("tests/frameworks", folder, ("RANKS = 1", f"RANKS = {ranks}"), *changes,
+                            name=script)
+    arguments = [AGREE, "--steps", 1000, program] if ranks > 1 else [program]
     result = forked.run(arguments, ranks, ENVIRONMENT, timeout=180, cwd=folder)
     assert result.code == 0, result.out + result.err
-    return torch.load(folder / "weights.pt"), result.out
+    return torch.load(folder / "digits.pt"), result.out
 
 
-@pytest.mark.parametrize("script", FLAGS)
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_two_ranks_train_as_one_and_agree_finds_nothing_wrong(script, tmp_path):
     expected, _ = train(script, 1, tmp_path / "one", *SAME_ORDER.get(script, []))
     weights, output = train(script, 2, tmp_path / "two")
     assert "no problems found" in output, output
-    for name, tensor in expected.items():
-        assert_close(f"{name}, fp64", (weights[name] - tensor).abs().max().item(), FP64)
+    assert_equal_in_fp64(weights, expected)

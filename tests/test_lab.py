@@ -3,18 +3,17 @@
 import os
 import re
 import sys
-from itertools import count
 
 import pytest
-from lab import Lab, needs_lab
+from lab import LAB_SH, Lab, needs_lab
 from tolerances import LINK_RATE, assert_close
 
-LAB_NUMBERS = count()
+from cluster.launch import start_job
 
 
 @pytest.fixture
 def lab():
-    lab = Lab(f"{os.getpid()}-{next(LAB_NUMBERS)}")
+    lab = Lab(str(os.getpid()))
     yield lab
     lab.down()
 
@@ -28,9 +27,9 @@ def test_a_link_has_the_given_rate(lab):
     lab("up", 2, "--rate", "1gbit")
     for rate, bits in ("1gbit", 1e9), ("100mbit", 1e8):
         lab("rate", rate)
-        result = lab("run", "-n", 2, sys.executable, "-m", "cluster.doctor")
-        assert "ranks: 2, nodes: 2\n" in result.out
-        seconds, = re.findall(r"^all-reduce over gloo, 16 MB: (\S+) s", result.out, re.M)
+        output = lab("run", "-n", 2, sys.executable, "-m", "cluster.doctor")
+        assert "ranks: 2, nodes: 2\n" in output
+        seconds, = re.findall(r"^all-reduce over gloo, 16 MB: (\S+) s", output, re.M)
         relative_rate = 8 * 2**24 / bits / float(seconds)
         assert_close("rate of the lab's link", relative_rate - 1, LINK_RATE)
     # The ranks may be too slow to fill the fast link, so only the slow one is checked.
@@ -41,10 +40,10 @@ def test_a_link_has_the_given_rate(lab):
 @needs_lab
 def test_other_nodes_survive_a_dead_node(lab):
     lab("up", 2)
-    sleeper = lab.start("on", "nid2", "sleep", "1000")
+    sleeper = start_job([LAB_SH, "on", "nid2", "sleep", 1000], env=lab.env)
     lab("kill", "nid2")
     assert sleeper.wait(20)
-    assert "nid2 10.77.0.2 dead" in lab("status").out
-    assert lab("run", "-n", 2, "hostname").out.split() == ["nid1", "nid1"]
+    assert "nid2 10.77.0.2 dead" in lab("status")
+    assert lab("run", "-n", 2, "hostname").split() == ["nid1", "nid1"]
     lab("down")
     assert not lab.folder.exists()

@@ -1,4 +1,4 @@
-"""One main.py under every launcher: the same training, and contradictions are refused."""
+"""One main.py under every launcher and on pretended GPUs: the same training, or one clear line."""
 
 import os
 import re
@@ -110,10 +110,6 @@ def test_contradictory_variables_are_refused(chapter, launcher, variables, messa
         assert_refused(result, message)
 
 
-SLURM_STEP = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0",
-              "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
-
-
 @pytest.mark.check
 @pytest.mark.parametrize(("variables", "message"), [
     (ALLOCATION, "SLURM_NTASKS=4, but this program sees 1"),  # a batch script's own process
@@ -122,7 +118,7 @@ SLURM_STEP = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID":
     ({"PALS_RANKID": "0", "PMIX_RANK": "0"}, "PALS_RANKID=0 does not tell how many .* --pmi=cray"),
     ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_PORT="),
     (PARTNER | {"RANK": "0", "MASTER_PORT": "0"}, "MASTER_PORT=0"),
-    (SLURM_STEP | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}, "MASTER_PORT=0"),
+    (srun_variables(0, 2) | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}, "MASTER_PORT=0"),
     ({"RANK": "0", "MASTER_ADDR": "localhost"}, "RANK=0 does not tell how many"),
     ({"WORLD_SIZE": "", "MASTER_ADDR": "a"}, "WORLD_SIZE='', but"),
     ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2: ranks count"),
@@ -183,10 +179,18 @@ def test_ranks_connect_over_libfabric():
     assert result.code == 0 and "ranks: 2, nodes: 2" in result.out, result.err
 
 
-@pytest.mark.parametrize(("gpus", "owner", "indices"), [(4, "same", [0, 1]), (1, "own", [0, 0])])
-def test_local_rank_selects_the_gpu(gpus, owner, indices):
-    result = run("03_ddp", 2, hook=["gpus.py", gpus, owner])
-    expected = [f"rank {rank} takes GPU {index} of {gpus}" for rank, index in enumerate(indices)]
+@pytest.mark.parametrize(("chapter", "flags"), [
+    ("01_single_node", "--max-steps 3"), ("03_ddp", "--max-steps 3"),
+    ("04_deepspeed", "--max-steps 3"),
+    ("05_zero/fsdp.py", "--stage 1 --max-steps 1")])  # one step: the second is counted
+def test_the_cpu_draws_the_weights_and_no_step_waits_or_mixes_devices(chapter, flags):
+    result = run(chapter, 1, *flags.split(), hook=["fake_cuda.py"], launcher=True)
+    assert result.code == 0 and "cuda" in result.out, result.out + result.err
+
+
+def test_local_rank_selects_the_gpu():
+    result = run("03_ddp", 2, hook=["gpus.py", 4, "same"])
+    expected = [f"rank {rank} takes GPU {rank} of 4" for rank in range(2)]
     assert result.code == 3 and sorted(result.out.splitlines()) == expected
 
 

@@ -4,11 +4,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
 from conftest import BIN, LESSONS, ROOT, case, needs_root, read_records, run, run_command
+from lab import unshare_command
 
 FLAGS = ("--epochs", 1, "--max-steps", 3)
 READ_ONLY_HOME = {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": "/proc/nowhere", "LC_ALL": "C"}
@@ -40,14 +40,10 @@ def test_a_copied_folder_runs(chapter, tmp_path):
     assert [record["chapter"] for record in read_records(folder / "r")] == [chapter]
 
 
-UNSHARE = ["unshare", "--mount"]
-if os.getuid():
-    UNSHARE += ["--user", "--map-root-user"]
-CAN_MOUNT = shutil.which("unshare") and not subprocess.run(
-    [*UNSHARE, "true"], capture_output=True).returncode
+UNSHARE = unshare_command("--mount")
 
 
-@needs_root(None if CAN_MOUNT else "mounting is not permitted here")
+@needs_root(None if UNSHARE else "mounting is not permitted here")
 @pytest.mark.fault
 @all_lessons
 def test_a_read_only_checkout_runs(chapter, tmp_path):

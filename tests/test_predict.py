@@ -6,8 +6,9 @@ import sys
 import pandas
 import pytest
 from conftest import assert_refused, run_command
-from test_cost_model import cost_model
 from tolerances import ARITHMETIC, assert_close
+
+from cluster.predict import model as cost_model
 
 PREDICT = [sys.executable, "-m", "cluster.predict"]
 RUN = {"ranks": 1, "nodes": 1, "device": "cuda",

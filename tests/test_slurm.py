@@ -21,8 +21,9 @@ from conftest import (
     run_for_record,
     tracked_files,
 )
-from lab import LAB_UNAVAILABLE, Lab
-from tolerances import FP64, assert_close
+from lab import LAB_SH, LAB_UNAVAILABLE, Lab
+from test_deaths import copy_with_fault
+from tolerances import assert_equal_in_fp64
 
 MISSING_PROGRAMS = [name for name in ("slurmctld", "slurmd", "munged", "sbatch", "qsub")
                     if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")]
@@ -66,7 +67,7 @@ class Cluster:
 
     def run(self, *command, chapter="03_ddp", env=None, codes=(0,)):
         """Return the output of a command in a chapter's folder on the login node."""
-        command = [ROOT / "cluster" / "lab.sh", "on", "login", *command]
+        command = [LAB_SH, "on", "login", *command]
         process = subprocess.run([str(word) for word in command], cwd=self.folder / chapter,
                                  env=self.env | (env or {}), text=True, stdin=subprocess.DEVNULL,
                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200)
@@ -127,8 +128,7 @@ def test_submit_scripts_train_as_one_rank_does(cluster, tmp_path):
     for name in files:
         record, = read_records(tmp_path / f"{name}.jsonl")
         assert (record["ranks"], record["nodes"], record["steps"]) == (2, 2, one_rank["steps"])
-        difference = parameters(tmp_path / name) - parameters(tmp_path / "python")
-        assert_close("parameters, fp64", abs(difference).max(), FP64)
+        assert_equal_in_fp64(parameters(tmp_path / name), parameters(tmp_path / "python"))
 
 
 @needs_slurm
@@ -170,11 +170,7 @@ def test_the_rehearsal_submits_in_the_reservation(cluster):
 @pytest.mark.fault
 def test_a_killed_rank_ends_the_slurm_step(cluster, tmp_path):
     """The ranks start as in the site files; the other node's rank waits in an all-reduce."""
-    backward = "            loss.backward()"
-    main = copy_and_edit("03_ddp", tmp_path / "copy", (backward, f"""\
-            if rank == 1 and step == 3:
-                os.kill(os.getpid(), 9)
-{backward}"""))
+    main = copy_with_fault("03_ddp", tmp_path, "rank == 1 and step == 3", "os.kill(os.getpid(), 9)")
     start = time.monotonic()
     cluster.run("srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "-N", 2, "-n", 2, BIN / "python",
                 main, "--device", "cpu", "--timeout", 20, codes=range(1, 256))
@@ -247,14 +243,8 @@ def test_check_script_accepts_ours_and_reports_wrong_headers(tmp_path):
             "#SBATCH -J a \\\n--nodes=2": "not continue", "#PBS -q debug \\\n-l x=y": "",
             "cat <<A\n# SBATCH -n 8\nA": "",
             "#SBATCH --array=1-9 -o x%A": "add %a", "#SBATCH --array=1-9 -o x%j": "",
-            "#SBATCH --array=1-9 -o x%j\ntorchrun --nproc-per-node 2 a": "torchrun --standalone",
             "#SBATCH --gres=gpu:4\npython a.py": "python is started once",
             "#SBATCH --gres=gpu:4\ntorchrun --nproc-per-node 4 a.py": "",
-            "#SBATCH -N 2 --ntasks-per-node=4\nsrun --ntasks-per-node=1 a": "srun ignores",
-            "#SBATCH -N 2 --ntasks-per-node=4\nsrun -N 2 --ntasks-per-node=1 a": "",
-            "#SBATCH --exclusive -c 8\nsrun a": "as many tasks", "#SBATCH -c 8\nsrun a": "",
-            'hosts=($(sort -u "$PBS_NODEFILE"))\nmpiexec a': "first by name",
-            'count=$(sort -u "$PBS_NODEFILE" | wc -l)\nmpiexec a': "",
             "#SBATCH --export=NONE\nsrun a": "not even PATH",
             "#SBATCH --export=NONE\nunset SLURM_EXPORT_ENV\nsrun a": "",
             "#SBATCH -n 8\n#SBATCH --ntasks=9": "--ntasks is 9, and line 3 says 8",
@@ -327,6 +317,4 @@ def test_a_job_that_its_time_limit_ends_goes_on_by_itself(cluster, tmp_path):
                           ("10)).to(device)", "10)).double().to(device)"),
                           name="your_script_ddp.py")
     run_command([sys.executable, whole], cwd=whole.parent)
-    weights, expected = (torch.load(path / "digits.pt") for path in (folder, whole.parent))
-    for name, tensor in expected.items():
-        assert_close("parameters, fp64", (weights[name] - tensor).abs().max().item(), FP64)
+    assert_equal_in_fp64(torch.load(folder / "digits.pt"), torch.load(whole.with_name("digits.pt")))

@@ -1,14 +1,17 @@
-"""A killed study resumes: it does each run once, and the published file is complete."""
+"""A killed study resumes and does each run once; the sweep's table has warnings."""
 
+import re
 import subprocess
 import sys
 import time
+from argparse import Namespace
 
+import pandas
 import psutil
 import pytest
 from conftest import ROOT, read_records, run_command, wait_until
 
-from cluster import launch
+from cluster import launch, sweep
 
 STUDY = """
 import os, pathlib, signal, sys
@@ -52,3 +55,54 @@ def test_no_rank_outlives_a_run_that_times_out(tmp_path):
         return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
     wait_until(has_ended, 20, "the end of the command's child process")
+
+
+@pytest.mark.slow
+def test_weak_and_strong_scaling_on_two_ranks(tmp_path):
+    results = tmp_path / "results.jsonl"
+    result = run_command([sys.executable, "-m", "cluster.sweep", "weak", "strong", "--chapters",
+                          "01_single_node", "03_ddp", "--ranks", 1, 2, "--repeats", 1,
+                          "--batch-size", 32, "--results", results, "--",
+                          "--max-steps", 2, "--device", "cpu"])
+    assert result.code == 0, result.err
+    names = "study", "chapter", "ranks", "batch_size", "global_batch_size"
+    assert [tuple(record[name] for name in names) for record in read_records(results)] == [
+        ("weak", "01_single_node", 1, 32, 32), ("weak", "03_ddp", 1, 32, 32),
+        ("weak", "03_ddp", 2, 32, 64), ("strong", "01_single_node", 1, 32, 32),
+        ("strong", "03_ddp", 1, 32, 32), ("strong", "03_ddp", 2, 16, 32)]
+    assert "weak scaling" in result.out and "strong scaling" in result.out
+
+
+@pytest.mark.check
+@pytest.mark.fault
+@pytest.mark.parametrize(("script", "reason"), [
+    ("echo '{\"ranks\": 1}' > results.jsonl", "1 ranks were started: .* must start RANKS ranks"),
+    ("sleep 50", "timed out after 1 s"),
+    ("echo one; echo two; exit 3", "two")])
+def test_a_run_without_a_record_says_why(script, reason, tmp_path, monkeypatch):
+    def fake_command(planned_run, results):
+        return ["bash", "-c", script], results.parent, {}
+
+    monkeypatch.setattr(sweep, "script_command", fake_command)
+    args = Namespace(results=tmp_path / "r.jsonl", timeout=1)
+    start = time.monotonic()
+    record = sweep.measure(args, ranks=2, site="here")
+    assert re.fullmatch(f"{reason}.*", record["failed"]) and time.monotonic() - start < 20
+
+
+@pytest.mark.check
+def test_the_table_has_efficiency_and_warnings():
+    runs = [{"study": "weak", "chapter": "03_ddp", "flags": "", "ranks": ranks, "batch": 64,
+             "nodes": 1, "cpus": 2, "device": "cpu", "processor": "a CPU", "site": "here",
+             "images_per_second": speed, "others": {175: 0.0, 180: 0.0, 185: 0.5}.get(speed)}
+            for ranks, speeds in {1: (99, 100, 101), 2: (175, 180, 185), 4: (300, 400, 405)}.items()
+            for speed in speeds]
+    rows = sweep.summary(pandas.DataFrame(runs)).set_index("ranks")
+    assert rows.efficiency.to_dict() == {1: 1.0, 2: 0.9, 4: 1.0} and set(rows.repeats) == {3}
+    assert rows.remarks.to_dict() == {
+        1: "", 2: "other programs used up to 50% of the cores",
+        4: "more ranks than cores; spread 26%"}
+    batches = pandas.DataFrame([run | {"study": "batch", "batch": 64 * run["ranks"], "ranks": 1}
+                                for run in runs])
+    assert list(sweep.summary(batches).efficiency) == [0.25, 0.45, 1.0]
+    assert "spread 26%" in sweep.table(pandas.DataFrame(runs))

@@ -18,7 +18,7 @@ from conftest import (
     run_for_record,
     skip_without,
 )
-from tolerances import FP64, assert_close
+from tolerances import assert_equal_in_fp64
 
 ORDINARY, CONVERTED = "your_script.py", "your_script_ddp.py"
 FIVE_EPOCHS = {ORDINARY: "range(5)", CONVERTED: "len(train_loader), 5)"}
@@ -84,7 +84,7 @@ def test_the_conversion_trains_as_the_ordinary_script(baseline_run, tmp_path):
     weights, lines = weights_and_lines(script, result)
     expected_weights, expected_lines = baseline_run
     assert weights.keys() == expected_weights.keys()
-    assert_same_weights(weights, expected_weights)
+    assert_equal_in_fp64(weights, expected_weights)
     assert lines == ["2 ranks on cpu", *expected_lines]  # once, and not once per rank
 
 
@@ -105,20 +105,15 @@ def train_in_parts(folder, ranks, *changes):
     return torch.load(script.parent / "digits.pt")
 
 
-def assert_same_weights(weights, expected):
-    for name, tensor in expected.items():
-        assert_close("parameters, fp64", (weights[name] - tensor).abs().max().item(), FP64)
-
-
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_another_number_of_ranks_goes_on_within_the_epoch(ranks, baseline_run, tmp_path):
-    assert_same_weights(train_in_parts(tmp_path, [2, ranks]), baseline_run[0])
+    assert_equal_in_fp64(train_in_parts(tmp_path, [2, ranks]), baseline_run[0])
 
 
 def test_a_stopped_training_goes_on_with_its_random_numbers(tmp_path_factory):
     folders = [tmp_path_factory.mktemp(name) for name in ("whole", "parts")]
-    assert_same_weights(train_in_parts(folders[1], [2, 2], DROPOUT),
-                        train_in_parts(folders[0], [2], DROPOUT))
+    assert_equal_in_fp64(train_in_parts(folders[1], [2, 2], DROPOUT),
+                         train_in_parts(folders[0], [2], DROPOUT))
 
 
 def test_package_does_not_import_pytorch_into_a_tensorflow_program():
@@ -152,9 +147,7 @@ def test_tensorflow_program_trains_alike_on_one_and_two_ranks(tmp_path):
             "--global-batch-size", 48, "--checkpoint", checkpoint, folder=tmp_path, launcher=True))
         weights.append(np.load(checkpoint))
     assert records[0]["test_accuracy"] == records[1]["test_accuracy"]
-    for name, array in weights[0].items():
-        difference = abs(array - weights[1][name]).max()
-        assert_close("parameters, fp64, TensorFlow", difference, FP64)
+    assert_equal_in_fp64(weights[1], dict(weights[0]))
     pytorch = run_for_record("01_single_node", 1, "--max-steps", 1, folder=tmp_path)
     assert all(records[0][key] == pytorch[key] for key in ("parameters", "images", "dataset"))
 

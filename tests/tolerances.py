@@ -35,14 +35,7 @@ COUNT = 0.01
 # Numbers that a paper prints with one decimal.
 ONE_DECIMAL = 0.05
 
-# Errors of the cost model on published runs, as cost_model.ipynb states them: the median and the
-# largest error over a network, and the largest within a node.
-NETWORK_MEDIAN = 0.05
-NETWORK_LARGEST = 0.10
-NODE_LARGEST = 0.02
-NODE_MIXED_LARGEST = 0.16  # mixed precision has a cost that the model leaves out
-
-# Plain Python arithmetic, such as Simpson's rule, compared with the exact value.
+# Plain Python arithmetic, compared with the exact value.
 ARITHMETIC = 1e-5
 
 # The rate of a lab's link, measured by an all-reduce of 16 MB, relative to the nominal rate. Frames
@@ -58,3 +51,11 @@ def distance(first, second):
 def assert_close(kind, difference, bound):
     """Assert that a difference of this kind is within its bound."""
     assert difference <= bound, f"{kind}: {difference:.2e}, allowed {bound:.2e}"
+
+
+def assert_equal_in_fp64(values, expected):
+    """Assert that two trainings' numbers are equal: arrays, tensors, or dictionaries of them."""
+    if not isinstance(expected, dict):
+        values, expected = {"parameters": values}, {"parameters": expected}
+    for name, array in expected.items():
+        assert_close(f"{name}, fp64", float(abs(values[name] - array).max()), FP64)

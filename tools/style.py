@@ -60,15 +60,6 @@ def make_figure(height: float, rows: int = 1, columns: int = 1, title: str = "",
     return figure, figure.subplots(rows, columns, **grid)
 
 
-def add_title_and_legend(figure: Figure, title: str, entries: dict, **options: object) -> None:
-    """Add the title, and a legend in one line below it. entries: artists by label."""
-    legend_options = {"ncols": len(entries), "handlelength": 1.2, "handletextpad": 0.5,
-                      "columnspacing": 1.3, "borderpad": 0, "borderaxespad": 0.46}
-    figure.legend(entries.values(), entries.keys(), loc="outside upper left", title=title,
-                  title_fontsize=TITLE, alignment="left", **legend_options | options)
-    figure.get_layout_engine().set(h_pad=0.08)  # inches
-
-
 def add_footer(figure: Figure, text: str) -> None:
     """Add text at the bottom: what was measured, where and how often."""
     figure.supxlabel(textwrap.fill(text, 84), x=0.01, ha="left", fontsize=TEXT, color=COMMUNICATION)

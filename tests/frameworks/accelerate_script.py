@@ -1,7 +1,5 @@
 """An accelerate script as its users write it: handwritten digits, one batch size per process."""
 
-import argparse
-
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -9,19 +7,17 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
+RANKS = 1
+BATCH = 64 // RANKS  # per process
+
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--batch-size", type=int, default=64, help="per process")
-    parser.add_argument("--weights", default="digits.pt")
-    args = parser.parse_args()
-
     accelerator = Accelerator()
     set_seed(0)
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images / 16), torch.tensor(labels))
     train, _ = random_split(data, [1436, 361])
-    train_loader = DataLoader(train, args.batch_size, shuffle=True, drop_last=True,
+    train_loader = DataLoader(train, BATCH, shuffle=True, drop_last=True,
                               generator=torch.Generator().manual_seed(0))
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -34,7 +30,7 @@ def main():
         optimizer.step()
 
     if accelerator.is_main_process:
-        torch.save(accelerator.unwrap_model(model).state_dict(), args.weights)
+        torch.save(accelerator.unwrap_model(model).state_dict(), "digits.pt")
     accelerator.end_training()
 
 

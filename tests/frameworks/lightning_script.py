@@ -1,12 +1,13 @@
 """A Lightning script as its users write it: handwritten digits, one batch size per device."""
 
-import argparse
-
 import lightning as L
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+RANKS = 1
+BATCH = 64 // RANKS  # per device
 
 
 class Digits(L.LightningModule):
@@ -25,24 +26,18 @@ class Digits(L.LightningModule):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=64, help="per device")
-    parser.add_argument("--weights", default="digits.pt")
-    args = parser.parse_args()
-
     L.seed_everything(0)
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images / 16), torch.tensor(labels))
     train, _ = torch.utils.data.random_split(data, [1436, 361])
-    train_loader = DataLoader(train, args.batch_size, shuffle=True, drop_last=True)
+    train_loader = DataLoader(train, BATCH, shuffle=True, drop_last=True)
 
     model = Digits()
-    trainer = L.Trainer(max_epochs=1, devices=args.devices, precision="64-true", logger=False,
+    trainer = L.Trainer(max_epochs=1, devices=RANKS, precision="64-true", logger=False,
                         enable_checkpointing=False, enable_progress_bar=False)
     trainer.fit(model, train_loader)
     if trainer.is_global_zero:
-        torch.save(model.state_dict(), args.weights)
+        torch.save(model.state_dict(), "digits.pt")
 
 
 if __name__ == "__main__":

@@ -119,7 +119,6 @@ def fake_gpu():
     torch.cuda.set_device = torch.accelerator.set_device_index = set_device
     torch.cuda._lazy_init = fake_tensor.init_gpu_context = lambda *_: None
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda _: True)
-    torch.cuda.set_stream = lambda _: None
     torch.cuda.Stream, torch.cuda.Event = FakeStream, lambda **_: None
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid="0", total_memory=2**34)
     torch.cuda.get_device_capability = lambda *_: (8, 0)

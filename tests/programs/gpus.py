@@ -1,7 +1,7 @@
-"""Run a main.py as on a node with GPUs: `python gpus.py COUNT same|own|without MAIN FLAG...`.
+"""Run a main.py as on a node with GPUs: `python gpus.py COUNT same|without MAIN FLAG...`.
 
-Each rank prints which GPU it selects, and exits. same: all ranks see the same COUNT GPUs.
-own: each rank sees COUNT GPUs of its own. without: like "same", but Horovod has no GPU support.
+All ranks see the same COUNT GPUs. If there are several, each rank prints which one it selects, and
+exits. without: Horovod has no GPU support. (fake_cuda.py is a rank that sees its own GPU only.)
 """
 
 import os
@@ -19,7 +19,7 @@ def select_gpu(device):
     """Select a GPU; if every rank has its own, exit, because training would need a real one."""
     if device.index >= count:
         raise RuntimeError(f"invalid device ordinal {device.index} of {count}")
-    if mode == "own" or count > 1:
+    if count > 1:
         os.write(1, f"rank {rank} takes GPU {device.index} of {count}\n".encode())
         os._exit(3)
 
@@ -34,8 +34,7 @@ def fake_gpus():
     torch.cuda.set_device = select_gpu
     stream = SimpleNamespace(is_capturing=lambda: False)  # Adam calls it
     torch.accelerator.current_stream = lambda: stream
-    owner = rank if mode == "own" else "node"
-    torch.cuda.get_device_properties = lambda gpu: SimpleNamespace(uuid=f"{owner} {gpu.index}")
+    torch.cuda.get_device_properties = lambda gpu: SimpleNamespace(uuid=str(gpu.index))
     real_init = dist.init_process_group
     dist.init_process_group = lambda backend, **options: real_init("gloo", **options)
 

@@ -259,11 +259,7 @@ def main():
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results",
                         help="folder for records and figure (default: results)")
     folder = parser.parse_args().folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryDirectory(dir=folder).cleanup()
-    except OSError as problem:
-        parser.error(f"cannot write into {folder}: {problem.strerror}")
+    folder.mkdir(parents=True, exist_ok=True)
     figure = (FIGURES if folder.resolve() == RECORDS else folder) / "demo.png"
     measured = []
 

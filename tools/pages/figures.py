@@ -16,7 +16,8 @@ def trace():
     """Draw when the CPU launches three steps of chapter 1 and when the GPU computes them."""
     record = json.loads((RECORDS / "trace_h200.json").read_text())
     colors = ("#525252", "#969696", "#737373")  # of neighbouring steps; greys have no other meaning
-    figure, axis = style.make_figure(3.2, 1, 1)
+    figure, axis = style.make_figure(
+        3.2, title="256 images in TF32: the CPU runs ahead, the GPU has no gaps")
     step_before = ["GPU", 4, *record["kernels"][0]]  # it was launched before the profile began
     for row, step, start, end in [step_before, *record["steps"]]:
         y = ["GPU", "CPU"].index(row)
@@ -24,8 +25,6 @@ def trace():
         axis.annotate(f"step {int(step) + 1}", ((start + end) / 2000, y), ha="center", va="center",
                       color="white")
     axis.set(yticks=[0, 1], yticklabels=["GPU computes", "CPU launches"], xlabel="milliseconds")
-    title = "256 images in TF32: the CPU runs ahead, the GPU has no gaps"
-    style.add_title_and_legend(figure, title, {})
     style.add_footer(figure, "ResNet-50, 224 pixels, on one NVIDIA H200, with the profiler on")
     return figure
 
