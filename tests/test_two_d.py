@@ -1,18 +1,16 @@
-"""05_zero/two_d.py trains as one rank does, and sends the bytes of the formula."""
+"""05_zero/two_d.py trains as one rank does."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import GPT_SHAPE, assert_refused, numbers, run
-from test_zero import BATCH, FSDP, plain_loop, train
+from conftest import assert_refused, numbers, run
+from test_zero import FSDP, plain_loop, train
 from tolerances import FP64, assert_close
 
 from cluster.parameters import named_parameters
 
 TWO_D = "05_zero/two_d.py"
-LAYERS, WIDTH, CONTEXT = GPT_SHAPE["layers"], GPT_SHAPE["width"], GPT_SHAPE["context"]
-ALL_REDUCE = 2  # sends twice what an all-gather or a reduce-scatter does
 
 
 def train_in_fp64(program, ranks, folder, *flags):
@@ -42,19 +40,6 @@ def test_two_by_two_ranks_train_as_a_plain_loop(two_by_two):
     expected = plain_loop()["fp64"]
     assert_close("loss, fp64, relative", abs(two_by_two.record["loss"] / expected.loss - 1), FP64)
     assert_equal(two_by_two.parameters, expected.named_parameters)
-
-
-def test_each_dimension_sends_the_bytes_of_the_formula(two_by_two):
-    """With two ranks in each dimension, a ring's all-gather sends half of the whole tensor."""
-    norms, row_biases = (2 * LAYERS + 1) * 2 * WIDTH, 2 * LAYERS * WIDTH  # on all ranks of a group
-    part = (two_by_two.record["parameters"] - norms - row_biases) // 2 + norms + row_biases
-    tokens = BATCH // 2 * CONTEXT
-    sizes = [tokens * WIDTH] * (8 * LAYERS + 4)  # 4: of the embedding and the head
-    sizes += [CONTEXT * WIDTH] * 2 + [tokens * 256]  # positions; logits
-    sizes += [ALL_REDUCE * WIDTH] * 2 * (2 * LAYERS + 1)  # gradients of the norms
-    assert two_by_two.record["sent"] == {
-        "data": [8 * 3 * part // 2, 3 * (LAYERS + 2)],  # gathered twice, gradients reduced once
-        "tensor": [8 * sum(sizes) // 2, len(sizes)]}
 
 
 @numbers

@@ -18,11 +18,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from cluster.footprint.report import Refusal, add_places, check_collectives, show
-from workshop.flags import Parser
+from workshop.flags import Parser, refuse_unwritable
 from workshop.ranks import find_launcher
 
 
 def parse_args():
+    sys.argv[0] = "footprint"  # the name in messages
     parser = Parser(__doc__, prog="footprint", epilog=__doc__.partition("\n\n")[2],
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -36,15 +37,19 @@ def parse_args():
     add("script")
     add("arguments", nargs=argparse.REMAINDER, metavar="...", help="flags of the script")
     args = parser.parse_args()
-    if args.ranks is not None and not 0 <= args.rank < args.ranks:
-        parser.error(f"--rank {args.rank}, --ranks {args.ranks}: ranks count from 0")
-    if args.gpus_per_node < 1:
-        parser.error(f"--gpus-per-node {args.gpus_per_node}: use at least 1")
+    if args.ranks is None and (args.rank or args.tensors):
+        parser.error("--rank and --tensors need --ranks")
+    for flag in "ranks", "gpus_per_node", "seconds":
+        if (getattr(args, flag) or 1) < 1 or getattr(args, flag) == 0:
+            parser.error(f"--{flag.replace('_', '-')} {getattr(args, flag)}: use at least 1")
+    if args.ranks and not 0 <= args.rank < args.ranks:
+        parser.error(f"--rank {args.rank}: {args.ranks} ranks count from 0")
     if args.ranks and args.ranks > args.gpus_per_node and args.ranks % args.gpus_per_node:
         parser.error(f"--ranks {args.ranks}: use a multiple of --gpus-per-node "
                      f"{args.gpus_per_node}, or fewer ranks than that")
     if not os.path.isfile(args.script):
         parser.error(f"{args.script}: no such file")
+    refuse_unwritable(args.results)
     return args
 
 

@@ -1,6 +1,7 @@
 """Runs a script as one pretended rank, in a process of its own."""
 
 import faulthandler
+import linecache
 import multiprocessing
 import os
 import pkgutil
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -61,9 +63,9 @@ def footprint_of(args, run_script: Callable) -> dict:
         except OwnMessage:
             raise
         except Refusal as refusal:
-            if args.tensors == "fake":
-                raise
             problem = str(refusal)
+            if args.tensors == "fake" or "--seconds" in problem:
+                raise
     flops = sum(footprint["flops"].values()) if footprint else 0
     if args.tensors == "fake":
         reason = "--tensors fake"
@@ -79,7 +81,9 @@ def footprint_of(args, run_script: Callable) -> dict:
         except Refusal as refusal:
             reason = str(refusal)
             if not footprint:
-                raise Refusal(f"{reason}{problem and '; on fake tensors: '}{problem}") from None
+                if problem not in ("", reason):
+                    reason += f"; on fake tensors: {problem}"
+                raise Refusal(reason) from None
             reason = str(refusal)
     return footprint | {"why_fake": reason}
 
@@ -96,32 +100,30 @@ def run_child(args, run_script, tensors, rank, broadcasts, limit) -> dict:
             args, run_script, tensors, rank, broadcasts, limit, sender, errors))
         child.start()
         sender.close()
-        result = {}
-        try:
-            if receiver.poll(args.seconds):
-                result = receiver.recv()
-            else:
+        result, late = {}, not receiver.poll(args.seconds)
+        with suppress(EOFError):  # it has ended without a result
+            if late:
                 os.kill(child.pid, signal.SIGUSR1)  # faulthandler writes where the script is
                 child.join(2)
-        except EOFError:  # it has ended without a result
-            pass
-        child.kill()
+                child.kill()
+            else:
+                result = receiver.recv()
         child.join()
         errors.seek(0)
         if "footprint" not in result:
-            raise result.get("refusal") or explain(args, errors.read())
+            raise result.get("refusal") or explain(args, errors.read(), late, child.exitcode)
     return result
 
 
 def watch_pretended_rank(args, run_script, tensors, rank, broadcasts, limit, sender, errors):
     """Run the script as a pretended rank, in the child process; send the result, and exit."""
-    os.dup2(errors.fileno(), 2)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for stream in 1, 2:
+        os.dup2(errors.fileno(), stream)
     faulthandler.register(signal.SIGUSR1, all_threads=False)
 
     def send(**result):
-        sender.send(result)
         dry_run.remove_folders()
+        sender.send(result)
         os._exit(0)
 
     def end():
@@ -145,29 +147,44 @@ def watch_pretended_rank(args, run_script, tensors, rank, broadcasts, limit, sen
     except Refusal as refusal:
         send(refusal=refusal)
     except SystemExit as end:
-        print(end.code, file=sys.stderr, flush=True)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
-        sys.stderr.flush()
     dry_run.remove_folders()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(1)
 
 
-def explain(args, errors: str) -> Refusal:
-    """Return the reason why a script failed, from what it wrote to standard error."""
-    lines = errors.splitlines()
+def explain(args, output: str, late: bool, exit_code: int) -> Refusal:
+    """Return the reason why a script failed, from what it printed.
+
+    late: it was stopped after --seconds, and faulthandler has written where it was.
+    """
+    lines = output.splitlines()
     frames = [(index, *re.match(r' *File "(.*)", line (\d+),? in', line).groups())
               for index, line in enumerate(lines) if re.match(r' *File ".*", line \d+,? in', line)]
-    if not frames:
-        return OwnMessage(([line for line in lines if line.strip()] or ["it ended"])[-1])
     folder = Path(args.script).resolve().parent
-    places = [f"{Path(file).name}:{number}" for _, file, number in frames
-              if Path(file).resolve().is_relative_to(folder) and "site-packages" not in file]
-    if "Traceback" not in errors:  # faulthandler's list, in which the innermost call is the first
+    places = [(Path(file), int(number)) for _, file, number in frames if "site-packages" not in file
+              and Path(file).resolve().is_relative_to(folder)]
+    if late:  # faulthandler begins with the innermost call
+        file, number = (places or [(Path(args.script), "an unknown line")])[0]
         return Refusal(f"no second optimizer step in {args.seconds:.0f} s (--seconds): the script "
-                       f"was at {(places or ['an unknown line'])[0]}")
-    place = (places or [args.script])[-1]
-    message = next(line for line in lines[frames[-1][0] + 1:] if line[:1].strip())
+                       f"was at {file.name}:{number}")
+    if exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        return Refusal(f"the script ended by {name} (SIGKILL: this computer's memory, perhaps)")
+    if not frames or "Traceback" not in output:
+        text = [line for line in lines if line.strip()] or [f"{args.script} ended, without a word"]
+        return OwnMessage(text[-1])
+    place, source = args.script, ""
+    if places:
+        place = f"{places[-1][0].name}:{places[-1][1]}"
+        source = linecache.getline(str(places[-1][0]), places[-1][1]).strip()
+    rest = lines[frames[-1][0] + 1:]
+    first = next(index for index, line in enumerate(rest) if line[:1].strip())
+    message = " ".join(line.strip() for line in rest[first:first + 3] if line.strip())
     kind, _, text = message.partition(": ")
     kind = kind.rpartition(".")[2]
     if kind in ("DataDependentOutputException", "DynamicOutputShapeException"):
@@ -180,5 +197,5 @@ def explain(args, errors: str) -> Refusal:
     elif kind == "MemoryError":
         text = "needs more than half of this computer's free memory"
     else:
-        text = message
+        text = f"{message or kind} ({source})"
     return Refusal(f"{place}: {text}")

@@ -3,9 +3,10 @@
 import builtins
 import functools
 import io
-import multiprocessing
+import multiprocessing.process
 import os
 import socket
+import subprocess
 import sys
 from contextlib import suppress
 
@@ -21,8 +22,9 @@ def run_without_effect():
     discard_files()
     torch.save = checkpoint.save = checkpoint.async_save = lambda *_, **__: None
     socket.socket.connect = refuse_connection
-    multiprocessing.Process.start = multiprocessing.get_context("spawn").Process.start = (
-        refuse_process)
+    multiprocessing.process.BaseProcess.start = refuse_process
+    subprocess.Popen.__init__ = refuse_program
+    os.system = lambda _: 127 << 8  # as if the shell had not found the program
     read_in_this_process()
 
 
@@ -56,9 +58,17 @@ def refuse_connection(_, address):
     raise OSError(f"footprint opens no connection (to {address}): stage the files before")
 
 
+def refuse_program(_, command, *args, **kwargs):
+    launchers = {"torchrun", "mpiexec", "mpirun", "srun", "accelerate", "deepspeed"}
+    words = command.split() if isinstance(command, str) else map(str, command)
+    if launchers & {word.rpartition("/")[2] for word in words}:
+        refuse_process(None)
+    raise FileNotFoundError(f"footprint starts no programs ({command})")
+
+
 def refuse_process(_):
-    sys.exit("footprint: the script starts processes of its own: give footprint what one rank "
-             "runs, with the ranks from RANK and WORLD_SIZE, as torchrun sets them")
+    sys.exit("the script starts processes of its own: give footprint what one rank runs, with "
+             "the rank from RANK and WORLD_SIZE, as torchrun sets them")
 
 
 def read_in_this_process():

@@ -7,6 +7,7 @@ tensors have shapes and no values.
 import functools
 import os
 import pickle
+import sys
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from cluster.footprint.watch import without_modes
+
+MOST_ANSWERS = 10_000
 
 
 def set_variables(rank: int, ranks: int, gpus_per_node: int):
@@ -35,9 +38,11 @@ def set_variables(rank: int, ranks: int, gpus_per_node: int):
 
 
 def replace(name, function):
-    """Replace torch.distributed's function under both of its names."""
-    for module in dist, distributed_c10d:
-        setattr(module, name, function)
+    """Replace a function of torch.distributed in each module that has imported it."""
+    original = getattr(distributed_c10d, name)
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is original:
+            setattr(module, name, function)
 
 
 def pretend_group(rank: int, ranks: int, broadcasts: list[bytes]):
@@ -48,9 +53,10 @@ def pretend_group(rank: int, ranks: int, broadcasts: list[bytes]):
     """
     init_process_group, new_group = dist.init_process_group, dist.new_group
 
-    def init_fake_group(*_, **__):
+    def init_fake_group(backend=None, *_, **__):
         if not dist.is_initialized():
             init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+            dist.get_backend = lambda *_: backend or "gloo"  # some scripts compare it
 
     def new_fake_group(ranks=None, **kwargs):
         return new_group(ranks, group_desc=kwargs.get("group_desc"))
@@ -144,12 +150,20 @@ class Scalars(TorchDispatchMode):
     order is a real tensor, because samplers read it, one number after the other.
     """
 
+    def __init__(self):
+        super().__init__()
+        self.answers = 0
+
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         if operation is torch.ops.aten._local_scalar_dense.default:
             constant = getattr(args[0], "constant", None)
             if constant is not None:
                 with _disable_current_modes():
                     return constant.item()
+            self.answers += 1
+            if self.answers == MOST_ANSWERS:
+                raise RuntimeError(f"asks {MOST_ANSWERS:,} times for the values of tensors, and "
+                                   "fake ones have none: does a loop wait for a value?")
             if args[0].dtype in (torch.bool, torch.uint8):
                 return 0
             return 1.0 if args[0].is_floating_point() else 1

@@ -62,7 +62,7 @@ def measure(script: str, stage: int, ranks: int, precision: str) -> dict:
         footprint, = read_records(results)
     sizes = {}
     if precision == "fp32" or script == "05_zero/fsdp.py":  # fp32 shards are their own master copy
-        sizes = {"element_bytes": 4, "master": 4 * (0 < stage and script != "05_zero/fsdp.py")}
+        sizes = {"element_bytes": 4, "master": 4 * (stage > 0 and script != "05_zero/fsdp.py")}
     parameters = parameter_count(**SHAPE)
     return {"parameters": parameters, "memory": footprint["memory"], "sent": footprint["sent"],
             "flops": footprint["flops"],
