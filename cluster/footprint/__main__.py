@@ -107,6 +107,8 @@ def main():
         if find_launcher()[1] == 0:
             print(f"footprint: {refusal}", file=sys.stderr, flush=True)
         os._exit(2)
+    except KeyboardInterrupt:
+        sys.exit("footprint: interrupted")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from cluster.footprint.report import Refusal, add_places, check_collectives
 from cluster.footprint.watch import Watch
 
 REAL_FLOPS = 3e11  # of a step that runs on real tensors: seconds on a laptop's core
-CUDA = "not compiled with CUDA|NVIDIA driver|No CUDA GPUs|CUDA device"
+CUDA = "compiled with CUDA|NVIDIA driver|No CUDA GPUs|CUDA device|CUDA driver|CUDA error"
 PRIVATE_NAMES = (  # what pretend.py and watch.py need of PyTorch's internals
     "torch.testing._internal.distributed.fake_pg:FakeStore",  # the fake process group
     "torch._subclasses.fake_tensor:FakeTensorMode",
@@ -110,8 +110,12 @@ def run_child(args, run_script, tensors, rank, broadcasts, limit) -> dict:
                 result = receiver.recv()
         child.join()
         errors.seek(0)
+        output = errors.read()
+        if "refusal" in result:
+            last = [f" (it printed: {line})" for line in output.splitlines() if line.strip()][-1:]
+            raise Refusal(f"{result['refusal']}{''.join(last)}")
         if "footprint" not in result:
-            raise result.get("refusal") or explain(args, errors.read(), late, child.exitcode)
+            raise explain(args, output, late, child.exitcode)
     return result
 
 
@@ -184,7 +188,7 @@ def explain(args, output: str, late: bool, exit_code: int) -> Refusal:
         source = linecache.getline(str(places[-1][0]), places[-1][1]).strip()
     rest = lines[frames[-1][0] + 1:]
     first = next(index for index, line in enumerate(rest) if line[:1].strip())
-    message = " ".join(line.strip() for line in rest[first:first + 3] if line.strip())
+    message = rest[first].strip()
     kind, _, text = message.partition(": ")
     kind = kind.rpartition(".")[2]
     if kind in ("DataDependentOutputException", "DynamicOutputShapeException"):
@@ -197,5 +201,7 @@ def explain(args, output: str, late: bool, exit_code: int) -> Refusal:
     elif kind == "MemoryError":
         text = "needs more than half of this computer's free memory"
     else:
-        text = f"{message or kind} ({source})"
+        text = f"{message} ({source})"
+    if kind == "FileNotFoundError":
+        text += ": footprint writes no files, so it has to be there before"
     return Refusal(f"{place}: {text}")

@@ -2,18 +2,21 @@
 
 import builtins
 import functools
+import inspect
 import io
 import multiprocessing.process
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 
 import torch
 import torch.distributed.checkpoint as checkpoint
 from torch.utils import data
 
+HARMLESS = ("/dev/", "/proc/", os.path.join(tempfile.gettempdir(), "tmp"))  # of mkstemp()
 folders, remove_folder = [], os.rmdir
 
 
@@ -21,7 +24,7 @@ def run_without_effect():
     """Replace what writes files, opens connections or starts processes, for this process."""
     discard_files()
     torch.save = checkpoint.save = checkpoint.async_save = lambda *_, **__: None
-    socket.socket.connect = refuse_connection
+    socket.socket.connect = socket.getaddrinfo = refuse_connection
     multiprocessing.process.BaseProcess.start = refuse_process
     subprocess.Popen.__init__ = refuse_program
     os.system = lambda _: 127 << 8  # as if the shell had not found the program
@@ -29,13 +32,26 @@ def run_without_effect():
 
 
 def discard_files():
-    """Let files that are opened for writing be /dev/null; keep what exists."""
+    """Let files that are opened for writing be temporary ones; keep what exists."""
     open_file, make_folder = builtins.open, os.mkdir
+    sys.dont_write_bytecode = True
 
     def open_harmlessly(file, mode="r", *args, **kwargs):
-        if not isinstance(file, int) and set("wax") & set(mode):
-            file, mode = os.devnull, mode.replace("x", "w")
-        return open_file(file, mode, *args, **kwargs)
+        if isinstance(file, int) or file == os.devnull or not set("wax+") & set(mode):
+            return open_file(file, mode, *args, **kwargs)
+        if "r" in mode:
+            raise PermissionError(f"footprint changes no files ({file})")
+        number, name = tempfile.mkstemp()
+        os_remove(name)
+        return open_file(number, mode.replace("x", "w"), *args, **kwargs)
+
+    def refuse_writing(event, arguments):
+        """An audit hook: os.open() and what has kept the old open()."""
+        writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        if event == "open" and isinstance(arguments[0], (str, bytes)):
+            file = os.fsdecode(arguments[0])
+            if arguments[2] & writes and not file.startswith(HARMLESS) and ".lock" not in file:
+                raise PermissionError(f"footprint writes no files ({file})")
 
     def make_temporary_folder(path, *args, **kwargs):
         make_folder(path, *args, **kwargs)
@@ -43,8 +59,10 @@ def discard_files():
 
     builtins.open = io.open = open_harmlessly
     os.mkdir = make_temporary_folder
+    os_remove = os.remove
     for name in "remove", "unlink", "rename", "replace", "rmdir", "truncate", "symlink", "link":
         setattr(os, name, lambda *_, **__: None)
+    sys.addaudithook(refuse_writing)
 
 
 def remove_folders():
@@ -54,8 +72,8 @@ def remove_folders():
             remove_folder(folders.pop())
 
 
-def refuse_connection(_, address):
-    raise OSError(f"footprint opens no connection (to {address}): stage the files before")
+def refuse_connection(*address, **_):
+    raise OSError(f"footprint opens no connection ({address}): stage the files before")
 
 
 def refuse_program(_, command, *args, **kwargs):
@@ -74,12 +92,14 @@ def refuse_process(_):
 def read_in_this_process():
     """Let DataLoaders read without workers, which would need seconds and memory to start."""
     initialize = data.DataLoader.__init__
+    signature = inspect.signature(initialize)
 
     @functools.wraps(initialize)
-    def without_workers(loader, *args, **kwargs):
+    def without_workers(*args, **kwargs):
+        arguments = signature.bind(*args, **kwargs).arguments
         for name in ("num_workers", "multiprocessing_context", "persistent_workers",
                      "prefetch_factor", "worker_init_fn", "timeout"):
-            kwargs.pop(name, None)
-        initialize(loader, *args[:5], **kwargs)
+            arguments.pop(name, None)
+        initialize(arguments.pop("self"), **arguments)
 
     data.DataLoader.__init__ = without_workers

@@ -7,20 +7,18 @@ tensors have shapes and no values.
 import functools
 import os
 import pickle
-import sys
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from cluster.footprint.watch import without_modes
+from cluster.footprint.watch import replace_everywhere, without_modes
 
 MOST_ANSWERS = 10_000
 
@@ -35,14 +33,6 @@ def set_variables(rank: int, ranks: int, gpus_per_node: int):
     if not torch.cuda.is_available():
         values["ACCELERATE_USE_CPU"] = "true"  # else accelerate ignores the ranks
     os.environ.update({name: str(value) for name, value in values.items()})
-
-
-def replace(name, function):
-    """Replace a function of torch.distributed in each module that has imported it."""
-    original = getattr(distributed_c10d, name)
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is original:
-            setattr(module, name, function)
 
 
 def pretend_group(rank: int, ranks: int, broadcasts: list[bytes]):
@@ -74,10 +64,17 @@ def pretend_group(rank: int, ranks: int, broadcasts: list[bytes]):
         elif broadcasts:
             objects[:] = pickle.loads(broadcasts.pop(0))
 
-    for function in (all_gather_object, gather_object, broadcast_object_list):
-        replace(function.__name__, function)
-    replace("init_process_group", init_fake_group)
-    replace("new_group", new_fake_group)
+    def scatter_object_list(output, objects=None, *_, **__):
+        output[0] = objects[rank] if objects else None
+
+    def monitored_barrier(*_, **__):
+        pass
+
+    for function in (all_gather_object, gather_object, broadcast_object_list,
+                     scatter_object_list, monitored_barrier):
+        replace_everywhere(getattr(dist, function.__name__), function)
+    replace_everywhere(init_process_group, init_fake_group)
+    replace_everywhere(new_group, new_fake_group)
 
 
 def average_by_hook(fake: bool):
@@ -92,20 +89,26 @@ def average_by_hook(fake: bool):
     def with_hook(ddp, *args, **kwargs):
         initialize(ddp, *args, **kwargs | ({"init_sync": False} if fake else {}))
 
-        def all_reduce(_, bucket):
+        hooks = []  # of the script
+
+        def average(_, bucket):
+            if hooks:
+                state, hook = hooks[0]
+                return hook(state, bucket)
             buffer, future = bucket.buffer(), Future()
             parts = [buffer]
             if fake and not ddp.find_unused_parameters:
                 sizes = [gradient.numel() for gradient in bucket.gradients()]
                 parts = buffer.split(bucket_sizes(sizes, buffer.element_size(),
                                                   ddp.bucket_bytes_cap))
-                ddp.reducer.sizes = len(sizes) + 1, len(parts)
+                ddp.reducer.sizes = ddp.reducer.sizes or (len(sizes) + 1, len(parts))
             for part in parts:
                 dist.all_reduce(part)
             future.set_result(buffer)
             return future
 
-        ddp.register_comm_hook(None, all_reduce)
+        ddp.register_comm_hook(None, average)
+        ddp.register_comm_hook = lambda state, hook: hooks.append((state, hook))
         if fake:
             ddp.reducer = FixedReducer(ddp.reducer)
 
@@ -131,16 +134,18 @@ class FixedReducer:
     """DDP's reducer, which keeps its first bucket, but sends what making the final ones would."""
 
     def __init__(self, reducer):
-        self.reducer, self.sizes = reducer, ()
+        self.reducer, self.sizes, self.rebuilt = reducer, (), False
 
     def __getattr__(self, name):
         return getattr(self.reducer, name)
 
     def _rebuild_buckets(self):
-        for size in self.sizes:  # after the first backward, rank 0's order and sizes of buckets
+        if self.rebuilt or not self.sizes:  # before the first backward
+            return False
+        for size in self.sizes:  # rank 0's order of parameters, and sizes of buckets
             dist.broadcast(torch.empty(size, dtype=torch.int32), 0)
-        rebuilt, self.sizes = bool(self.sizes), ()
-        return rebuilt
+        self.rebuilt = True
+        return True
 
 
 class Scalars(TorchDispatchMode):
@@ -178,8 +183,14 @@ def fake_tensors() -> list[TorchDispatchMode]:
     for name in "__getitem__", "_flatten", "_unflatten", "get_coordinate", "_get_all_submeshes":
         if hasattr(DeviceMesh, name):
             setattr(DeviceMesh, name, without_modes(getattr(DeviceMesh, name)))
-    nn.Module._apply, torch.chunk = convert, chunk
+    nn.Module._apply, torch.chunk, torch.Tensor.__deepcopy__ = convert, chunk, copy_tensor
     return [FakeTensorMode(allow_non_fake_inputs=True), Scalars()]
+
+
+def copy_tensor(tensor, memo):
+    """Replace Tensor.__deepcopy__, which copies a storage: a fake tensor has none."""
+    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return memo.setdefault(id(tensor), copy)
 
 
 def chunk(tensor, chunks, dim=0):

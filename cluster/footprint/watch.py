@@ -4,6 +4,7 @@ Works on real tensors and on fake ones, which have shapes without memory.
 """
 
 import functools
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +14,6 @@ import torch
 import torch.distributed as dist
 import torch.utils.flop_counter as flop_counter
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import (
@@ -87,10 +87,11 @@ class Segment:
 
 
 class SavedTensor:
-    """A wrapper of a tensor that autograd saves; weakref.finalize reports its release."""
+    """A tensor that autograd saves, and its storage; weakref.finalize reports its release."""
 
     def __init__(self, tensor):
-        self.tensor = tensor
+        self.tensor = tensor.detach()  # the tensor itself would keep its own graph alive
+        self.storage = storage_of(tensor)
 
 
 class Watch(TorchDispatchMode):
@@ -142,8 +143,7 @@ class Watch(TorchDispatchMode):
             self.meshes.append(mesh)
 
         torch.UntypedStorage.resize_, DeviceMesh.__init__ = count_resize, note_mesh
-        for module in dist, device_mesh:
-            module.init_device_mesh = without_modes(module.init_device_mesh)
+        replace_everywhere(dist.init_device_mesh, without_modes(dist.init_device_mesh))
 
     # The phases of a step.
 
@@ -231,9 +231,8 @@ class Watch(TorchDispatchMode):
 
     def save(self, tensor):
         """Count a tensor that autograd keeps for backward, unless it is a parameter."""
-        saved = SavedTensor(tensor.detach())  # the tensor itself would keep its own graph alive
-        storage = storage_of(tensor)
-        identity, size, device = storage._cdata, storage.nbytes(), device_of(tensor)
+        saved = SavedTensor(tensor)
+        identity, size, device = saved.storage._cdata, saved.storage.nbytes(), device_of(tensor)
         is_parameter = identity in self.resized or (self.modules and any(
             storage_of(parameter)._cdata == identity for parameter in
             self.modules[-1].parameters()))  # perhaps gathered for this module alone
@@ -348,10 +347,17 @@ def without_modes(function):
     return call
 
 
+def replace_everywhere(original, function):
+    """Replace a function in each module that has imported it."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(original.__name__) is original:
+            setattr(module, original.__name__, function)
+
+
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     """Return the memory of a tensor, or of this rank's shard of it."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.untyped_storage()
+    return getattr(local, "elem", local).untyped_storage()  # elem: of an AsyncCollectiveTensor
 
 
 def device_of(tensor: torch.Tensor) -> str:
