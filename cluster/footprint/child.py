@@ -32,6 +32,7 @@ PRIVATE_NAMES = (  # what pretend.py and watch.py need of PyTorch's internals
     "torch._C._distributed_c10d:Reducer._rebuild_buckets",  # DDP on fake tensors
     "torch.distributed.device_mesh:DeviceMesh.__init__",
     "torch.nn:Module._apply",  # to() and to_empty() of fake tensors
+    "torch.amp:GradScaler._maybe_opt_step",
     "torch:UntypedStorage._cdata",  # a storage's identity
     "torch:UntypedStorage.resize_",  # by which FSDP frees gathered parameters
 )
@@ -202,6 +203,6 @@ def explain(args, output: str, late: bool, exit_code: int) -> Refusal:
         text = "needs more than half of this computer's free memory"
     else:
         text = f"{message} ({source})"
-    if kind == "FileNotFoundError":
+    if kind == "FileNotFoundError" and "footprint" not in text:
         text += ": footprint writes no files, so it has to be there before"
     return Refusal(f"{place}: {text}")

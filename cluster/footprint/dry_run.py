@@ -16,7 +16,6 @@ import torch
 import torch.distributed.checkpoint as checkpoint
 from torch.utils import data
 
-HARMLESS = ("/dev/", "/proc/", os.path.join(tempfile.gettempdir(), "tmp"))  # of mkstemp()
 folders, remove_folder = [], os.rmdir
 
 
@@ -33,7 +32,8 @@ def run_without_effect():
 
 def discard_files():
     """Let files that are opened for writing be temporary ones; keep what exists."""
-    open_file, make_folder = builtins.open, os.mkdir
+    open_file, make_folder, remove_file = builtins.open, os.mkdir, os.remove
+    own_files = []  # not empty while a temporary file is made
     sys.dont_write_bytecode = True
 
     def open_harmlessly(file, mode="r", *args, **kwargs):
@@ -41,8 +41,10 @@ def discard_files():
             return open_file(file, mode, *args, **kwargs)
         if "r" in mode:
             raise PermissionError(f"footprint changes no files ({file})")
+        own_files.append(True)
         number, name = tempfile.mkstemp()
-        os_remove(name)
+        remove_file(name)
+        own_files.clear()
         return open_file(number, mode.replace("x", "w"), *args, **kwargs)
 
     def refuse_writing(event, arguments):
@@ -50,7 +52,8 @@ def discard_files():
         writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
         if event == "open" and isinstance(arguments[0], (str, bytes)):
             file = os.fsdecode(arguments[0])
-            if arguments[2] & writes and not file.startswith(HARMLESS) and ".lock" not in file:
+            harmless = own_files or file.startswith(("/dev/", "/proc/")) or ".lock" in file
+            if arguments[2] & writes and not harmless:
                 raise PermissionError(f"footprint writes no files ({file})")
 
     def make_temporary_folder(path, *args, **kwargs):
@@ -59,7 +62,6 @@ def discard_files():
 
     builtins.open = io.open = open_harmlessly
     os.mkdir = make_temporary_folder
-    os_remove = os.remove
     for name in "remove", "unlink", "rename", "replace", "rmdir", "truncate", "symlink", "link":
         setattr(os, name, lambda *_, **__: None)
     sys.addaudithook(refuse_writing)

@@ -184,6 +184,9 @@ def fake_tensors() -> list[TorchDispatchMode]:
         if hasattr(DeviceMesh, name):
             setattr(DeviceMesh, name, without_modes(getattr(DeviceMesh, name)))
     nn.Module._apply, torch.chunk, torch.Tensor.__deepcopy__ = convert, chunk, copy_tensor
+    torch.Tensor.__format__ = lambda tensor, _: str(tensor)
+    torch.amp.GradScaler._maybe_opt_step = (  # it would read that the gradients are infinite
+        lambda scaler, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs))
     return [FakeTensorMode(allow_non_fake_inputs=True), Scalars()]
 
 
@@ -209,7 +212,7 @@ def convert(module, function, recurse=True):
         if parameter is not None:
             with torch.no_grad():
                 new = function(parameter)
-            if (new.dtype, new.device) != (parameter.dtype, parameter.device):
+            if (new.dtype, new.device.type) != (parameter.dtype, parameter.device.type):
                 module._parameters[name] = nn.Parameter(new, parameter.requires_grad)
     for name, buffer in module._buffers.items():
         if buffer is not None:
