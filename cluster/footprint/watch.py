@@ -54,14 +54,15 @@ FLOPS = flop_counter.flop_registry | {  # PyTorch has no rule for its attention 
 def ring_bytes(operation: str, size: int, ranks: int) -> int:
     """Return what each of n ranks sends in a collective to which it passes `size` bytes.
 
-    Source: Patarasuk and Yuan, doi:10.1016/j.jpdc.2008.09.002, for rings; a broadcast, reduce,
-    gather, scatter or send counts the bytes passed.
+    Source: Patarasuk and Yuan, doi:10.1016/j.jpdc.2008.09.002, for rings. In a chain that reduces
+    or broadcasts, one rank sends nothing: this is the mean over the ranks. A gather, scatter or
+    send counts the bytes passed.
     """
     if operation == "all-reduce":
         return 2 * size * (ranks - 1) // ranks
     if operation == "all-gather":  # each rank passes its shard
         return size * (ranks - 1)
-    if operation in ("reduce-scatter", "all-to-all"):
+    if operation in ("reduce-scatter", "all-to-all", "reduce", "broadcast"):
         return size * (ranks - 1) // ranks
     return size if ranks > 1 else 0
 

@@ -1,62 +1,77 @@
-"""Count the bytes on each rank of chapter 5, for every stage on 1, 2 and 4 ranks; fp32: on 2.
+"""Count what a rank of chapter 5 keeps and sends, at every stage, as one of 1, 2 and 4 ranks.
 
 Records: assets/records/zero.jsonl.
 """
 
+import sys
+import tempfile
+from pathlib import Path
+
 import pandas
 
-from cluster.records import RECORDS
-from cluster.study import run_chapter, run_study
+from cluster.launch import ROOT, run_job
+from cluster.records import RECORDS, describe_machine, read_records
+from cluster.study import run_study
 
 ROLES = ("parameters", "gradients", "master copy", "optimizer state")
-STAGES = [("05_zero", 0), ("05_zero", 1), ("05_zero", 2), ("05_zero", 3),
-          ("05_zero/fsdp.py", 1), ("05_zero/fsdp.py", 3)]
+STAGES = [("05_zero/main.py", 0), ("05_zero/main.py", 1), ("05_zero/main.py", 2),
+          ("05_zero/main.py", 3), ("05_zero/fsdp.py", 3)]
 PRECISIONS = [("bf16", (1, 2, 4)), ("fp32", (2,))]  # and the numbers of ranks
-FLAGS = ("--device", "cpu", "--layers", 6, "--width", 128, "--global-batch-size", 64,
-         "--max-steps", 2)
-
-
-def total(memory: dict[str, float]) -> float:
-    """Return the bytes of all roles together."""
-    return sum(memory[role] for role in ROLES)
+SHAPE = {"layers": 6, "width": 128, "context": 64}
+GLOBAL_BATCH = 64  # sequences
 
 
 def table(records: pandas.DataFrame) -> str:
-    """Return a table, as text, of the rank that holds most, from the runs with most ranks.
+    """Return a table, as text, of the runs with most ranks.
 
-    Bytes per parameter with gradients at their peak, and by the formula of ZeRO's paper, in which
-    stage 1 keeps all gradients; activations in bytes per token of the rank's batch.
+    Bytes per parameter by role, together, by ZeRO's formula, and sent in a step; activations in
+    bytes per token of the rank's batch.
     """
     rows, ranks = [], records["ranks"].max()
     records = records[records["ranks"] == ranks]
     for record in records.to_dict("records"):
-        fullest = max(record["memory"], key=total)
-        count, tokens = record["parameters"], record["batch_size"] * record["context"]
-        expected = record["memory_formula"]
-        if record["stage"] == 1:
-            expected = expected | {"gradients": expected["parameters"]}
-        peak = fullest | {"gradients": fullest["peak gradients"]}
-        sizes = [*(peak[role] for role in ROLES), total(peak), total(expected),
-                 fullest["peak parameters"]]
-        rows.append(["fsdp.py" if "fsdp.py" in record["chapter"] else "main.py",
-                     record["stage"], *(f"{size / count:.3f}" for size in sizes),
-                     f"{fullest['activations'] / tokens:,.0f}"])
-    names = ["", "", "", "peak of", "", "", "peak of", "", "peak of", "activations"]
-    columns = ["file", "stage", "parameters", "gradients", "master copy", "optimizer", "step",
-               "formula", "parameters", "per token"]
+        count, memory = record["parameters"], record["memory"]
+        model_state = [memory[role] for role in ROLES]
+        sent = sum(row["bytes"] for row in record["sent"])
+        sizes = [*model_state, sum(model_state), record["formula"], sent]
+        tokens = GLOBAL_BATCH // ranks * SHAPE["context"]
+        rows.append([Path(record["script"]).name, record["stage"],
+                     *(f"{size / count:.3f}" for size in sizes),
+                     f"{memory['activations'] / tokens:,.0f}"])
+    names = ["", "", "", "", "", "", "model", "model state,", "sent in", "activations"]
+    columns = ["file", "stage", "parameters", "gradients", "master copy", "optimizer", "state",
+               "formula", "a step", "per token"]
     frame = pandas.DataFrame(rows, columns=pandas.MultiIndex.from_arrays([names, columns]))
     first = records.iloc[0]
-    return (f"{first['parameters']:,} parameters, {first['precision']}, CPU, {ranks} ranks; on the "
-            "rank that holds most: bytes per parameter; activations: bytes per token\n\n"
-            + frame.to_string(index=False))
+    return (f"{first['parameters']:,} parameters, {first['precision']}, rank 0 of {ranks}; bytes "
+            "per parameter; activations: bytes per token\n\n" + frame.to_string(index=False))
 
 
-def measure(chapter, ranks, stage, precision):
-    return run_chapter(chapter, ranks, *FLAGS, "--stage", stage, "--precision", precision)
+def measure(script: str, stage: int, ranks: int, precision: str) -> dict:
+    """Return what cluster.footprint says of a run, and ZeRO's formula for it."""
+    sys.path.insert(0, str(ROOT / "05_zero"))
+    from zero_formula import formula, parameter_count
+    flags = [flag for name, value in SHAPE.items() for flag in (f"--{name}", value)]
+    flags += ["--global-batch-size", GLOBAL_BATCH, "--precision", precision, "--device", "cpu"]
+    if script == "05_zero/main.py":
+        flags += ["--stage", stage]
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder, "results.jsonl")
+        run_job([sys.executable, "-m", "cluster.footprint", "--ranks", ranks, "--tensors", "real",
+                 "--results", results, ROOT / script, *flags])
+        footprint, = read_records(results)
+    sizes = {}
+    if precision == "fp32" or script == "05_zero/fsdp.py":  # fp32 shards are their own master copy
+        sizes = {"element_bytes": 4, "master": 4 * (0 < stage and script != "05_zero/fsdp.py")}
+    parameters = parameter_count(**SHAPE)
+    return {"parameters": parameters, "memory": footprint["memory"], "sent": footprint["sent"],
+            "flops": footprint["flops"],
+            "formula": sum(formula(stage, ranks, parameters, **sizes).values()),
+            **describe_machine()}
 
 
 if __name__ == "__main__":
-    plan = [{"chapter": chapter, "ranks": ranks, "stage": stage, "precision": precision}
-            for precision, all_ranks in PRECISIONS for chapter, stage in STAGES
+    plan = [{"script": script, "ranks": ranks, "stage": stage, "precision": precision}
+            for precision, all_ranks in PRECISIONS for script, stage in STAGES
             for ranks in all_ranks]
     run_study(RECORDS / "zero.jsonl", plan, measure)
