@@ -174,9 +174,9 @@ def main():
     torch.set_num_threads(1)  # ranks share the cores
     dist.init_process_group("gloo")
     ways = [args.way] if args.way else WAYS
-    trained = {way: gather(train(WAYS[way], args)) for way in ways}
+    results = {way: gather(train(WAYS[way], args)) for way in ways}
     losses, parameters = train(alone, args)  # on all ranks: each detects a difference
-    differences = {way: difference(runs, losses, parameters) for way, runs in trained.items()}
+    differences = {way: difference(runs, losses, parameters) for way, runs in results.items()}
     if rank == 0:
         count = sum(value.numel() for value in parameters.values())
         print(f"alone, {count:,} parameters: in {len(losses)} steps the loss falls from "
