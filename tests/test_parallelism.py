@@ -1,20 +1,15 @@
 """Data, tensor and pipeline parallelism train alike, with the expected bytes on each rank."""
 
-import sys
+import re
 
 import pytest
-from conftest import BIN, ROOT, read_records, run_command
+from conftest import ROOT, read_records, run
 from tolerances import FP64, assert_close
 
 WAYS, MICRO_BATCHES = ("data", "tensor", "pipeline", "gpipe"), 4
 BATCH, WIDTH, PIXELS, CLASSES = 64, 256, 64, 10
 WEIGHTS = [PIXELS * WIDTH, WIDTH * WIDTH, WIDTH * WIDTH, WIDTH * CLASSES]
 BIASES = [WIDTH, WIDTH, WIDTH, CLASSES]
-
-
-def run_ranks(ranks, *arguments):
-    command = [BIN / "mpiexec", "-n", ranks, sys.executable, *arguments]
-    return run_command(command, cwd=ROOT / "03_ddp")
 
 
 def expected_sizes(way, rank, ranks):
@@ -37,14 +32,23 @@ def expected_sizes(way, rank, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_all_ways_train_alike_with_the_expected_sizes(ranks, tmp_path):
-    flags = [*WAYS, "--results", tmp_path / "results"]
-    result = run_ranks(ranks, "three_ways.py", *flags)
+def test_all_ways_train_alike(ranks):
+    result = run("03_ddp/three_ways.py", ranks)
     assert (result.code, result.err) == (0, "")
-    _, *records = read_records(tmp_path / "results")
-    assert len(records) == ranks * len(WAYS)
-    for record in records:
-        way, rank = record["way"], record["rank"]
-        assert_close("parameters, fp64", record["difference"], FP64)
-        sizes = [record["parameters"] / 8, record["activations"] / 8]  # fp64 has 8 bytes
-        assert sizes == expected_sizes(way, rank, ranks)
+    differences = dict(re.findall(r"(\w+) (\d\.\de[+-]\d+)", result.out))
+    assert tuple(differences) == WAYS
+    for difference in differences.values():
+        assert_close("parameters, fp64", float(difference), FP64)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_keep_the_expected_sizes(ranks, tmp_path):
+    for way in WAYS:
+        result = run("cluster/footprint/__main__.py", ranks, "--results", tmp_path / way,
+                     ROOT / "03_ddp/three_ways.py", way)
+        assert (result.code, result.err) == (0, "")
+        records = read_records(tmp_path / way)
+        assert len(records) == ranks
+        for record in records:
+            sizes = [record["memory"][name] / 8 for name in ("parameters", "activations")]  # fp64
+            assert sizes == expected_sizes(way, record["rank"], ranks)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -63,12 +64,11 @@ def test_files_and_commands_named_on_pages_exist(path):
     files = re.findall(r"(?<![\w/.-])(?:\.\./)?"
                        r"(?:0\w+|agree|assets|cluster|docs|exercises|submit|tests|tools)"
                        r"/[\w./]*\.(?:py|sh|pbs|slurm|md|ipynb|jsonl|csv|txt|png|svg)\b", text)
-    modules = [f"{name.replace('.', '/')}.py"
-               for name in re.findall(r"-m ((?:cluster|tools)[.\w]+\w)", text)]
     links = re.findall(r"\]\(([\w./-]+)", re.sub(r"```.*?```", "", text, flags=re.S))
-    names = {*files, *modules, *links} - {"submit/sites/NAME.sh", "https"}
+    names = {*files, *links} - {"submit/sites/NAME.sh", "https"}
     assert not [name for name in names
                 if not (ROOT / name).exists() and not (path.parent / name).exists()]
+    assert all(map(find_spec, re.findall(r"-m ((?:cluster|tools)[.\w]+\w)", text)))
     targets = run_command(["make", "help"], cwd=ROOT).out.split()
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= set(targets)
 

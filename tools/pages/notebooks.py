@@ -20,7 +20,7 @@ from cluster.launch import ROOT
 from tools.style import reduce_colors
 from workshop.flags import Parser
 
-SECONDS = 240  # per cell, on a busy machine; a notebook takes less than a minute on two idle cores
+SECONDS = 240  # per cell, on a busy machine; a notebook takes a minute or two on two idle cores
 
 
 def notebooks() -> list[Path]:
