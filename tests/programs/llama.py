@@ -60,7 +60,6 @@ def select():  # keep what attention returns, and the first, third, ... matrix p
 
 dist.init_process_group()
 device = "cuda" if torch.cuda.is_available() else "cpu"
-mesh = dist.init_device_mesh(device, (dist.get_world_size(),))  # sets the GPU from LOCAL_RANK
 with torch.device("meta"):
     blocks = [Block(args.width, args.ffn_width, args.kv_heads * 128) for _ in range(args.layers)]
     model = nn.Sequential(nn.Embedding(args.vocabulary, args.width), *blocks,
@@ -70,9 +69,8 @@ for block in blocks:
     options = {"context_fn": select} if args.checkpointing == "selective" else {}
     if args.checkpointing != "none":
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
-    fully_shard(block, mesh=mesh, mp_policy=precision,
-                reshard_after_forward=block is not blocks[-1])
-fully_shard(model, mesh=mesh, mp_policy=precision).to_empty(device=device)
+    fully_shard(block, mp_policy=precision, reshard_after_forward=block is not blocks[-1])
+fully_shard(model, mp_policy=precision).to_empty(device=device)  # on the GPU of LOCAL_RANK
 for parameter in model.parameters():
     nn.init.normal_(parameter, mean=0 if parameter.ndim > 1 else 1, std=0.02)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=True)
