@@ -53,7 +53,7 @@ def show(args, footprints: list[dict], seconds: float) -> None:
         print(f"pretended rank {args.rank} of {args.ranks:,}, {args.gpus_per_node} per node, "
               f"{first['tensors']} tensors")
         if first["tensors"] == "fake":
-            print(f"(on fake tensors the peak may be some percent too high: {first['why_fake']})")
+            print(f"(on fake tensors the peak may be 6 % too high: {first['why_fake']})")
     else:
         print(f"{len(footprints)} rank(s)")
     names = [f"rank {row['rank']}" for row in shown]
