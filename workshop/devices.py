@@ -31,8 +31,11 @@ def gather(value: object) -> list:
 
 def count_nodes() -> int:
     """Return the number of nodes of all ranks, on every rank. All ranks have to call it."""
-    ranks_per_node = gather(int(os.environ["LOCAL_WORLD_SIZE"]))
-    return round(sum(1 / ranks for ranks in ranks_per_node))
+    env = os.environ
+    ranks = gather((env["LOCAL_RANK"], int(env.get("LOCAL_WORLD_SIZE") or 0)))
+    if all(ranks_on_node for _, ranks_on_node in ranks):
+        return round(sum(1 / ranks_on_node for _, ranks_on_node in ranks))
+    return sum(local_rank == "0" for local_rank, _ in ranks)
 
 
 def check_device(args: argparse.Namespace, device: object) -> object:
