@@ -30,7 +30,7 @@ BAD_FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
 BAD_COMMANDS = [  # commands of other programs, and the expected message
     ("cluster.sweep weak --results {}/missing/new", "cannot write"),
     ("submit/check_script.py {}/none", "no file"),
-    ("tests/gpu leiter", "unknown part leiter: choose from nccl,"),
+    ("tests/gpu/__main__.py leiter", "unknown part leiter: choose from nccl,"),
     ("cluster.predict {}/none", "no record"),
     ("cluster.predict exercises/10_predict/run.jsonl --node-link 1e9 --csv {}/missing/x",
      "missing"),

@@ -31,11 +31,10 @@ def gather(value: object) -> list:
 
 def count_nodes() -> int:
     """Return the number of nodes of all ranks, on every rank. All ranks have to call it."""
-    env = os.environ
-    ranks = gather((env["LOCAL_RANK"], int(env.get("LOCAL_WORLD_SIZE") or 0)))
-    if all(ranks_on_node for _, ranks_on_node in ranks):
-        return round(sum(1 / ranks_on_node for _, ranks_on_node in ranks))
-    return sum(local_rank == "0" for local_rank, _ in ranks)
+    ranks_on_node = gather(os.environ.get("LOCAL_WORLD_SIZE"))
+    if None in ranks_on_node:  # a launcher that does not say it
+        return gather(os.environ["LOCAL_RANK"]).count("0")
+    return round(sum(1 / int(ranks) for ranks in ranks_on_node))
 
 
 def check_device(args: argparse.Namespace, device: object) -> object:
