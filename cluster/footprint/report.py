@@ -61,7 +61,7 @@ def show(args, footprints: list[dict], seconds: float) -> None:
     for role in first["memory"]:
         sizes = [row["memory"][role] for row in shown]
         print(f"{role:22}" + "".join(f"{size:20,}" for size in sizes)
-              + (f"   {sizes[0] / 2**30:.1f} GiB" if role == "peak" else ""))
+              + (f"   {sizes[0] / 2**30:.1f} GiB" if role == "peak" and sizes[0] > 1e9 else ""))
     print(f"\n{'sent by rank ' + str(first['rank']):22}{'bytes':>20}{'calls':>8}"
           f"{'group of':>10}   link")
     for row in first["sent"]:
