@@ -33,6 +33,7 @@ PRIVATE_NAMES = (  # what pretend.py and watch.py need of PyTorch's internals
     "torch.distributed.device_mesh:DeviceMesh.__init__",
     "torch.nn:Module._apply",  # to() and to_empty() of fake tensors
     "torch.amp:GradScaler._maybe_opt_step",
+    "torch.distributed.tensor._utils:_compute_local_shape_and_global_offset",
     "torch.distributed.tensor._sharding_prop:"
     "ShardingPropagator._propagate_tensor_meta_non_cached",
     "torch:UntypedStorage._cdata",  # a storage's identity

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import _utils
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -183,6 +184,8 @@ def fake_tensors() -> list[TorchDispatchMode]:
     for name in "__getitem__", "_flatten", "_unflatten", "get_coordinate", "_get_all_submeshes":
         if hasattr(DeviceMesh, name):
             setattr(DeviceMesh, name, without_modes(getattr(DeviceMesh, name)))
+    _utils._compute_local_shape_and_global_offset = without_modes(  # it reads offsets
+        _utils._compute_local_shape_and_global_offset)
     nn.Module._apply, torch.chunk, torch.Tensor.__deepcopy__ = convert, chunk, copy_tensor
     torch.Tensor.__format__ = lambda tensor, _: str(tensor)
     torch.amp.GradScaler._maybe_opt_step = (  # it would read that the gradients are infinite
