@@ -88,7 +88,7 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     report = Report(args, rank, chapter="03_ddp", ranks=world_size, device=device.type,
-                    nodes=devices.count_nodes(), batch_size=batch, **settings,
+                    nodes=devices.count_nodes(local_rank), batch_size=batch, **settings,
                     parameters=sum(parameter.numel() for parameter in model.parameters()))
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:

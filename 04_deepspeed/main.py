@@ -94,7 +94,7 @@ def main():
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     report = Report(args, rank, chapter="04_deepspeed", ranks=world_size, device=device.type,
-                    nodes=devices.count_nodes(), batch_size=batch, **settings,
+                    nodes=devices.count_nodes(local_rank), batch_size=batch, **settings,
                     parameters=parameters, gradient_clipping=engine.gradient_clipping())
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:

@@ -92,8 +92,8 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     report = Report(args, rank, "sequences", chapter="05_zero/fsdp.py", ranks=world_size,
-                    device=device.type, nodes=devices.count_nodes(), dataset=settings["text"],
-                    model="GPT", batch_size=batch, **settings, offload=args.offload,
+                    device=device.type, nodes=devices.count_nodes(local_rank), model="GPT",
+                    dataset=settings["text"], batch_size=batch, **settings, offload=args.offload,
                     parameters=sum(parameter.numel() for parameter in model.parameters()))
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:

@@ -97,7 +97,7 @@ def main():
     last_step = min(args.epochs * epoch_steps, args.max_steps)
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     report = Report(args, rank, "sequences", chapter="05_zero", ranks=world_size,
-                    device=device.type, nodes=devices.count_nodes(),
+                    device=device.type, nodes=devices.count_nodes(local_rank),
                     dataset=settings["text"], model="GPT", parameters=parameters,
                     batch_size=batch, **settings, offload=args.offload,
                     gradient_clipping=engine.gradient_clipping())

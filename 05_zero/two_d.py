@@ -75,7 +75,7 @@ def main():
 
     # Mesh: of 2 x 4 ranks, 0 to 3 are a tensor group, and 4 to 7. A group's ranks share each layer
     # and read the same sequences; FSDP shards rank 0's part of a layer over the ranks 0 and 4.
-    nodes = devices.count_nodes()
+    nodes = devices.count_nodes(local_rank)
     tensor_ranks = args.tensor or math.gcd(world_size // nodes, args.heads, args.context)
     if tensor_ranks < 1 or math.gcd(world_size, args.heads, args.context) % tensor_ranks:
         sys.exit(f"--tensor {tensor_ranks} has to divide --heads, --context and {world_size} ranks")

@@ -1,4 +1,4 @@
-"""The footprint of a Llama of 8 billion parameters, held against what torchtitan measured.
+"""The footprint of a Llama of 8 billion parameters, compared with what torchtitan measured.
 
 Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3, eager.
 """
@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import PROGRAMS, run_command
 
-RESERVED = {8: 82.4, 128: 67.0}  # {ranks: GiB that PyTorch's allocator held at most}
+RESERVED = {8: 82.4, 128: 67.0}  # {ranks: GiB that PyTorch's allocator reserved at most}
 TOKENS, LAYERS, WIDTH, KV_WIDTH, FFN_WIDTH, VOCABULARY = 2 * 8192, 32, 4096, 1024, 14336, 128256
 BLOCK = 2 * WIDTH * (WIDTH + KV_WIDTH + 1) + 3 * WIDTH * FFN_WIDTH  # parameters
 ENDS = WIDTH * (2 * VOCABULARY + 1)  # parameters of the embedding, the last norm and the output

@@ -41,7 +41,6 @@ def srun_variables(rank, size, node=0, local_rank=None):
     return ALLOCATION | {
         "SLURM_NTASKS": str(size), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_ID": "3",
         "SLURM_NODEID": str(node), "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_STEP_TASKS_PER_NODE": f"1(x{size})" if node else str(size),
         "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local_rank or rank)}
 
 

@@ -29,12 +29,15 @@ def gather(value: object) -> list:
     return values
 
 
-def count_nodes() -> int:
+def count_nodes(local_rank: int) -> int:
     """Return the number of nodes of all ranks, on every rank. All ranks have to call it."""
-    ranks_on_node = gather(os.environ.get("LOCAL_WORLD_SIZE"))
-    if None in ranks_on_node:  # a launcher that does not say it
-        return gather(os.environ["LOCAL_RANK"]).count("0")
-    return round(sum(1 / int(ranks) for ranks in ranks_on_node))
+    ranks_per_node = None
+    if find_launcher()[0] == "torchrun":  # under another launcher the variable is left over
+        ranks_per_node = os.environ.get("LOCAL_WORLD_SIZE")
+    all_ranks = gather(ranks_per_node)
+    if None in all_ranks:
+        return gather(local_rank).count(0)
+    return round(sum(1 / int(ranks) for ranks in all_ranks))
 
 
 def check_device(args: argparse.Namespace, device: object) -> object:

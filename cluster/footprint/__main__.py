@@ -17,6 +17,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from cluster.footprint.internals import check_internals
 from cluster.footprint.report import Refusal, add_places, check_collectives, show
 from workshop.flags import Parser, refuse_unwritable
 from workshop.ranks import find_launcher
@@ -40,8 +41,9 @@ def parse_args():
     if args.ranks is None and (args.rank or args.tensors):
         parser.error("--rank and --tensors need --ranks")
     for flag in "ranks", "gpus_per_node", "seconds":
-        if (getattr(args, flag) or 1) < 1 or getattr(args, flag) == 0:
-            parser.error(f"--{flag.replace('_', '-')} {getattr(args, flag)}: use at least 1")
+        value = getattr(args, flag)
+        if value is not None and value < 1:
+            parser.error(f"--{flag.replace('_', '-')} {value}: use at least 1")
     if args.ranks and not 0 <= args.rank < args.ranks:
         parser.error(f"--rank {args.rank}: {args.ranks} ranks count from 0")
     if args.ranks and args.ranks > args.gpus_per_node and args.ranks % args.gpus_per_node:
@@ -49,7 +51,10 @@ def parse_args():
                      f"{args.gpus_per_node}, or fewer ranks than that")
     if not os.path.isfile(args.script):
         parser.error(f"{args.script}: no such file")
-    refuse_unwritable(args.results)
+    try:
+        refuse_unwritable(args.results)
+    except SystemExit as refusal:
+        parser.error(refusal.code)
     return args
 
 
@@ -79,7 +84,10 @@ def watch_real_ranks(args):
     def end():
         _, rank, ranks = find_launcher()
         footprint = watch.footprint | {"rank": rank, "tensors": "real", "pretended": False}
-        check_collectives(footprint, max(ranks, 1))
+        try:
+            check_collectives(footprint, ranks)
+        except Refusal as refusal:  # not raised, because the script would print a traceback
+            refuse(refusal, rank)
         footprints = add_places(footprint)
         if rank == 0:
             show(args, footprints, time.monotonic() - start)
@@ -93,10 +101,18 @@ def watch_real_ranks(args):
     run_script(args, [watch])
 
 
+def refuse(refusal, rank):
+    """Print the refusal on rank 0; exit with code 2."""
+    if rank == 0:
+        print(f"footprint: {refusal}", file=sys.stderr, flush=True)
+    os._exit(2)
+
+
 def main():
     args = parse_args()
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # a compiled function would hide its operations
     try:
+        check_internals()
         if args.ranks:
             from cluster.footprint.child import footprint_of
             start = time.monotonic()
@@ -104,9 +120,7 @@ def main():
         else:
             watch_real_ranks(args)
     except Refusal as refusal:
-        if find_launcher()[1] == 0:
-            print(f"footprint: {refusal}", file=sys.stderr, flush=True)
-        os._exit(2)
+        refuse(refusal, find_launcher()[1])
     except KeyboardInterrupt:
         sys.exit("footprint: interrupted")
 

@@ -4,7 +4,6 @@ import faulthandler
 import linecache
 import multiprocessing
 import os
-import pkgutil
 import re
 import signal
 import sys
@@ -15,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import torch
 
 from cluster.footprint import dry_run, pretend
 from cluster.footprint.report import Refusal, add_places, check_collectives
@@ -23,37 +21,14 @@ from cluster.footprint.watch import Watch
 
 REAL_FLOPS = 3e11  # of a step that runs on real tensors: seconds on a laptop's core
 CUDA = "compiled with CUDA|NVIDIA driver|No CUDA GPUs|CUDA device|CUDA driver|CUDA error"
-PRIVATE_NAMES = (  # what pretend.py and watch.py need of PyTorch's internals
-    "torch.testing._internal.distributed.fake_pg:FakeStore",  # the fake process group
-    "torch._subclasses.fake_tensor:FakeTensorMode",
-    "torch.utils._python_dispatch:_disable_current_modes",
-    "torch.utils.flop_counter:flop_registry",
-    "torch.distributed.distributed_c10d:_resolve_process_group",  # a group by its name
-    "torch._C._distributed_c10d:Reducer._rebuild_buckets",  # DDP on fake tensors
-    "torch.distributed.device_mesh:DeviceMesh.__init__",
-    "torch.nn:Module._apply",  # to() and to_empty() of fake tensors
-    "torch.amp:GradScaler._maybe_opt_step",
-    "torch.distributed.tensor._utils:_compute_local_shape_and_global_offset",
-    "torch.distributed.tensor._sharding_prop:"
-    "ShardingPropagator._propagate_tensor_meta_non_cached",
-    "torch:UntypedStorage._cdata",  # a storage's identity
-    "torch:UntypedStorage.resize_",  # by which FSDP frees gathered parameters
-)
 
 
-class OwnMessage(Refusal):
-    """What the script itself printed before it ended."""
+class FinalRefusal(Refusal):
+    """A reason that real tensors would not change: the script's own message, or its time."""
 
 
 def footprint_of(args, run_script: Callable) -> dict:
     """Return the footprint of a pretended rank: on real tensors if this computer can do it."""
-    for name in PRIVATE_NAMES:
-        try:
-            pkgutil.resolve_name(name)
-        except (ImportError, AttributeError):
-            raise Refusal(f"PyTorch {torch.__version__} has no {name.replace(':', '.')}: use the "
-                          "version in requirements.txt") from None
-
     def run(tensors, rank=args.rank, broadcasts=(), limit=0):
         return run_child(args, run_script, tensors, rank, list(broadcasts), limit)
 
@@ -64,11 +39,11 @@ def footprint_of(args, run_script: Callable) -> dict:
     if args.tensors != "real":
         try:
             footprint = run("fake", broadcasts=broadcasts)["footprint"]
-        except OwnMessage:
+        except FinalRefusal:
             raise
         except Refusal as refusal:
             problem = str(refusal)
-            if args.tensors == "fake" or "--seconds" in problem:
+            if args.tensors == "fake":
                 raise
     flops = sum(footprint["flops"].values()) if footprint else 0
     if args.tensors == "fake":
@@ -80,7 +55,7 @@ def footprint_of(args, run_script: Callable) -> dict:
     else:
         try:
             return run("real", broadcasts=broadcasts, limit=memory)["footprint"]
-        except OwnMessage:
+        except FinalRefusal:
             raise
         except Refusal as refusal:
             reason = str(refusal)
@@ -88,14 +63,13 @@ def footprint_of(args, run_script: Callable) -> dict:
                 if problem not in ("", reason):
                     reason += f"; on fake tensors: {problem}"
                 raise Refusal(reason) from None
-            reason = str(refusal)
     return footprint | {"why_fake": reason}
 
 
 def run_child(args, run_script, tensors, rank, broadcasts, limit) -> dict:
     """Run the script in a child process; return its footprint and what rank 0 broadcast.
 
-    Raises Refusal if the script fails, OwnMessage if by a message of its own.
+    Raises Refusal if the script fails.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -178,14 +152,14 @@ def explain(args, output: str, late: bool, exit_code: int) -> Refusal:
               and Path(file).resolve().is_relative_to(folder)]
     if late:  # faulthandler begins with the innermost call
         file, number = (places or [(Path(args.script), "an unknown line")])[0]
-        return Refusal(f"no second optimizer step in {args.seconds:.0f} s (--seconds): the script "
-                       f"was at {file.name}:{number}")
+        return FinalRefusal(f"no second optimizer step in {args.seconds:.0f} s (--seconds): the "
+                            f"script was at {file.name}:{number}")
     if exit_code < 0:
         name = signal.Signals(-exit_code).name
         return Refusal(f"the script ended by {name} (SIGKILL: this computer's memory, perhaps)")
     if not frames or "Traceback" not in output:
         text = [line for line in lines if line.strip()] or [f"{args.script} ended, without a word"]
-        return OwnMessage(text[-1])
+        return FinalRefusal(text[-1])
     place, source = args.script, ""
     if places:
         place = f"{places[-1][0].name}:{places[-1][1]}"

@@ -26,7 +26,7 @@ def run_without_effect():
     socket.socket.connect = socket.getaddrinfo = refuse_connection
     multiprocessing.process.BaseProcess.start = refuse_process
     subprocess.Popen.__init__ = refuse_program
-    os.system = lambda _: 127 << 8  # as if the shell had not found the program
+    os.system = lambda _: 127 << 8  # as if there were no such program
     read_in_this_process()
 
 
@@ -52,7 +52,7 @@ def discard_files():
         writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
         if event == "open" and isinstance(arguments[0], (str, bytes)):
             file = os.fsdecode(arguments[0])
-            harmless = own_files or file.startswith(("/dev/", "/proc/")) or ".lock" in file
+            harmless = own_files or file.startswith(("/dev/", "/proc/")) or file.endswith(".lock")
             if arguments[2] & writes and not harmless:
                 raise PermissionError(f"footprint writes no files ({file})")
 

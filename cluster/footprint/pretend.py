@@ -89,7 +89,6 @@ def average_by_hook(fake: bool):
     @functools.wraps(initialize)
     def with_hook(ddp, *args, **kwargs):
         initialize(ddp, *args, **kwargs | ({"init_sync": False} if fake else {}))
-
         hooks = []  # of the script
 
         def average(_, bucket):
