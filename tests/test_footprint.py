@@ -126,8 +126,8 @@ def test_a_rank_of_1024_with_billions_of_parameters_needs_seconds(tmp_path):
     ("raise SystemExit('--batch-size 3: use a multiple of 2')", (), "--batch-size 3: use a mul"),
     ("model.cuda()", (), r"script.py:11: asks for CUDA"),
     ("torch.multiprocessing.spawn(print)", (), "starts processes of its own"),
-    ("while model(torch.ones(8, 4)).sum().item() < 2: pass", ("--tensors", "fake"),
-     r"script.py:11: .*values"),
+    ("loss = model(torch.ones(8, 4)).sum()\nwhile loss.item() < 2: pass", ("--tensors", "fake"),
+     r"script.py:12: .*values"),
     ("torch.equal(model.weight, model.weight)", ("--tensors", "fake"), r"script.py:11: .*equal"),
     ("while True: pass", ("--seconds", 8, "--tensors", "real"), r"in 8 s .* script.py:\d")])
 def test_what_cannot_be_counted_gets_one_line(text, flags, message, tmp_path):
@@ -152,6 +152,21 @@ step(); step()
     assert result.code == 0, result.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "script.py"]
     assert (tmp_path / "old").read_text() == "kept"
+
+
+def test_the_shapes_of_a_distributed_tensor_are_no_memory(tmp_path):
+    """PyTorch finds an operation's output shape on fake tensors of the whole size, once."""
+    text = """
+from torch.distributed.tensor import Shard, distribute_tensor
+mesh = dist.init_device_mesh("cpu", (64,))
+shard = distribute_tensor(torch.ones(64_000), mesh, [Shard(0)], src_data_rank=None)
+step()
+shard + shard
+step()
+"""
+    (tmp_path / "script.py").write_text(SETUP + text)
+    record = footprint(tmp_path, "--ranks", 64, "--tensors", "fake", tmp_path / "script.py")
+    assert record["memory"]["peak"] < 64_000  # bytes; the whole tensor has 256,000
 
 
 def test_another_rank_gets_what_rank_0_broadcasts(tmp_path):

@@ -114,6 +114,9 @@ def watch_pretended_rank(args, run_script, tensors, rank, broadcasts, limit, sen
             check_collectives(footprint, args.ranks)
         except Refusal as refusal:
             send(refusal=refusal)
+        if tensors == "fake":
+            scalars = modes[1]
+            footprint |= {"values_read": scalars.answers, "first_read": scalars.place}
         add_places(footprint, args.gpus_per_node)
         send(footprint=footprint, broadcasts=broadcasts)
 

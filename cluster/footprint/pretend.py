@@ -7,6 +7,8 @@ tensors have shapes and no values.
 import functools
 import os
 import pickle
+import traceback
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from cluster.footprint.watch import replace_everywhere, without_modes
 
-MOST_ANSWERS = 10_000
+MOST_ANSWERS = 100_000  # an evaluation before the first step may read some 10,000
 
 
 def set_variables(rank: int, ranks: int, gpus_per_node: int):
@@ -151,31 +153,60 @@ class FixedReducer:
 class Scalars(TorchDispatchMode):
     """Answers item() and bool() of a fake tensor: with its value if it is a constant, else with 1.
 
-    With False for bool and 0 for uint8, which is what tells that a gradient is infinite. A random
-    order is a real tensor, because samplers read it, one number after the other.
+    With False for bool and 0 for uint8, which is what tells that a gradient is infinite. Vectors of
+    random integers are real tensors, because a script reads them, one by one, as indices.
     """
 
     def __init__(self):
         super().__init__()
-        self.answers = 0
+        self.answers, self.place = 0, ""  # place: the first line that asked for a value
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         if operation is torch.ops.aten._local_scalar_dense.default:
-            constant = getattr(args[0], "constant", None)
-            if constant is not None:
-                with _disable_current_modes():
-                    return constant.item()
-            self.answers += 1
-            if self.answers == MOST_ANSWERS:
-                raise RuntimeError(f"asks {MOST_ANSWERS:,} times for the values of tensors, and "
-                                   "fake ones have none: does a loop wait for a value?")
-            if args[0].dtype in (torch.bool, torch.uint8):
-                return 0
-            return 1.0 if args[0].is_floating_point() else 1
-        if operation.overloadpacket is torch.ops.aten.randperm:
+            return self.answer(args[0])
+        size = next((arg for arg in args if isinstance(arg, list)), [])  # of random integers
+        if (operation.overloadpacket is torch.ops.aten.randperm
+                or (operation.overloadpacket is torch.ops.aten.randint and len(size) == 1)
+                or (operation.is_view and is_real(args[0]))):
             with _disable_current_modes():
                 return operation(*args, **(kwargs or {}))
         return operation(*args, **(kwargs or {}))
+
+    def answer(self, tensor):
+        if value_of(tensor) is not None:
+            return value_of(tensor)
+        self.answers += 1
+        if self.answers == 1:
+            self.place = next((f"{Path(frame.filename).name}:{frame.lineno}"
+                               for frame in reversed(traceback.extract_stack())
+                               if "site-packages" not in frame.filename
+                               and Path(__file__).parent not in Path(frame.filename).parents), "")
+        if self.answers == MOST_ANSWERS:
+            raise RuntimeError(f"asks {MOST_ANSWERS:,} times for the values of tensors, and fake "
+                               "ones have none: does a loop wait for a value?")
+        if tensor.dtype in (torch.bool, torch.uint8):
+            return 0
+        return 1.0 if tensor.is_floating_point() else 1
+
+
+def is_real(tensor):
+    return type(tensor) in (torch.Tensor, nn.Parameter)
+
+
+def value_of(tensor):
+    """Return the number in a tensor, or None if it is fake and no constant."""
+    constant = tensor if is_real(tensor) else getattr(tensor, "constant", None)
+    if constant is None:
+        return None
+    with _disable_current_modes():
+        return constant.item()
+
+
+def index_of(tensor):
+    """Replace Tensor.__index__: an index or a size that is not known would falsify the counts."""
+    if value_of(tensor) is None:
+        raise RuntimeError("a fake tensor, which has no value, is an index or a size")
+    return int(value_of(tensor))
 
 
 def fake_tensors() -> list[TorchDispatchMode]:
@@ -187,6 +218,7 @@ def fake_tensors() -> list[TorchDispatchMode]:
         _utils._compute_local_shape_and_global_offset)
     nn.Module._apply, torch.chunk, torch.Tensor.__deepcopy__ = convert, chunk, copy_tensor
     torch.Tensor.__format__ = lambda tensor, _: str(tensor)
+    torch.Tensor.__index__ = index_of
     torch.amp.GradScaler._maybe_opt_step = (  # it would read that the gradients are infinite
         lambda scaler, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs))
     return [FakeTensorMode(allow_non_fake_inputs=True), Scalars()]

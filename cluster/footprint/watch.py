@@ -236,9 +236,9 @@ class Watch(TorchDispatchMode):
         """Count a tensor that autograd keeps for backward, unless it is a parameter."""
         saved = SavedTensor(tensor)
         identity, size, device = saved.storage._cdata, saved.storage.nbytes(), device_of(tensor)
-        is_parameter = identity in self.resized or (self.modules and any(
+        is_parameter = self.modules and any(
             storage_of(parameter)._cdata == identity for parameter in
-            self.modules[-1].parameters()))  # perhaps gathered for this module alone
+            self.modules[-1].parameters())  # perhaps gathered for this module alone
         is_from_set_up = (identity in self.storages
                           and self.storages[identity].phase == "set-up")
         if self.phase == "forward" and not is_parameter and not is_from_set_up:
