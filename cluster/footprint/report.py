@@ -55,8 +55,9 @@ def show(args, footprints: list[dict], seconds: float) -> None:
         if first["tensors"] == "fake":
             print(f"(on fake tensors the peak may be 6 % too high: {first['why_fake']})")
             if first["values_read"]:
-                print(f"(values of tensors were read {first['values_read']:,} times, first at "
-                      f"{first['first_read']}: fake ones gave 1; sizes must not depend on them)")
+                print(f"(values read: {first['values_read']:,}, the first at "
+                      f"{first['first_read']}; of fake tensors they are 1: sizes must not depend "
+                      "on them)")
     else:
         print(f"{len(footprints)} rank(s)")
     names = [f"rank {row['rank']}" for row in shown]
