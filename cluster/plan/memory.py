@@ -1,0 +1,100 @@
+"""How many bytes of a GPU's memory a rank of a transformer's training needs at its peak.
+
+python -m cluster.footprint counts a program's own bytes; here a formula has to do, for any layout.
+"""
+
+import math
+from dataclasses import dataclass
+
+from workshop.gpus import Gpu
+from cluster.plan.step import Layout, Software
+from cluster.plan.transformer import Transformer
+
+# Bytes per element of the output layer: bf16, fp32, its log-softmax in fp32, gradient in bf16
+LOGIT_BYTES = 12
+# What PyTorch's allocator reserves beside what it has allocated: fragments, other streams
+RESERVED = 1.05
+# What nvidia-smi shows beside that: CUDA's context, NCCL's buffers, other libraries. Fitted to
+# BLOOM's rows in published_llm.csv, together with RESERVED
+NVIDIA_SMI, CONTEXT = 1.15, 5 * 2**30
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a rank at its peak. activations: of forward; work: what comes and goes."""
+    state: float
+    activations: float
+    work: float
+
+    @property
+    def allocated(self) -> float:
+        return self.state + self.activations + self.work
+
+    @property
+    def reserved(self) -> float:
+        return self.allocated * RESERVED
+
+    @property
+    def in_use(self) -> float:
+        """What nvidia-smi shows, and what has to be below the GPU's memory."""
+        return self.reserved * NVIDIA_SMI + CONTEXT
+
+
+def state_bytes(parameters: float, embedding: float, block: float, layout: Layout,
+                software: Software) -> float:
+    """Return the bytes of parameters, gradients and Adam, with the gathered ones of FSDP.
+
+    PyTorch's DDP and FSDP keep fp32 parameters under autocast or a bf16 policy; in a pipeline or
+    with ZeRO-1, bf16 parameters and fp32 master copies, as Megatron-LM and DeepSpeed do.
+    """
+    shards = layout.data * layout.context // layout.replicas
+    if layout.zero >= 2:
+        state = 16 * parameters / shards
+        if layout.pipeline > 1 or layout.zero == 2:  # gathered once per step, and kept
+            gradients = software.gradient_bytes if layout.pipeline > 1 else 0
+            return state + (2 + gradients) * parameters
+        gathered = (2 + 2 + software.gradient_bytes) * block  # this block, the next, a gradient
+        return state + gathered + (2 + software.gradient_bytes) * embedding
+    gradients = 2 if software.gradient_bytes == 2 else 6  # bf16 and their fp32 sum
+    return parameters * (2 + gradients + 12 / (layout.data if layout.zero else 1))
+
+
+def rank_memory(model: Transformer, layout: Layout, software: Software = Software()) -> Memory:
+    """Return the memory of the rank that needs most: of a pipeline's first or last stage."""
+    tensor, stages = layout.tensor, layout.pipeline
+    if model.layers % stages == 0:
+        blocks, embedding = model.layers // stages, model.embedding_parameters
+    else:
+        blocks, embedding = math.ceil((model.layers + 2) / stages) - 1, model.embedding_parameters
+    if stages == 1 and not model.tied:
+        embedding *= 2
+    parameters = (blocks * model.block_parameters + embedding) / tensor
+    state = state_bytes(parameters, embedding / tensor, model.block_parameters / tensor, layout,
+                        software)
+
+    tokens = layout.micro_batch * model.context / layout.context
+    saved, width = model.saved_bytes, model.width
+    if software.flash:  # with sequence parallelism; one input of a block stays gathered
+        saved = saved / tensor + (2 * width if tensor > 1 else 0)
+        inputs = 2 * width / tensor
+    else:
+        saved += 5 * model.heads * model.context  # the scores: Korthikanti et al., equation 2
+        saved = (saved - 10 * width) / tensor + 10 * width
+        inputs = 2 * width
+    kept = {"none": saved, "operations": inputs + 0.4 * (saved - inputs),
+            "layers": (saved + inputs) / 2, "full": inputs}[layout.checkpointing]
+    in_flight = min(stages + (stages - 1) / layout.chunks if layout.chunks > 1 else stages,
+                    layout.micro_batches)
+    recomputed = 0 if layout.checkpointing == "none" else saved * tokens
+    logits = LOGIT_BYTES * tokens * model.vocabulary / tensor
+    first = kept * tokens * blocks * in_flight + recomputed  # stage, while it recomputes a block
+    last = kept * tokens * blocks + max(logits, recomputed)
+    activations = kept * tokens * blocks * (in_flight if stages > 1 and first > last else 1)
+    return Memory(state, activations, max(first, last) - activations)
+
+
+def fits(memory: Memory, gpu: Gpu, error: float) -> str:
+    """Return "yes", "no", or "perhaps" if the memory's relative error would decide it."""
+    if memory.in_use > gpu.memory:
+        return "no"
+    return "yes" if memory.in_use * (1 + error) <= gpu.memory else "perhaps"

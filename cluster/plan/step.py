@@ -1,0 +1,326 @@
+"""How long a training step takes on many GPUs: a model that is small enough to be read.
+
+    from cluster.plan.step import Cluster, step_seconds
+    four = Cluster(nodes=4, gpus=8, node_link=3.1e9, gpu_link=80e9)
+    step_seconds(compute=0.25, gradient_bytes=102e6, cluster=four)
+
+The first half is DDP of any network whose compute time was measured. The second half is a
+transformer in any layout, from its sizes alone. Times are in seconds, sizes in bytes, rates in
+bytes/s in one direction. Not modelled: reading data, other jobs' traffic, mixtures of experts.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from workshop.gpus import Gpu
+from cluster.plan.transformer import Transformer
+
+MB = 2**20
+BUCKETS = {  # sizes of the first bucket and of all others
+    "DDP": (1 * MB, 25 * MB),  # Li et al., 2006.15704, and DistributedDataParallel's defaults
+    "Horovod": (64 * MB, 64 * MB),  # fusion buffer, of the published runs: the default before 0.21
+    "Horovod 0.21": (128 * MB, 128 * MB)}  # the default since (horovod/horovod, pull request 2468)
+
+
+def slowest_delay(n: int) -> float:
+    """Return the expected delay of the slowest of n ranks, in standard deviations.
+
+    This is the mean of the largest of n standard normal numbers: the integral of x d(P(x)^n), where
+    P is the normal distribution (David and Nagaraja, Order Statistics, section 3.1).
+    """
+    x = np.linspace(-8, 8, 4001)
+    midpoints = (x[1:] + x[:-1]) / 2
+    normal = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x])
+    return float(np.sum(midpoints * np.diff(normal ** n)))
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Constants of the model, the same for every prediction.
+
+    DDP's were chosen as the comments say, when all rows of assets/records/published.csv except
+    VGG-16 on 128 GPUs and the DGX-2 were known. The transformer's were fitted to the rows of
+    llm-foundry and BLOOM in published_llm.csv, together with the matmul_share of H100 and A100
+    in gpus.csv, by the sum of both sources' mean errors; tests/test_plan.py checks the minimum.
+    """
+    # Share of compute time in backward. Assumed: twice as many matrix products as in forward
+    backward: float = 2 / 3
+    # Usable share of a link's nominal rate. Assumed: protocol and headers take the rest
+    usable: float = 0.90
+    # Standard deviation of compute time, relative. Fitted to one row: 8 V100s of one node train
+    # ResNet-50 in FP32 at 2,855 images/s, one at 367 (NVIDIA DeepLearningExamples, PyTorch, v1.5)
+    jitter: float = (8 * 367 / 2855 - 1) / slowest_delay(8)
+    # Ring latency per hop, from GPU to GPU. Assumed
+    hop: float = 3e-6
+    # Tree latency per level between nodes, and once within the node. From all-reduces of 8 bytes
+    # on Polaris (argonne-lcf/alcf-nccl-tests): 20-47, 46-124, 100-183 us on 2, 8, 256 nodes
+    level: float = 20e-6
+
+    # Attention's share of the rate of matrix products
+    attention: float = 0.45
+    # Bytes that all other kernels move, per token, block and element of the width
+    other_bytes: float = 390
+    # The same for each of a head's scores, where they are written to memory
+    score_bytes: float = 77
+    # Share of a link's rate that collectives reach beside computation. Assumed
+    share: float = 0.5
+    # Part of communication that is not hidden, even if computation takes longer
+    exposed: float = 0.37
+    # Latency per rank of a ring, in an all-gather or a reduce-scatter beside computation
+    ring_hop: float = 12e-6
+    # Time of the other kernels after torch.compile; speed of float8 matrix products. Both assumed
+    compiled: float = 0.5
+    float8: float = 1.5
+
+
+CENTRAL = Constants()
+OPTIMIST = Constants(
+    backward=3 / 4, usable=1.0, jitter=CENTRAL.jitter / 2, hop=1.5e-6, level=10e-6)
+PESSIMIST = Constants(
+    backward=1 / 2, usable=0.8, jitter=CENTRAL.jitter * 2, hop=6e-6, level=40e-6)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of equal GPUs.
+
+    node_link: rate of a node, all its network cards together; gpu_link: rate of a GPU to others of
+    its node. algorithm: "ring", one ring through all GPUs, or "tree", first within the
+    node, then between nodes (NCCL since 2.4; other libraries earlier). measured: node_link was
+    measured with an all-reduce (bus bandwidth), so Constants.usable does not apply to it.
+    """
+    nodes: int
+    gpus: int
+    node_link: float
+    gpu_link: float
+    algorithm: str = "tree"
+    measured: bool = False
+
+    @property
+    def ranks(self):
+        return self.nodes * self.gpus
+
+    def group_rate(self, size: int, stride: int, constants: Constants) -> float:
+        """Return bytes/s of one GPU in a collective of `size` GPUs, `stride` ranks apart.
+
+        Several rings of a node share its link: a group with g of the node's GPUs gets g of them.
+        """
+        if size * stride <= self.gpus:
+            return self.gpu_link * constants.share
+        link = self.node_link * (1 if self.measured else constants.share)
+        return link * max(1, self.gpus // stride) / self.gpus
+
+
+def all_reduce_seconds(size: float, cluster: Cluster, constants: Constants = CENTRAL) -> float:
+    """Return the seconds of an all-reduce: 2 (n-1)/n of the bytes over the slower link.
+
+    Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117, for the bytes. Latency: a
+    ring of N ranks has 2 (N-1) hops, a tree one level within the node and log2(nodes) between them.
+    """
+    nodes, gpus, ranks = cluster.nodes, cluster.gpus, cluster.ranks
+    if ranks == 1:
+        return 0.0
+    if cluster.algorithm == "tree":
+        node_share, gpu_share = (nodes - 1) / nodes, (gpus - 1) / gpus
+        latency = constants.level * (1 + math.log2(nodes))
+    else:
+        node_share = (ranks - 1) / ranks if nodes > 1 else 0
+        gpu_share = (ranks - 1) / ranks if gpus > 1 else 0
+        latency = constants.hop * 2 * (ranks - 1)
+    node_rate = cluster.node_link * (1 if cluster.measured else constants.usable)
+    gpu_rate = cluster.gpu_link * constants.usable
+    return latency + max(2 * node_share * size / node_rate, 2 * gpu_share * size / gpu_rate)
+
+
+def bucket_sizes(gradient_bytes: float, library: str = "DDP") -> list[float]:
+    """Return the buckets in the order in which backward fills them; their sum is gradient_bytes."""
+    first, other = BUCKETS[library]
+    sizes = [min(first, gradient_bytes)]
+    while (remaining := gradient_bytes - sum(sizes)) > 0.5:
+        sizes.append(min(other, remaining))
+    return sizes
+
+
+def timeline(compute: float, gradient_bytes: float, cluster: Cluster, library: str = "DDP",
+             overlap: bool = True, constants: Constants = CENTRAL) -> list[tuple]:
+    """Return the parts of one step as (name, start, end), in seconds.
+
+    `compute` is one GPU's forward and backward without communication. Backward fills the buckets
+    at an even pace (assumed). A bucket's all-reduce starts when all ranks have filled the bucket
+    and the previous all-reduce has ended; without overlap, not before the end of backward.
+    """
+    backward_end = compute * (1 + constants.jitter * slowest_delay(cluster.ranks))
+    forward_end = backward_end * (1 - constants.backward)
+    spans = [("forward", 0.0, forward_end), ("backward", forward_end, backward_end)]
+    fill_end = reduce_end = forward_end  # of the previous bucket
+    for size in bucket_sizes(gradient_bytes, library):
+        fill_end += backward_end * constants.backward * size / gradient_bytes
+        start = max(reduce_end, fill_end if overlap else backward_end)
+        reduce_end = start + all_reduce_seconds(size, cluster, constants)
+        spans.append(("all-reduce", start, reduce_end))
+    return spans
+
+
+def step_seconds(*step: object, **options: object) -> float:
+    """Return the seconds of one step; the arguments are those of timeline."""
+    return max(end for _, _, end in timeline(*step, **options))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a transformer is spread over data x context x tensor x pipeline GPUs.
+
+    zero: what the data-parallel GPUs shard, 0 (DDP), 1 (optimizer state), 2 (also gradients) or 3
+    (FSDP); replicas: groups that shard apart (HSDP), each as large as data / replicas. Ranks next
+    to each other share a tensor, then the context, the data, and last the pipeline.
+    micro_batch: sequences; micro_batches: of a step; chunks: stages of a rank (interleaved).
+    checkpointing: "none", "operations" (every second product), "layers" (every second) or "full".
+    """
+    data: int = 1
+    context: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    zero: int = 3
+    replicas: int = 1
+    micro_batch: int = 1
+    micro_batches: int = 1
+    chunks: int = 1
+    checkpointing: str = "none"
+
+    @property
+    def gpus(self) -> int:
+        return self.data * self.context * self.tensor * self.pipeline
+
+
+@dataclass(frozen=True)
+class Software:
+    """What runs a transformer. flash: FlashAttention and sequence parallelism with tensors.
+
+    gradient_bytes: per element that is reduced. overlap: tensor parallelism behind computation.
+    """
+    flash: bool = True
+    compiled: bool = False
+    float8: bool = False
+    overlap: bool = False
+    gradient_bytes: int = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of a step, and where they go; `data` is hidden but for data_exposed."""
+    seconds: float
+    compute: float
+    tensor: float
+    data: float
+    data_exposed: float
+    bubble: float
+
+
+RECOMPUTED = {  # share of forward's matrix products, attention and other kernels
+    "none": (0, 0, 0), "operations": (0.25, 0, 1), "layers": (0.5, 0.5, 0.5), "full": (1, 1, 1)}
+
+
+def slowest_stage(model: Transformer, stages: int) -> float:
+    """Return the slowest pipeline stage's FLOPs of matrix products relative to the mean.
+
+    The last stage has the output layer, too. If the blocks do not divide evenly, the first and the
+    last stage have one less than the others.
+    """
+    block, head = 2 * model.block_parameters, 2 * model.embedding_parameters
+    if stages == 1:
+        return 1
+    if model.layers % stages == 0:
+        slowest = model.layers // stages * block + head
+    else:
+        blocks = math.ceil((model.layers + 2) / stages)
+        slowest = max(blocks * block, (blocks - 1) * block + head)
+    return slowest * stages / model.matmul_flops
+
+
+def compute_seconds_of(model: Transformer, layout: Layout, gpu: Gpu, software: Software,
+                       constants: Constants) -> float:
+    """Return one GPU's seconds for a micro-batch, of the slowest pipeline stage.
+
+    Matrix products and attention at a share of the peak, and other kernels at the memory's rate;
+    backward has twice the matrix products of forward, 2.5 times its attention.
+    """
+    products, attention, others = RECOMPUTED[layout.checkpointing]
+    tokens = layout.micro_batch * model.context / layout.context / layout.pipeline
+    rate = gpu.peak * gpu.matmul_share
+    product_seconds = ((3 + products) * model.matmul_flops * slowest_stage(model, layout.pipeline)
+                       / (rate * (constants.float8 if software.float8 else 1)))
+    scores = 1 if software.flash else 2  # without it the masked half is computed, too
+    attention_seconds = ((3.5 + attention) * scores * model.attention_flops
+                         / (rate * constants.attention))
+    moved = constants.other_bytes * model.layers * model.width
+    replicated = 0 if software.flash else 10 / 34  # Korthikanti et al.: what tensors do not share
+    moved *= 1 - replicated + replicated * layout.tensor
+    if software.compiled:
+        moved *= constants.compiled
+    if not software.flash:
+        moved += constants.score_bytes * model.layers * model.heads * model.context
+    other_seconds = (3 + others) / 3 * moved / gpu.memory_rate
+    return tokens / layout.tensor * (product_seconds + attention_seconds + other_seconds)
+
+
+def transformer_step(model: Transformer, layout: Layout, gpu: Gpu, cluster: Cluster,
+                     software: Software = Software(), constants: Constants = CENTRAL) -> Step:
+    """Return the time of one optimizer step.
+
+    Tensor parallelism: 4 all-reduces of a micro-batch's activations per block, 6 with full
+    checkpointing, exposed. Context parallelism: keys and values travel three times. FSDP: two
+    all-gathers of bf16 and a reduce-scatter per micro-batch, once per step in a pipeline. DDP and
+    ZeRO-1: an all-reduce of the gradients per step, behind the last backward, but after a pipeline.
+    """
+    compute = compute_seconds_of(model, layout, gpu, software, constants)
+    tokens = layout.micro_batch * model.context / layout.context
+    blocks = model.layers / layout.pipeline
+    tensor = 0.0
+    if layout.tensor > 1:
+        calls = blocks * (6 if layout.checkpointing == "full" else 4)
+        sent = calls * 2 * (layout.tensor - 1) / layout.tensor * tokens * model.width * 2
+        tensor = (sent / cluster.group_rate(layout.tensor, 1, constants)
+                  + calls * 2 * constants.ring_hop * (layout.tensor - 1))
+        tensor *= 0.5 if software.overlap else 1
+    if layout.context > 1:
+        sent = (3 * (layout.context - 1) / layout.context * tokens * 2 * 2 * model.width
+                * model.kv_share * blocks / layout.tensor)
+        tensor += sent / cluster.group_rate(layout.context, layout.tensor, constants)
+    if layout.pipeline > 1:  # to the next stage and back; the GPUs of a node share what they send
+        rate = cluster.group_rate(layout.gpus, cluster.gpus, constants)
+        tensor += 2 * tokens * model.width * 2 / cluster.gpus / rate
+    micro_batch = compute + tensor
+
+    shards = layout.data * layout.context // layout.replicas
+    stride = layout.tensor
+    parameters = model.parameters / layout.tensor / layout.pipeline
+    data = 0.0
+    if layout.zero >= 2 and shards > 1:
+        gathers = 2 if layout.zero == 3 else 1
+        sent = (2 * gathers + software.gradient_bytes) * parameters * (shards - 1) / shards
+        data = (sent / cluster.group_rate(shards, stride, constants)
+                + (gathers + 1) * blocks * constants.ring_hop * (shards - 1))
+    across = layout.replicas if layout.zero >= 2 else layout.data
+    reduced = 0.0
+    if across > 1:
+        kept, stride = (shards, stride * shards) if layout.zero >= 2 else (1, stride)
+        reduced = (2 * (across - 1) / across * software.gradient_bytes * parameters / kept
+                   / cluster.group_rate(across, stride, constants))
+
+    if layout.pipeline == 1:
+        exposed = max(data - micro_batch, 0) + constants.exposed * min(data, micro_batch)
+        micro_batch += exposed
+        exposed *= layout.micro_batches
+        data *= layout.micro_batches
+        last_exposed = max(reduced - micro_batch * 2 / 3, constants.exposed * reduced)
+    else:
+        exposed, last_exposed = constants.exposed * data, reduced
+    bubble = micro_batch * (layout.pipeline - 1) / layout.chunks
+    state = parameters / (shards if layout.zero else 1)
+    optimizer = 24 * state / gpu.memory_rate  # reads and writes of 3 x 4 bytes
+    seconds = (layout.micro_batches * micro_batch + bubble + last_exposed + optimizer
+               + (exposed if layout.pipeline > 1 else 0))
+    return Step(seconds, layout.micro_batches * compute, layout.micro_batches * tensor,
+                data + reduced, exposed + last_exposed, bubble)
