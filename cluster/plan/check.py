@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pandas
 
-from workshop.gpus import Gpu, read_gpus
 from cluster.plan.memory import rank_memory
 from cluster.plan.step import CENTRAL, Cluster, Constants, Layout, Software, transformer_step
 from cluster.plan.transformer import Transformer
 from cluster.records import RECORDS
+from workshop.gpus import Gpu, read_gpus
 
 FITTED = "llm-foundry", "bigscience"
 PUBLISHED = RECORDS / "published_llm.csv"

@@ -6,9 +6,9 @@ python -m cluster.footprint counts a program's own bytes; here a formula has to 
 import math
 from dataclasses import dataclass
 
-from workshop.gpus import Gpu
-from cluster.plan.step import Layout, Software
+from cluster.plan.step import PYTORCH, Layout, Software
 from cluster.plan.transformer import Transformer
+from workshop.gpus import Gpu
 
 # Bytes per element of the output layer: bf16, fp32, its log-softmax in fp32, gradient in bf16
 LOGIT_BYTES = 12
@@ -44,8 +44,9 @@ def state_bytes(parameters: float, embedding: float, block: float, layout: Layou
                 software: Software) -> float:
     """Return the bytes of parameters, gradients and Adam, with the gathered ones of FSDP.
 
-    PyTorch's DDP and FSDP keep fp32 parameters under autocast or a bf16 policy; in a pipeline or
-    with ZeRO-1, bf16 parameters and fp32 master copies, as Megatron-LM and DeepSpeed do.
+    FSDP keeps fp32 parameters, and gathers them in bf16. DDP: 4 + 4 + 8 bytes and 4 of its buckets,
+    or, as Megatron-LM and DeepSpeed, also in a pipeline and with ZeRO-1, bf16 parameters and
+    gradients, the gradients' fp32 sum, a master copy and two moments: 2 + 2 + 4 + 12.
     """
     shards = layout.data * layout.context // layout.replicas
     if layout.zero >= 2:
@@ -59,7 +60,7 @@ def state_bytes(parameters: float, embedding: float, block: float, layout: Layou
     return parameters * (2 + gradients + 12 / (layout.data if layout.zero else 1))
 
 
-def rank_memory(model: Transformer, layout: Layout, software: Software = Software()) -> Memory:
+def rank_memory(model: Transformer, layout: Layout, software: Software = PYTORCH) -> Memory:
     """Return the memory of the rank that needs most: of a pipeline's first or last stage."""
     tensor, stages = layout.tensor, layout.pipeline
     if model.layers % stages == 0:

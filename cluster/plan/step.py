@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workshop.gpus import Gpu
 from cluster.plan.transformer import Transformer
+from workshop.gpus import Gpu
 
 MB = 2**20
 BUCKETS = {  # sizes of the first bucket and of all others
@@ -207,6 +207,9 @@ class Software:
     gradient_bytes: int = 4
 
 
+PYTORCH = Software()
+
+
 @dataclass(frozen=True)
 class Step:
     """Seconds of a step, and where they go; `data` is hidden but for data_exposed."""
@@ -266,7 +269,7 @@ def compute_seconds_of(model: Transformer, layout: Layout, gpu: Gpu, software: S
 
 
 def transformer_step(model: Transformer, layout: Layout, gpu: Gpu, cluster: Cluster,
-                     software: Software = Software(), constants: Constants = CENTRAL) -> Step:
+                     software: Software = PYTORCH, constants: Constants = CENTRAL) -> Step:
     """Return the time of one optimizer step.
 
     Tensor parallelism: 4 all-reduces of a micro-batch's activations per block, 6 with full
