@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pandas
 
+from cluster.plan.measured import predict_published
 from cluster.plan.memory import rank_memory
-from cluster.plan.step import CENTRAL, Cluster, Constants, Layout, Software, transformer_step
-from cluster.plan.transformer import Transformer
-from cluster.records import RECORDS
+from cluster.plan.step import CENTRAL, Cluster, Constants, step_seconds, transformer_step
+from cluster.plan.transformer import Layout, Software, Transformer
+from cluster.records import RECORDS, read_records
 from workshop.gpus import Gpu, read_gpus
 
 FITTED = "llm-foundry", "bigscience"
@@ -228,3 +229,31 @@ def memory_errors(runs: list[Run]) -> pandas.DataFrame:
                          "gpu": run.gpu, "out_of_memory": run.out_of_memory,
                          "ratio": predicted / run.memory / 2**30 if run.memory else None})
     return pandas.DataFrame(rows)
+
+
+def data_parallel_errors():
+    """Return {description of recorded runs: the model's relative errors of samples/s}."""
+    published = pandas.read_csv(RECORDS / "published.csv")
+    published["error"] = [predict_published(row) / row["images_per_second"] - 1
+                          for row in published.to_dict("records")]
+    lab = pandas.DataFrame(read_records("lab_predictions.jsonl"),
+                           columns=["predicted", "images_per_second"])
+    return {"published runs over a network, 6 of them known when the constants were chosen":
+            published.error[published.group == "A"],
+            "published runs within a node, 7 of them known then":
+            published.error[published.group == "B"],
+            "runs on lab.sh's simulated nodes": lab.predicted / lab.images_per_second - 1}
+
+
+def polaris_ratios():
+    """Return predicted / measured samples/s of CosmoFlow on 4 to 256 nodes of Polaris.
+
+    By library. The step on 2 nodes counts as computation; the link is that of --site polaris.
+    """
+    runs = pandas.read_csv(RECORDS / "cosmoflow_polaris.csv")
+    runs = runs[runs.backend.str.contains("20992 samples")]
+    compute = runs.gpus.iloc[0] / runs.samples_per_second.iloc[0]
+    clusters = [Cluster(nodes, 4, 3.06e9, 300e9) for nodes in runs.nodes]
+    runs["ratio"] = [cluster.ranks / step_seconds(compute, 35_630_224, cluster) / measured
+                     for cluster, measured in zip(clusters, runs.samples_per_second)]
+    return runs[runs.nodes > 2].groupby(runs.backend.str.split().str[0]).ratio

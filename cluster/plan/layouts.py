@@ -1,11 +1,11 @@
 """Which layouts of a transformer make sense on a number of GPUs, and what limits each of them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cluster.plan.memory import Memory, fits, rank_memory
-from cluster.plan.step import Cluster, Layout, Step, transformer_step
-from cluster.plan.transformer import Transformer
+from cluster.plan.step import Cluster, Step, transformer_step
+from cluster.plan.transformer import Layout, Transformer
 from workshop.gpus import Gpu
 
 MEMORY_ERROR = 0.10  # `cluster.plan --check` prints it
@@ -156,11 +156,3 @@ def why_it_lost(best: Plan, other: Plan) -> str:
              "the pipeline's idle time": other.step.bubble - best.step.bubble}
     reason = max(parts, key=parts.get)
     return f"{slower:.0%} slower: {parts[reason]:.2g} s more of {reason}"
-
-
-def with_nodes(gpu: Gpu, gpus: int, per_node: int, node_link: float, gpu_link: float,
-               measured: bool = False) -> Cluster:
-    """Return the nodes of `gpus` GPUs; one node may be smaller than `per_node`."""
-    per_node = min(per_node, gpus)
-    return replace(Cluster(1, per_node, node_link, gpu_link, measured=measured),
-                   nodes=-(-gpus // per_node))

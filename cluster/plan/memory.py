@@ -6,8 +6,7 @@ python -m cluster.footprint counts a program's own bytes; here a formula has to 
 import math
 from dataclasses import dataclass
 
-from cluster.plan.step import PYTORCH, Layout, Software
-from cluster.plan.transformer import Transformer
+from cluster.plan.transformer import PYTORCH, Layout, Software, Transformer
 from workshop.gpus import Gpu
 
 # Bytes per element of the output layer: bf16, fp32, its log-softmax in fp32, gradient in bf16

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.plan.transformer import Transformer
+from cluster.plan.transformer import PYTORCH, Layout, Software, Transformer
 from workshop.gpus import Gpu
 
 MB = 2**20
@@ -113,6 +113,13 @@ class Cluster:
         return link * max(1, self.gpus // stride) / self.gpus
 
 
+def make_cluster(gpus: int, per_node: int, node_link: float, gpu_link: float,
+                 measured: bool = False) -> Cluster:
+    """Return the nodes that `gpus` GPUs fill; a single node may have fewer than `per_node`."""
+    per_node = min(per_node, gpus)
+    return Cluster(-(-gpus // per_node), per_node, node_link, gpu_link, measured=measured)
+
+
 def all_reduce_seconds(size: float, cluster: Cluster, constants: Constants = CENTRAL) -> float:
     """Return the seconds of an all-reduce: 2 (n-1)/n of the bytes over the slower link.
 
@@ -166,48 +173,6 @@ def timeline(compute: float, gradient_bytes: float, cluster: Cluster, library: s
 def step_seconds(*step: object, **options: object) -> float:
     """Return the seconds of one step; the arguments are those of timeline."""
     return max(end for _, _, end in timeline(*step, **options))
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a transformer is spread over data x context x tensor x pipeline GPUs.
-
-    zero: what the data-parallel GPUs shard, 0 (DDP), 1 (optimizer state), 2 (also gradients) or 3
-    (FSDP); replicas: groups that shard apart (HSDP), each as large as data / replicas. Ranks next
-    to each other share a tensor, then the context, the data, and last the pipeline.
-    micro_batch: sequences; micro_batches: of a step; chunks: stages of a rank (interleaved).
-    checkpointing: "none", "operations" (every second product), "layers" (every second) or "full".
-    """
-    data: int = 1
-    context: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    zero: int = 3
-    replicas: int = 1
-    micro_batch: int = 1
-    micro_batches: int = 1
-    chunks: int = 1
-    checkpointing: str = "none"
-
-    @property
-    def gpus(self) -> int:
-        return self.data * self.context * self.tensor * self.pipeline
-
-
-@dataclass(frozen=True)
-class Software:
-    """What runs a transformer. flash: FlashAttention and sequence parallelism with tensors.
-
-    gradient_bytes: per element that is reduced. overlap: tensor parallelism behind computation.
-    """
-    flash: bool = True
-    compiled: bool = False
-    float8: bool = False
-    overlap: bool = False
-    gradient_bytes: int = 4
-
-
-PYTORCH = Software()
 
 
 @dataclass(frozen=True)
