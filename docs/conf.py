@@ -10,14 +10,16 @@ from pygments.lexers import get_lexer_for_filename
 from pygments.util import ClassNotFound
 from sphinx.addnodes import download_reference
 
+from tools.pages import plan
+
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = {
     "The day": ["0*/README", "exercises/README", "submit/README", "cluster/README",
                 "agree/README", "agree/WHAT_AGREE_SAYS", "submit/NEW_SITE",
                 "docs/WHAT_GOES_WRONG"],
-    "To look up": ["docs/SHEET", "docs/GLOSSARY", "docs/DEMO", "docs/SETUP", "docs/PARALLELISM",
-                   "reading_data/README", "docs/SOURCES", "docs/TEACHING", "docs/FEEDBACK",
-                   "CONTRIBUTING"]}
+    "To look up": ["docs/SHEET", "docs/PLAN", "docs/GLOSSARY", "docs/DEMO", "docs/SETUP",
+                   "docs/PARALLELISM", "reading_data/README", "docs/SOURCES", "docs/TEACHING",
+                   "docs/FEEDBACK", "CONTRIBUTING"]}
 SUBPAGES = {
     "01_single_node/README": ["batch_size"],
     "03_ddp/README": ["allreduce", "YOUR_SCRIPT", "YOUR_SCRIPT_TRAPS", "FRAMEWORKS", "scaling",
@@ -54,7 +56,7 @@ def toctree(pages, caption=""):
 
 
 def prepare_page(app, name, source):
-    """Fold the cells that Jupyter folds, and add contents."""
+    """Fold the cells that Jupyter folds; add contents, and the planner's form."""
     text = source[0]
     if text.startswith("{"):
         notebook = json.loads(text)
@@ -68,6 +70,8 @@ def prepare_page(app, name, source):
         text += "".join(toctree(pages, caption) for caption, pages in SECTIONS.items())
     if name in SUBPAGES:
         text += toctree(SUBPAGES[name])
+    if name == "docs/PLAN":
+        text = text.replace("<!-- plan -->", f"`````{{raw}} html\n{plan.page()}`````")
     source[0] = text
 
 

@@ -1,0 +1,250 @@
+/* The page "What will it take?". First cluster/plan, with the Python's names in camelCase: what
+   layouts.rank needs with PyTorch's default software, without context parallelism and chunks.
+   tools/pages/plan.py writes PLANNER; tests/test_plan_page.py compares this with the Python. */
+"use strict";
+const {constants, memoryConstants, gradientBytes, kinds: KINDS} = PLANNER, GIB = 2 ** 30;
+const roundHalfEven = x => x % 1 === 0.5 ? 2 * Math.round(x / 2) : Math.round(x);  // as Python
+
+function transformer(sizes) {
+  const {layers, width, heads, context, vocabulary, gated} = sizes;
+  const kvHeads = sizes.kvHeads || heads, mlpWidth = sizes.ffn || 4 * width;
+  const attention = (2 + 2 * kvHeads / heads) * width ** 2;
+  const blockParameters = attention + (gated ? 3 : 2) * width * mlpWidth;
+  const embeddingParameters = vocabulary * width, attentionFlops = 2 * layers * width * context;
+  const matmulFlops = 2 * (layers * blockParameters + embeddingParameters);
+  const saved = gated ? [12 + 4 * kvHeads / heads, 8] : [18, 4];
+  return {...sizes, kvHeads, blockParameters, embeddingParameters, matmulFlops, attentionFlops,
+    parameters: layers * blockParameters + (sizes.tied ? 1 : 2) * embeddingParameters,
+    flops: 3 * (matmulFlops + attentionFlops), savedBytes: saved[0] * width + saved[1] * mlpWidth};
+}
+
+function makeCluster(gpus, perNode, nodeLink, gpuLink) {
+  const inNode = Math.min(perNode, gpus), nodes = Math.ceil(gpus / inNode);
+  return {nodes, gpus: inNode, nodeLink, gpuLink, ranks: nodes * inNode};
+}
+
+function groupRate(cluster, size, stride) {
+  if (size * stride <= cluster.gpus) return cluster.gpuLink * constants.share;
+  const rings = Math.max(1, Math.floor(cluster.gpus / stride));
+  return cluster.nodeLink * constants.share * rings / cluster.gpus;
+}
+
+function slowestStage(model, stages) {
+  const block = 2 * model.blockParameters, head = 2 * model.embeddingParameters;
+  const blocks = Math.ceil((model.layers + 2) / stages);
+  const slowest = model.layers % stages === 0 ? model.layers / stages * block + head
+    : Math.max(blocks * block, (blocks - 1) * block + head);
+  return stages === 1 ? 1 : slowest * stages / model.matmulFlops;
+}
+
+function computeSecondsOf(model, layout, gpu) {
+  const [products, attention, others] = PLANNER.recomputed[layout.checkpointing];
+  const tokens = layout.microBatch * model.context / layout.pipeline;
+  const rate = gpu.peak * gpu.matmulShare, stage = slowestStage(model, layout.pipeline);
+  const productSeconds = (3 + products) * model.matmulFlops * stage / rate;
+  const attentionSeconds = (3.5 + attention) * model.attentionFlops / (rate * constants.attention);
+  const moved = constants.otherBytes * model.layers * model.width;
+  const otherSeconds = (3 + others) / 3 * moved / gpu.memoryRate;
+  return tokens / layout.tensor * (productSeconds + attentionSeconds + otherSeconds);
+}
+
+function transformerStep(model, layout, gpu, cluster) {
+  const {pipeline, zero, microBatches} = layout, blocks = model.layers / pipeline;
+  const compute = computeSecondsOf(model, layout, gpu), tokens = layout.microBatch * model.context;
+  const calls = blocks * (layout.checkpointing === "full" ? 6 : 4), others = layout.tensor - 1;
+  const sent = calls * 2 * others / layout.tensor * tokens * model.width * 2;
+  const passed = pipeline > 1 ? 2 * tokens * model.width * 2 / cluster.gpus : 0;
+  const tensor = sent / groupRate(cluster, layout.tensor, 1)
+    + calls * 2 * constants.ringHop * others
+    + passed / groupRate(cluster, cluster.ranks, cluster.gpus);
+  const parameters = model.parameters / layout.tensor / pipeline;
+  const shards = zero === 3 ? layout.data / layout.replicas : 1, across = layout.data / shards;
+  const gathered = (4 + gradientBytes) * parameters * (shards - 1) / shards;
+  const fsdp = gathered / groupRate(cluster, shards, layout.tensor)
+    + 3 * blocks * constants.ringHop * (shards - 1);
+  const reduced = 2 * (across - 1) / across * gradientBytes * parameters / shards
+    / groupRate(cluster, across, layout.tensor * shards);
+  const before = compute + tensor;
+  const exposed = Math.max(fsdp - before, 0) + constants.exposed * Math.min(fsdp, before);
+  const microBatch = before + exposed, bubble = microBatch * (pipeline - 1);
+  const lastExposed = pipeline > 1 ? reduced
+    : Math.max(reduced - microBatch * 2 / 3, constants.exposed * reduced);
+  const optimizer = 24 * parameters / (zero === 1 ? layout.data : shards) / gpu.memoryRate;
+  return {seconds: microBatches * microBatch + bubble + lastExposed + optimizer, bubble, optimizer,
+    compute: microBatches * compute, tensor: microBatches * tensor,
+    data: fsdp * microBatches + reduced, dataExposed: exposed * microBatches + lastExposed};
+}
+
+function rankMemory(model, layout) {
+  const {tensor, pipeline: stages, zero} = layout, full = layout.checkpointing === "full";
+  const blocks = model.layers % stages === 0 ? model.layers / stages
+    : Math.ceil((model.layers + 2) / stages) - 1;
+  const embedding = model.embeddingParameters * (stages === 1 && !model.tied ? 2 : 1);
+  const parameters = (blocks * model.blockParameters + embedding) / tensor;
+  const state = zero === 3 ? 16 * parameters / (layout.data / layout.replicas)
+      + ((4 + gradientBytes) * model.blockParameters + (2 + gradientBytes) * embedding) / tensor
+    : parameters * (8 + 12 / (zero ? layout.data : 1));
+  const tokens = layout.microBatch * model.context, input = 2 * model.width;
+  const saved = model.savedBytes / tensor + (tensor > 1 ? input : 0);
+  const kept = (full ? input / tensor : saved) * tokens * blocks;
+  const keptInPipeline = kept * Math.min(stages, layout.microBatches);
+  const recomputed = full ? saved * tokens : 0;
+  const logits = memoryConstants.logitBytes * tokens * model.vocabulary / tensor;
+  const first = keptInPipeline + recomputed, last = kept + Math.max(logits, recomputed);
+  const activations = first > last ? keptInPipeline : kept;
+  const work = Math.max(first, last) - activations;
+  const reserved = (state + activations + work) * memoryConstants.reserved;
+  const inUse = reserved * memoryConstants.nvidiaSmi + memoryConstants.context;
+  return {state, activations, work, inUse};
+}
+
+function fits(memory, gpu) {
+  if (memory.inUse > gpu.memory) return "no";
+  return memory.inUse * (1 + PLANNER.memoryError) <= gpu.memory ? "yes" : "perhaps";
+}
+
+function* layouts(model, gpus, perNode, sequences) {
+  const divides = n => model.layers % n === 0 || (model.layers + 2) % n === 0;
+  const tensors = [1, 2, 4, 8].filter(n => perNode % n === 0 && model.kvHeads % n === 0);
+  for (const tensor of tensors) for (const pipeline of [1, 2, 4, 8, 16].filter(divides)) {
+    const data = gpus / (tensor * pipeline), zeros = [[pipeline > 1 ? 1 : 3, 1]];
+    if (!Number.isInteger(data)) continue;
+    if (tensor * pipeline === 1) zeros.push([0, 1]);
+    if (tensor * pipeline === 1 && gpus > perNode) zeros.push([3, gpus / perNode]);
+    for (const microBatch of [1, 2, 4, 8, 16, 32, 64]) {
+      const microBatches = Math.max(1, roundHalfEven(sequences / data / microBatch));
+      const error = Math.abs(data * microBatch * microBatches / sequences - 1);
+      if (error > PLANNER.batchTolerance) continue;
+      for (const [zero, replicas] of zeros) for (const checkpointing of ["none", "full"])
+        yield {data, tensor, pipeline, zero, replicas, microBatch, microBatches, checkpointing};
+    }
+  }
+}
+
+function kindOf({tensor, pipeline, zero, replicas}) {
+  if (pipeline > 1) return KINDS[tensor > 1 ? 5 : 4];
+  return tensor > 1 ? KINDS[3] : replicas > 1 ? KINDS[2] : KINDS[zero ? 1 : 0];
+}
+
+function rank(model, gpu, cluster, sequences) {
+  const best = {};
+  for (const layout of layouts(model, cluster.ranks, cluster.gpus, sequences)) {
+    const kind = kindOf(layout), memory = rankMemory(model, layout);
+    const step = transformerStep(model, layout, gpu, cluster);
+    const batchTokens = layout.data * layout.microBatch * layout.microBatches * model.context;
+    const tokensPerSecond = batchTokens / step.seconds / cluster.ranks;
+    const plan = {kind, layout, gpu, step, memory, fits: fits(memory, gpu), batchTokens,
+      tokensPerSecond, mfu: tokensPerSecond * model.flops / gpu.peak};
+    if (!best[kind] || order(plan, best[kind]) < 0) best[kind] = plan;
+  }
+  return Object.values(best).sort(order);
+}
+
+function order(one, other) {
+  const doubt = plan => ["yes", "perhaps", "no"].indexOf(plan.fits);
+  return doubt(one) - doubt(other) || (one.fits === "no" ? one.memory.inUse - other.memory.inUse
+    : other.tokensPerSecond - one.tokensPerSecond);
+}
+
+function limit({step, layout, memory, gpu, fits, batchTokens}) {
+  const gib = bytes => roundHalfEven(bytes / GIB), computed = step.compute + step.tensor;
+  const idle = layout.pipeline - 1, count = layout.microBatches, s = value => `${short(value)} s`;
+  if (fits === "no") return `memory: ${gib(memory.state)} GiB of state + `
+    + `${gib(memory.activations + memory.work)} of activations and temporary, with the reserve `
+    + `${gib(memory.inUse)} > ${gib(gpu.memory)} GiB`;
+  const equal = roundHalfEven(batchTokens / layout.data / count * step.data / computed);
+  if (step.data > computed) return `link: ${s(step.data)} of parameters and gradients > `
+    + `${s(computed)} of computation; equal at ${equal.toLocaleString("en-US")} tokens per `
+    + `rank and micro-batch${layout.microBatch * count > 1 ? "" : ", but the batch is used up"}`;
+  if (step.bubble > 0.15 * step.seconds) return `pipeline: ${idle} idle per ${count} `
+    + `micro-batches (${idle}/${count} > 0.15)`;
+  if (step.tensor > 0.2 * step.seconds) return `link in the node: ${s(step.tensor)} of `
+    + `activations > a fifth of ${s(step.seconds)}`;
+  return `compute: ${s(computed)} of computation > ${s(step.data)} of parameters and gradients`;
+}
+
+function whyItLost(best, other) {
+  if (other.fits === "no") return limit(other);
+  const slower = 1 - other.tokensPerSecond / best.tokensPerSecond;
+  const percent = roundHalfEven(Math.abs(slower) * 100);
+  if (slower < 0) return `${percent}% faster, but perhaps it does not fit`;
+  const parts = {compute: "recomputing and computing", tensor: "tensor or pipeline messages",
+    dataExposed: "exposed parameters and gradients", bubble: "the pipeline's idle time"};
+  const more = part => other.step[part] - best.step[part];
+  const most = Object.keys(parts).reduce((one, two) => more(two) > more(one) ? two : one);
+  return `${percent}% slower: ${short(more(most))} s more of ${parts[most]}`;
+}
+
+function short(x) {  // Python's f"{x:.2g}"
+  const [digits, power] = x.toExponential(1).split("e").map(Number);
+  const sign = power < 0 ? "-" : "+", exponent = String(Math.abs(power)).padStart(2, "0");
+  return power >= -4 && power < 2 ? `${Number(x.toPrecision(2))}` : `${digits}e${sign}${exponent}`;
+}
+
+/* The page; its form is in plan.html. */
+const element = name => document.getElementById(`plan-${name}`), inputs = element("form").elements;
+const fields = [...inputs].filter(input => input.name);
+const show = x => x.toLocaleString("en-US", {maximumSignificantDigits: 3});
+const bar = (total, ...parts) => `<span class="plan-bar">${parts.map(([name, size]) =>
+  `<i class="plan-${name}" style="width: ${100 * size / total}%"></i>`).join("")}</span>`;
+const fill = values => fields.filter(({name}) => name in values)
+  .forEach(field => { field.value = values[field.name] || ""; });
+
+function showPlan(plan, best) {
+  const {data, replicas, tensor, pipeline, microBatch, microBatches, checkpointing} = plan.layout;
+  const {memory: {state, activations, work, inUse}, gpu, step} = plan;
+  const before = step.compute + step.tensor, id = KINDS.indexOf(plan.kind), first = plan === best;
+  const hidden = Math.min(before, step.data - step.dataExposed);
+  const fit = {yes: "fits", perhaps: "may not fit", no: "does not fit"}[plan.fits];
+  const open = first || element(id)?.matches("[open]:not(.first)");
+  return `<details id="plan-${id}" class="${first ? "first" : ""}" ${open ? "open" : ""}>
+    <summary><b>${plan.kind}</b>: ${show(inUse / GIB)} of ${show(gpu.memory / GIB)} GiB, ${fit};
+      ${show(plan.tokensPerSecond)} tokens/s per GPU, MFU ${show(100 * plan.mfu)}%
+      <br>${first ? limit(plan) : whyItLost(best, plan)}
+      ${bar(2 * gpu.memory, ["state", state], ["activations", activations], ["work", work],
+        ["reserve", inUse - state - activations - work])}</summary>
+    <p>data ${data / replicas} × replicas ${replicas} × tensor ${tensor} × pipeline ${pipeline},
+      micro-batch ${microBatch}, ${microBatches} per step, checkpointing: ${checkpointing}</p>
+    <p>step ${show(step.seconds)} s: computation ${show(step.compute)} s,
+      idle ${show(step.bubble)} s, optimizer ${show(step.optimizer)} s</p>
+    ${bar(step.seconds, ["", step.tensor], ["compute", step.compute], ["", step.dataExposed],
+      ["idle", step.bubble], ["optimizer", step.optimizer])}
+    <p>activations between GPUs ${show(step.tensor)} s</p>
+    ${bar(step.seconds, ["exposed", step.tensor])}
+    <p>parameters and gradients ${show(step.data)} s, ${show(step.dataExposed)} s exposed</p>
+    ${bar(step.seconds, ["", before - hidden], ["hidden", hidden], ["exposed", step.dataExposed])}
+  </details>`;
+}
+
+function update() {
+  const values = Object.fromEntries(fields.map(field => [field.name,
+    field.type === "number" ? Number(field.value) : field.value]));
+  const {width, heads, kvHeads, nodeLink, gpusPerNode} = values, gpu = PLANNER.gpus[values.gpu];
+  inputs.heads.setCustomValidity(width % heads ? `must divide the width, ${width}` : "");
+  inputs.kvHeads.setCustomValidity(kvHeads && heads % kvHeads ? "must divide the heads" : "");
+  const wrong = fields.find(field => !field.validity.valid);
+  const cluster = makeCluster(values.gpus, gpusPerNode, nodeLink * 1e9 / 8, gpu.gpuLink);
+  const model = transformer(values), sequences = values.batch / values.context;
+  const plans = wrong ? [] : rank(model, gpu, cluster, sequences), best = plans[0];
+  const title = {yes: "Recommended, as fastest", perhaps: "May not fit", no: "None fits, smallest"};
+  let message = `${show(sequences)} sequences do not divide among ${cluster.ranks} GPUs`;
+  if (wrong) message = `${wrong.labels[0].textContent.trim()}: ${wrong.validationMessage}`;
+  if (best) message = `${title[best.fits]}: ${best.kind}. ${show(model.parameters / 1e9)} billion `
+    + `parameters on ${cluster.ranks} GPUs, ${cluster.gpus} per node: ${show(best.step.seconds)} s `
+    + `per step of ${show(sequences)} sequences`;
+  element("best").textContent = message;
+  element("layouts").innerHTML = plans.map(plan => showPlan(plan, best)).join("");
+  for (const slider of inputs) if (slider.dataset.base) Object.assign(slider, {
+    value: Math.log2(values[slider.dataset.field] / slider.dataset.base),
+    ariaValueText: values[slider.dataset.field]});
+}
+
+element("form").oninput = ({target: {name, value, dataset: {field, base}}}) => {
+  const model = {...PLANNER.models[inputs.model.value]}, gpu = PLANNER.gpus[inputs.gpu.value];
+  if (name === "model") fill(model);
+  if (name === "gpu") fill({...gpu, nodeLink: gpu.nodeLink * 8 / 1e9});
+  if (name in model) inputs.model.value = "";
+  if (base) inputs[field].value = base * 2 ** value;
+  update();
+};
+for (const target of [inputs.model, inputs.gpu]) element("form").oninput({target});
