@@ -209,8 +209,7 @@ function showPlan(plan, best) {
       idle ${show(step.bubble)} s, optimizer ${show(step.optimizer)} s</p>
     ${bar(step.seconds, ["", step.tensor], ["compute", step.compute], ["", step.dataExposed],
       ["idle", step.bubble], ["optimizer", step.optimizer])}
-    <p>activations between GPUs ${show(step.tensor)} s</p>
-    ${bar(step.seconds, ["exposed", step.tensor])}
+    <p>activations sent ${show(step.tensor)} s</p>${bar(step.seconds, ["exposed", step.tensor])}
     <p>parameters and gradients ${show(step.data)} s, ${show(step.dataExposed)} s exposed</p>
     ${bar(step.seconds, ["", before - hidden], ["hidden", hidden], ["exposed", step.dataExposed])}
   </details>`;
@@ -226,7 +225,8 @@ function update() {
   const cluster = makeCluster(values.gpus, gpusPerNode, nodeLink * 1e9 / 8, gpu.gpuLink);
   const model = transformer(values), sequences = values.batch / values.context;
   const plans = wrong ? [] : rank(model, gpu, cluster, sequences), best = plans[0];
-  const title = {yes: "Recommended, as fastest", perhaps: "May not fit", no: "None fits, smallest"};
+  const title = {yes: "Recommended, the fastest that fits", no: "None fits; the smallest",
+    perhaps: "Recommended, but it may not fit"};
   let message = `${show(sequences)} sequences do not divide among ${cluster.ranks} GPUs`;
   if (wrong) message = `${wrong.labels[0].textContent.trim()}: ${wrong.validationMessage}`;
   if (best) message = `${title[best.fits]}: ${best.kind}. ${show(model.parameters / 1e9)} billion `

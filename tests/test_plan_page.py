@@ -119,7 +119,7 @@ def test_the_form_shows_the_python_plans_or_one_line(tmp_path):
         usual = read_gpus()[gpu]
         expected = ranked(model, gpu, gpus, usual.gpus_per_node, usual.node_link,
                           batch_tokens / model.context)
-        assert best.startswith(f"Recommended, as fastest: {expected[0]['kind']}. "), best
+        assert best.startswith(f"Recommended, the fastest that fits: {expected[0]['kind']}. "), best
         assert f"{model.parameters / 1e9:.1f} billion parameters on {gpus} GPUs" in best
         for row in expected:
             fits = {"yes": "fits", "perhaps": "may not fit", "no": "does not fit"}[row["fits"]]
@@ -131,7 +131,7 @@ def test_the_form_shows_the_python_plans_or_one_line(tmp_path):
             (kv_heads, "heads of K and V: must divide the heads"), (layers, "layers: .+"),
             (batch, "4 sequences do not divide among 96 GPUs")):
         assert re.fullmatch(words, message[0]) and message[1] == "", message
-    assert last[0].startswith("None fits, smallest: ")
+    assert last[0].startswith("None fits; the smallest: ")
 
 
 @pytest.mark.check
