@@ -92,7 +92,7 @@ def read_layout(row, gpus: int) -> Layout:
     text = re.sub(r"\(\d.*?\)", "", row["layout"])
     unknown = LAYOUT_WORD.sub("", text).strip(" ,+")
     if unknown or not text.strip():
-        raise NotPredicted(f"layout {text!r}")
+        raise NotPredicted("layout not stated in full, or in unknown words")
     words = [match.groups() for match in LAYOUT_WORD.finditer(text)]
     counts = {name: int(count) for name, count, *_ in words if name}
     tensor, stages, context = (counts.get(name, 1) for name in ("TP", "PP", "CP"))
@@ -115,7 +115,7 @@ def read_layout(row, gpus: int) -> Layout:
 
 def checkpointing_of(row) -> str:
     if row["checkpointing"] not in CHECKPOINTING:
-        raise NotPredicted(f"checkpointing {row['checkpointing']!r}")
+        raise NotPredicted("unknown kind of checkpointing")
     return CHECKPOINTING[row["checkpointing"]]
 
 
@@ -125,7 +125,7 @@ def read_hardware(row, gpus: int) -> tuple[Gpu, Cluster]:
     name = next((name for name in ("v100", "a100", "h100", "h200", "b200", "mi250x", "mi300x")
                  if re.match(rf"(nvidia |amd )?(dgx )?{name}\b", row["gpu"].lower())), None)
     if not name:
-        raise NotPredicted(f"GPU {row['gpu']!r}")
+        raise NotPredicted("its GPU is not in workshop/gpus.csv")
     if name == "a100" and "40" in row["gpu"]:
         name = "a100-40"
     gpu = known["h100-500w" if "500 W" in note else name]
