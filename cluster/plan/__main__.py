@@ -9,6 +9,7 @@
 README.md of this folder's parent explains the output.
 """
 
+import argparse
 import math
 import re
 import shlex
@@ -44,7 +45,8 @@ amount.__name__, count.__name__ = "number, such as 1M or 100B,", "number of at l
 
 
 def make_parser() -> Parser:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, prog="cluster.plan", epilog=__doc__.partition("\n\n")[2],
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     model = parser.add_argument_group("a transformer").add_argument
     for name in SIZES:
@@ -76,6 +78,7 @@ def make_parser() -> Parser:
 
 
 def parse_args():
+    sys.argv[0] = "cluster.plan"  # the name in messages
     parser = make_parser()
     args = parser.parse_args()
     if args.site:

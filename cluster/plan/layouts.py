@@ -53,7 +53,7 @@ class Plan:
         shards = layout.data // layout.replicas
         words = [{0: f"DDP{layout.data}", 1: f"DP{layout.data} ZeRO-1",
                   3: f"FSDP{shards}" + (f" x {layout.replicas}" if layout.replicas > 1 else "")}[
-                      layout.zero]]
+                      layout.zero]] if layout.data > 1 or layout.gpus == 1 else []
         words += [f"TP{layout.tensor}"] if layout.tensor > 1 else []
         words += [f"PP{layout.pipeline}"] if layout.pipeline > 1 else []
         return " ".join(words)

@@ -36,12 +36,11 @@ def speed_range(gpu) -> tuple[float, float, str]:
     table = speed_errors(read_runs()[0])
     if "assumed" in gpu.source:
         low, high = table.mfu.quantile([0.1, 0.9]) / table.mfu.median()
-        return low, high, ("no published run of this GPU was predicted: the range is that of MFU "
-                           f"in 8 of 10 of {len(table)} published runs, relative to its median")
+        return low, high, ("no published run of this GPU; the MFU of 8 of 10 of "
+                           f"{len(table)} others, over its median")
     judges = table[~table.source.isin(FITTED)]
     high, low = 1 / judges.ratio.quantile([0.1, 0.9])
-    return low, high, (f"8 of 10 of the {len(judges)} published runs that no constant was fitted "
-                       "to lay within")
+    return low, high, f"8 of 10 of the {len(judges)} published runs that no constant was fitted to"
 
 
 def show_transformer(args) -> None:
@@ -56,10 +55,10 @@ def show_transformer(args) -> None:
         cluster = make_cluster(gpus, args.gpus_per_node, args.node_link, args.gpu_link)
         plans = rank(model, gpu, cluster, args.global_batch_tokens / model.context)
         if not plans:
-            print(f"{gpus} GPUs: no layout divides {args.global_batch_tokens:,.0f} tokens "
-                  f"({args.global_batch_tokens / model.context:,.0f} sequences) evenly: a pipeline "
-                  "and tensors take at most 128 GPUs, the rest needs a sequence each",
-                  file=sys.stderr)
+            sequences = args.global_batch_tokens / model.context
+            print(f"cluster.plan: {gpus} GPUs: no layout divides a batch of {sequences:,.0f} "
+                  "sequences evenly: a pipeline and tensors take at most 128 GPUs, and each "
+                  "group of them needs a sequence", file=sys.stderr)
             if len(args.gpus) == 1:
                 sys.exit(2)
             continue
@@ -78,11 +77,10 @@ def show_transformer(args) -> None:
     print()
     if args.tokens or args.markdown:
         show_table(pandas.DataFrame(proposal), args.markdown)
-    print(f"range: {meaning} {low:.2f} to {high:.2f} of the prediction; it fits, 'yes', if "
-          f"{MEMORY_ERROR:.0%} more memory than predicted does. HSDP: no published run to "
-          "compare with")
-    print("not modelled: torch.compile, float8, mixtures of experts, reading data, failures, other "
-          "jobs' traffic")
+    print(f"range: {meaning}:\n       {low:.2f} to {high:.2f} times the prediction. "
+          f"It fits: yes, if {MEMORY_ERROR:.0%} more memory would, too")
+    print("not modelled: torch.compile, float8, mixtures of experts, reading data, failures,\n"
+          "       other jobs' traffic. HSDP (FSDP8 x 2: two groups of 8) has no published run")
 
 
 def layout_table(plans, low, high) -> pandas.DataFrame:
