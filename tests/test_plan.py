@@ -141,6 +141,8 @@ def test_the_three_commands_print_a_plan(plan, tmp_path):
     assert float(rows[0][3]) - float(rows[1][3]) == pytest.approx(  # GiB: a shard of 4e9 bytes
         (4e9 - 0.5e9) / 2**30 * 1.05 * 1.15, abs=0.1)
     assert float(rows[1][5]) == pytest.approx(7 * (63 / 64) / (7 / 8), rel=0.01)  # GB sent
+    _, out, _ = plan("--footprint", tmp_path / "footprint", gpu, "--speed 0.5")
+    assert float(out.splitlines()[2].split()[6]) == pytest.approx(2 * float(rows[0][6]), rel=0.01)
     _, out, _ = plan("--measured", tmp_path / "run", gpu, "--markdown")
     assert out.startswith("| nodes | GPUs | global batch |")
 

@@ -68,6 +68,8 @@ def make_parser() -> Parser:
     add("--gpu-link", type=amount, metavar="BYTES/S", help="of a GPU to the others of its node")
     add("--site", metavar="NAME", help="take the links from a file of submit/sites, or from a path")
     add("--links", type=Path, metavar="FILE", help="records of doctor.py --results on two nodes")
+    add("--speed", type=amount, metavar="FACTOR",
+        help="measured over predicted speed of a run of yours: calibrates all others (1)")
     add("--markdown", action="store_true", help="print the table for a proposal")
     run = parser.add_argument_group("with --measured").add_argument
     run("--epochs", type=count, default=1, help="epochs to train (1)")

@@ -31,22 +31,30 @@ def show_table(table: pandas.DataFrame, markdown: bool = False) -> None:
     print("\n".join(f"| {' | '.join(str(cell).strip() for cell in row)} |" for row in rows))
 
 
-def speed_range(gpu) -> tuple[float, float, str]:
-    """Return factors of a predicted speed, and what they are."""
+def speed_range(gpu, speed: float | None) -> tuple[float, float, float, str]:
+    """Return factors of a predicted speed: central, low, high; and what they are.
+
+    speed: the central one, if a run of the user's own has told it.
+    """
     table = speed_errors(read_runs()[0])
+    if speed:
+        high, low = 1 / table.calibrated.quantile([0.1, 0.9])
+        return speed, speed * low, speed * high, ("8 of 10 of the published runs, calibrated by "
+                                                  "the smallest of their family")
     if "assumed" in gpu.source:
         low, high = table.mfu.quantile([0.1, 0.9]) / table.mfu.median()
-        return low, high, ("no published run of this GPU; the MFU of 8 of 10 of "
-                           f"{len(table)} others, over its median")
+        return 1, low, high, ("no published run of this GPU; the MFU of 8 of 10 of "
+                              f"{len(table)} others, over its median")
     judges = table[~table.source.isin(FITTED)]
     high, low = 1 / judges.ratio.quantile([0.1, 0.9])
-    return low, high, f"8 of 10 of the {len(judges)} published runs that no constant was fitted to"
+    return 1, low, high, (f"8 of 10 of the {len(judges)} published runs that no constant was "
+                          "fitted to")
 
 
 def show_transformer(args) -> None:
     """Print the layouts for each number of GPUs, best first, and what limits them."""
     model, gpu = args.model, args.gpu
-    low, high, meaning = speed_range(gpu)
+    *factors, meaning = speed_range(gpu, args.speed)
     print(f"{model.parameters / 1e9:.3g} billion parameters, {model.flops / 1e9:.3g} GFLOP per "
           f"token; {gpu.name}: {gpu.peak / 1e12:.4g} TFLOP/s, {gpu.memory / GIB:.0f} GiB; "
           f"{args.gpu_link / 1e9:.3g} GB/s per GPU in a node, {args.node_link / 1e9:.3g} per node")
@@ -65,7 +73,7 @@ def show_transformer(args) -> None:
         best = plans[0]
         if not args.markdown:
             print(f"\n{gpus} GPUs, {cluster.nodes} node(s)")
-            show_table(layout_table(plans, low, high))
+            show_table(layout_table(plans, *factors))
             if best.fits == "no":
                 print("no layout fits")
             else:
@@ -73,42 +81,43 @@ def show_transformer(args) -> None:
             for number, plan in enumerate(plans[1:]):
                 print(f"{'runner-up' if number == 0 else 'then'}: {plan.name}: "
                       f"{why_it_lost(best, plan)}")
-        proposal.append(proposal_row(best, args.tokens, low, high))
+        proposal.append(proposal_row(best, args.tokens, *factors))
     print()
     if args.tokens or args.markdown:
         show_table(pandas.DataFrame(proposal), args.markdown)
-    print(f"range: {meaning}:\n       {low:.2f} to {high:.2f} times the prediction. "
+    print(f"range: {meaning}:\n       {factors[1]:.2f} to {factors[2]:.2f} times the prediction. "
           f"It fits: yes, if {MEMORY_ERROR:.0%} more memory would, too")
     print("not modelled: torch.compile, float8, mixtures of experts, reading data, failures,\n"
           "       other jobs' traffic. HSDP (FSDP8 x 2: two groups of 8) has no published run")
 
 
-def layout_table(plans, low, high) -> pandas.DataFrame:
+def layout_table(plans, central, low, high) -> pandas.DataFrame:
     return pandas.DataFrame([{
         "layout": plan.name,
         "micro-batches": f"{plan.layout.micro_batches} x {plan.layout.micro_batch}",
         "recompute": {"none": "no", "full": "all"}[plan.layout.checkpointing],
         "GiB": f"{plan.memory.in_use / GIB:.0f}", "fits": plan.fits,
-        "step s": f"{plan.step.seconds:.3g}",
-        "tokens/s per GPU": f"{plan.tokens_per_second:,.0f} "
+        "step s": f"{plan.step.seconds / central:.3g}",
+        "tokens/s per GPU": f"{central * plan.tokens_per_second:,.0f} "
                             f"({low * plan.tokens_per_second:,.0f}-"
                             f"{high * plan.tokens_per_second:,.0f})",
-        "MFU": f"{plan.mfu:.0%} ({low * plan.mfu:.0%}-{high * plan.mfu:.0%})",
+        "MFU": f"{central * plan.mfu:.0%} ({low * plan.mfu:.0%}-{high * plan.mfu:.0%})",
         "computing": f"{plan.efficiency:.0%}"} for plan in plans])
 
 
-def proposal_row(plan, tokens, low, high) -> dict:
+def proposal_row(plan, tokens, central, low, high) -> dict:
     """Return a row of a proposal's table: what a number of GPUs needs for all tokens."""
     row = {"GPUs": plan.layout.gpus, "nodes": plan.cluster.nodes, "layout": plan.name,
-           "tokens/s": f"{plan.tokens_per_second * plan.layout.gpus:,.0f}",
-           "MFU": f"{plan.mfu:.0%}",
+           "tokens/s": f"{central * plan.tokens_per_second * plan.layout.gpus:,.0f}",
+           "MFU": f"{central * plan.mfu:.0%}",
            "memory GiB": f"{plan.memory.in_use / GIB:.0f} of {plan.gpu.memory / GIB:.0f}",
            "fits": plan.fits}
     if tokens:
         hours = tokens / plan.tokens_per_second / plan.layout.gpus / 3600
         nodes = plan.cluster.nodes
-        row |= {"days": f"{hours / 24:.3g} ({hours / 24 / high:.3g}-{hours / 24 / low:.3g})",
-                "node hours": f"{hours * nodes:,.0f} ({hours * nodes / high:,.0f}-"
+        days = hours / 24
+        row |= {"days": f"{days / central:.3g} ({days / high:.3g}-{days / low:.3g})",
+                "node hours": f"{hours * nodes / central:,.0f} ({hours * nodes / high:,.0f}-"
                               f"{hours * nodes / low:,.0f})"}
     return row
 
@@ -117,6 +126,14 @@ def show_footprint(args) -> None:
     """Print what a program needs on each number of GPUs, from its footprint."""
     table = speed_errors(read_runs()[0])
     low, middle, high = table.mfu.quantile([0.1, 0.5, 0.9])
+    meaning = (f"at {middle:.0%} ({low:.0%} to {high:.0%}) of the peak in bf16, as 8 of 10 of "
+               f"{len(table)} published transformers;\n  convolutions reach less, fp32 much less: "
+               "measure a step, and give predicted / measured as --speed")
+    if args.speed:
+        _, slow, fast, _ = speed_range(args.gpu, args.speed)
+        meaning = (f"at {args.speed * middle:.0%} of the peak, by --speed; the range is that of "
+                   f"{len(table)} calibrated runs")
+        low, middle, high = middle * slow, middle * args.speed, middle * fast
     rows = []
     for gpus in args.gpus:
         row, slow, fast = (plan_footprint(
@@ -140,8 +157,7 @@ def show_footprint(args) -> None:
               f"{args.gpu_link / 1e9:.3g} GB/s per GPU in a node, "
               f"{args.node_link / 1e9:.3g} per node")
     show_table(pandas.DataFrame(rows), args.markdown)
-    print(f"computing: at {middle:.0%} ({low:.0%} to {high:.0%}) of the peak in bf16, as 8 of 10 "
-          f"of {len(table)} published transformers; convolutions reach less, fp32 much less")
+    print(f"computing: {meaning}")
     print("scaled: each rank keeps its batch; count it with `cluster.footprint --ranks N` instead")
 
 
