@@ -51,7 +51,7 @@ def plan_footprint(footprints: list[dict], gpu: Gpu, gpus: int, per_node: int, n
         if size < footprint["ranks"] and entry["link"] != "inside a node":
             stride = footprint["ranks"] // size
         share = (1 - 1 / size_now) / (1 - 1 / size) if size > 1 else 1
-        seconds = entry["bytes"] * share / cluster.group_rate(size_now, stride, CENTRAL)
+        seconds = entry["bytes"] * share / cluster.group_rate(size_now, stride, CENTRAL.share)
         sent += entry["bytes"] * share
         if entry in growing:
             hidden += seconds

@@ -190,9 +190,9 @@ def read_runs(path: Path = PUBLISHED) -> tuple[list[Run], Counter]:
 def speed_errors(runs: list[Run], constants: Constants = CENTRAL) -> pandas.DataFrame:
     """Return a row per run with a speed: predicted / measured tokens/s, and of simpler rules.
 
-    calibrated: times the measured / predicted of the smallest run of its family; weak: as fast
-    per GPU as that run. Both are empty for that run itself. median: at the median share of the
-    peak of the other sources' runs.
+    calibrated: times the measured / predicted of the smallest run of its family, of several the
+    fastest; weak: as fast per GPU as that run. Both are empty for that run itself. median: at the
+    median share of the peak of the other sources' runs.
     """
     table = pandas.DataFrame([{
         "source": run.source, "family": run.family, "gpus": run.gpus,
@@ -202,7 +202,8 @@ def speed_errors(runs: list[Run], constants: Constants = CENTRAL) -> pandas.Data
         "peak_tokens": run.gpu.peak / run.model.flops}
         for run in runs if run.tokens_per_second])
     table["ratio"] = table.predicted / table.measured
-    smallest = table.sort_values("gpus", kind="stable").groupby("family").head(1)
+    smallest = table.sort_values(["gpus", "measured"], ascending=[True, False]).groupby(
+        "family").head(1)
     first = table.family.map(smallest.set_index("family").ratio)
     measured = table.family.map(smallest.set_index("family").measured)
     others = ~table.index.isin(smallest.index)
