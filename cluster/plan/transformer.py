@@ -1,4 +1,4 @@
-"""A transformer's parameters and floating-point operations (FLOPs)."""
+"""A transformer: its parameters and floating-point operations (FLOPs), its layout, its software."""
 
 from dataclasses import dataclass
 
@@ -69,3 +69,45 @@ class Transformer:
         if self.gated:
             return (12 + 4 * self.kv_share) * self.width + 8 * self.mlp_width
         return 18 * self.width + 4 * self.mlp_width
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a transformer is spread over data x context x tensor x pipeline GPUs.
+
+    zero: what the data-parallel GPUs shard, 0 (DDP), 1 (optimizer state), 2 (also gradients) or 3
+    (FSDP); replicas: groups that shard apart (HSDP), each as large as data / replicas. Ranks next
+    to each other share a tensor, then the context, the data, and last the pipeline.
+    micro_batch: sequences; micro_batches: of a step; chunks: stages of a rank (interleaved).
+    checkpointing: "none", "operations" (every second product), "layers" (every second) or "full".
+    """
+    data: int = 1
+    context: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    zero: int = 3
+    replicas: int = 1
+    micro_batch: int = 1
+    micro_batches: int = 1
+    chunks: int = 1
+    checkpointing: str = "none"
+
+    @property
+    def gpus(self) -> int:
+        return self.data * self.context * self.tensor * self.pipeline
+
+
+@dataclass(frozen=True)
+class Software:
+    """What runs a transformer. flash: FlashAttention and sequence parallelism with tensors.
+
+    gradient_bytes: per element that is reduced. overlap: tensor parallelism behind computation.
+    """
+    flash: bool = True
+    compiled: bool = False
+    float8: bool = False
+    overlap: bool = False
+    gradient_bytes: int = 4
+
+
+PYTORCH = Software()
