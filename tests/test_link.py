@@ -27,7 +27,7 @@ def test_at_the_limit_backward_takes_as_long_as_sending(way, zero, share, name, 
     gpu = read_gpus()[name]
     cluster = Cluster(nodes, gpu.gpus_per_node, gpu.node_link, gpu.gpu_link)
     products_only = replace(CENTRAL, attention=inf, other_bytes=0, ring_hop=0)
-    tokens = link.hidden_from(gpu, nodes, link.SENT[way])
+    tokens = link.hidden_from(way, gpu, nodes)
     model = Transformer(32, 4096, 32, context=1, vocabulary=128_000, tied=True)
     layout = Layout(cluster.ranks, zero=zero, micro_batch=tokens)
     step = transformer_step(model, layout, gpu, cluster, constants=products_only)
@@ -48,7 +48,8 @@ def test_the_numbers_of_resnet50_on_the_page():
     compiled = re.search(r"== compile\n\s*\(([\d.]+),", read("gpu_third.txt"))
     speed, faster = float(plain[1]), float(compiled[1])
     tokens = training / (6 * parameters)  # of an image
-    needed = 2 * speed * training / link.link_rate(gpu, nodes=2) / tokens
+    at_this_rate = replace(gpu, matmul_share=speed * training / gpu.peak)
+    needed = link.hidden_from("DDP", at_this_rate, nodes=2) / tokens
     for text in (f"{forward / 1e9:.1f} GFLOPs in forward",
                  f"{speed:,.0f} images/s are {speed * training / gpu.peak:.1%}".replace("%", " %"),
                  f"{faster:,.0f}, with `torch.compile`, are "
@@ -56,7 +57,7 @@ def test_the_numbers_of_resnet50_on_the_page():
                  f"{gpu.peak / gpu.memory_rate:.0f} FLOPs",
                  f"counts as {tokens:.0f} tokens: {training / 1e9:.1f} GFLOPs over "
                  f"6 x {parameters / 1e6:.1f} million",
-                 f"needs {needed:.0f} images"):
+                 f"needs only {needed:.0f} images"):
         assert text in PAGE, text
 
 
@@ -85,7 +86,7 @@ def test_the_page_s_arithmetic():
     h100 = read_gpus()["h100"]
     flops = 6 * 70e9 * 15e12
     days = flops / (0.4 * h100.peak * 1024) / 86400
-    fed = 4e6 / link.hidden_from(h100, 2, link.SENT["FSDP"])
+    fed = 4e6 / link.hidden_from("FSDP", h100, nodes=2)
     for text in (f"{flops / 1e24:.1f} x 10^24 FLOPs", f"{days:.0f} days",
                  f"feed {fed:.0f} H100", f"{percent(CENTRAL.exposed)} of the sending"):
         assert text in PAGE, text
