@@ -1,4 +1,4 @@
-"""From how many tokens per GPU backward hides what DDP and FSDP send; chapter 3 derives it.
+"""From how many tokens per GPU computation hides what DDP and FSDP send; chapter 3 derives it.
 
     python -m cluster.plan.link
 """
@@ -8,22 +8,21 @@ import pandas
 from cluster.plan.step import CENTRAL, Cluster
 from workshop.gpus import Gpu, read_gpus
 
-BACKWARD_FLOPS = 4  # per token and parameter; forward has 2
-# Bytes per parameter that a rank sends during backward, without the factor (N-1)/N, and the share
-# of the link's rate. DDP: an all-reduce of fp32 gradients. FSDP: an all-gather of bf16 parameters,
-# a reduce-scatter of fp32 gradients
-SENT = {"DDP": (2 * 4, CENTRAL.usable), "FSDP": (2 + 4, CENTRAL.share)}
+# Bytes per parameter that a rank sends, without the factor (N-1)/N; FLOPs per token and parameter
+# that can hide them; the share of the link's rate. DDP: an all-reduce of fp32 gradients, during
+# backward. FSDP: two all-gathers of bf16 parameters and a reduce-scatter of fp32 gradients
+WAYS = {"DDP": (2 * 4, 4, CENTRAL.usable), "FSDP": (2 + 2 + 4, 2 + 4, CENTRAL.share)}
 
 
 def hidden_from(way: str, gpu: Gpu, nodes: int) -> float:
-    """Return the tokens per GPU from which backward takes longer than sending.
+    """Return the tokens per GPU from which computing takes longer than sending.
 
     Both are proportional to the number of parameters, so it cancels.
     """
-    sent, share = SENT[way]
+    sent, flops, share = WAYS[way]
     cluster = Cluster(nodes, gpu.gpus_per_node, gpu.node_link, gpu.gpu_link)
     rate = cluster.group_rate(cluster.ranks, 1, share)
-    return sent / BACKWARD_FLOPS * gpu.peak * gpu.matmul_share / rate
+    return sent / flops * gpu.peak * gpu.matmul_share / rate
 
 
 def table(names: tuple[str, ...] = ("h100", "a100", "mi250x")) -> str:
@@ -36,8 +35,8 @@ def table(names: tuple[str, ...] = ("h100", "a100", "mi250x")) -> str:
             rows.append({
                 "GPU": name, "C [TFLOP/s]": f"{gpu.peak * gpu.matmul_share / 1e12:.0f}",
                 "ranks": place, "link [GB/s]": f"{link / 1e9:.0f}",
-                **{way: f"{hidden_from(way, gpu, nodes):,.0f}" for way in SENT}})
-    return "tokens per GPU from which backward hides what is sent\n" + pandas.DataFrame(
+                **{way: f"{hidden_from(way, gpu, nodes):,.0f}" for way in WAYS}})
+    return "tokens per GPU from which computation hides what is sent\n" + pandas.DataFrame(
         rows).to_string(index=False)
 
 
