@@ -23,10 +23,10 @@ function makeCluster(gpus, perNode, nodeLink, gpuLink) {
   return {nodes, gpus: inNode, nodeLink, gpuLink, ranks: nodes * inNode};
 }
 
-function groupRate(cluster, size, stride) {
-  if (size * stride <= cluster.gpus) return cluster.gpuLink * constants.share;
+function groupRate(cluster, size, stride, share) {
+  if (size * stride <= cluster.gpus) return cluster.gpuLink * share;
   const rings = Math.max(1, Math.floor(cluster.gpus / stride));
-  return cluster.nodeLink * constants.share * rings / cluster.gpus;
+  return cluster.nodeLink * share * rings / cluster.gpus;
 }
 
 function slowestStage(model, stages) {
@@ -50,20 +50,20 @@ function computeSecondsOf(model, layout, gpu) {
 
 function transformerStep(model, layout, gpu, cluster) {
   const {pipeline, zero, microBatches} = layout, blocks = model.layers / pipeline;
+  const {share, usable} = constants, rate = (...group) => groupRate(cluster, ...group);
   const compute = computeSecondsOf(model, layout, gpu), tokens = layout.microBatch * model.context;
   const calls = blocks * (layout.checkpointing === "full" ? 6 : 4), others = layout.tensor - 1;
   const sent = calls * 2 * others / layout.tensor * tokens * model.width * 2;
   const passed = pipeline > 1 ? 2 * tokens * model.width * 2 / cluster.gpus : 0;
-  const tensor = sent / groupRate(cluster, layout.tensor, 1)
-    + calls * 2 * constants.ringHop * others
-    + passed / groupRate(cluster, cluster.ranks, cluster.gpus);
+  const tensor = sent / rate(layout.tensor, 1, share) + calls * 2 * constants.ringHop * others
+    + passed / rate(cluster.ranks, cluster.gpus, usable);
   const parameters = model.parameters / layout.tensor / pipeline;
   const shards = zero === 3 ? layout.data / layout.replicas : 1, across = layout.data / shards;
   const gathered = (4 + gradientBytes) * parameters * (shards - 1) / shards;
-  const fsdp = gathered / groupRate(cluster, shards, layout.tensor)
+  const fsdp = gathered / rate(shards, layout.tensor, share)
     + 3 * blocks * constants.ringHop * (shards - 1);
-  const reduced = 2 * (across - 1) / across * gradientBytes * parameters / shards
-    / groupRate(cluster, across, layout.tensor * shards);
+  const reduced = (across - 1) / across * (zero === 1 ? 2 + gradientBytes : 2 * gradientBytes)
+    * parameters / shards / rate(across, layout.tensor * shards, usable);
   const before = compute + tensor;
   const exposed = Math.max(fsdp - before, 0) + constants.exposed * Math.min(fsdp, before);
   const microBatch = before + exposed, bubble = microBatch * (pipeline - 1);
@@ -95,11 +95,11 @@ function rankMemory(model, layout) {
   const work = Math.max(first, last) - activations;
   const reserved = (state + activations + work) * memoryConstants.reserved;
   const inUse = reserved * memoryConstants.nvidiaSmi + memoryConstants.context;
-  return {state, activations, work, inUse};
+  return {state, activations, work, reserved, inUse};
 }
 
 function fits(memory, gpu) {
-  if (memory.inUse > gpu.memory) return "no";
+  if (memory.reserved > gpu.memory) return "no";
   return memory.inUse * (1 + PLANNER.memoryError) <= gpu.memory ? "yes" : "perhaps";
 }
 
@@ -142,16 +142,16 @@ function rank(model, gpu, cluster, sequences) {
 
 function order(one, other) {
   const doubt = plan => ["yes", "perhaps", "no"].indexOf(plan.fits);
-  return doubt(one) - doubt(other) || (one.fits === "no" ? one.memory.inUse - other.memory.inUse
-    : other.tokensPerSecond - one.tokensPerSecond);
+  return doubt(one) - doubt(other) || (one.fits !== "no" ? other.tokensPerSecond
+    - one.tokensPerSecond : one.memory.reserved - other.memory.reserved);
 }
 
 function limit({step, layout, memory, gpu, fits, batchTokens}) {
   const gib = bytes => roundHalfEven(bytes / GIB), computed = step.compute + step.tensor;
   const idle = layout.pipeline - 1, count = layout.microBatches, s = value => `${short(value)} s`;
   if (fits === "no") return `memory: ${gib(memory.state)} GiB of state + `
-    + `${gib(memory.activations + memory.work)} of activations and temporary, with the reserve `
-    + `${gib(memory.inUse)} > ${gib(gpu.memory)} GiB`;
+    + `${gib(memory.activations + memory.work)} of activations and temporary, with fragments `
+    + `${gib(memory.reserved)} > ${gib(gpu.memory)} GiB`;
   const equal = roundHalfEven(batchTokens / layout.data / count * step.data / computed);
   if (step.data > computed) return `link: ${s(step.data)} of parameters and gradients > `
     + `${s(computed)} of computation; equal at ${equal.toLocaleString("en-US")} tokens per `

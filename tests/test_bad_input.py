@@ -31,10 +31,6 @@ BAD_COMMANDS = [  # commands of other programs, and the expected message
     ("cluster.sweep weak --results {}/missing/new", "cannot write"),
     ("submit/check_script.py {}/none", "no file"),
     ("tests/gpu/__main__.py leiter", "unknown part leiter: choose from nccl,"),
-    ("cluster.predict {}/none", "no record"),
-    ("cluster.predict exercises/10_predict/run.jsonl --node-link 1e9 --csv {}/missing/x",
-     "missing"),
-    ("cluster.predict exercises/10_predict/run.jsonl", "--node-link: give a number"),
     ("cluster/lab.sh up many", "many is not a whole number"),
     ("cluster/lab.sh run -n 2 true", "no lab is up"),
 ]

@@ -83,7 +83,8 @@ def test_a_notebook_runs_where_no_ranks_can_start(name):
     path = ROOT / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     figures = [count_figures(cell) for cell in code_cells(notebook)]
-    hide_mpiexec = new_code_cell("import os\nos.environ |= {'PATH': '/usr/sbin', 'SHELL': '/bin/sh'}")
+    hide_mpiexec = new_code_cell(
+        "import os\nos.environ |= {'PATH': '/usr/sbin', 'SHELL': '/bin/sh'}")
     notebook.cells.insert(2, hide_mpiexec)  # after the cell that runs ready.py
     resources = {"metadata": {"path": str(path.parent)}}
     NotebookClient(notebook, kernel_name="python3", resources=resources).execute()

@@ -19,6 +19,10 @@ from conftest import (
     run,
 )
 from tolerances import FP64, LOSS_FP32, ONE_DECIMAL, ROUNDING_FACTOR, assert_close, distance
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from workshop import report
 
 ZERO, FSDP = "05_zero", "05_zero/fsdp.py"
 CONTEXT, WIDTH, BATCH = GPT_SHAPE["context"], GPT_SHAPE["width"], 64
@@ -116,6 +120,8 @@ def test_resume_equals_an_uninterrupted_run(chapter, flags, ranks, tmp_path):
         assert result.code != 0 and "epoch 2" not in result.out, result
     record = train(chapter, ranks, tmp_path, *resume_flags)
     assert record["steps"] == STEPS
+    speed = BATCH * CONTEXT / record["step_seconds"]
+    assert record["tokens_per_second"] == pytest.approx(speed) and "mfu" not in record
     difference = distance(parameters(tmp_path / "c"), parameters(tmp_path / "uninterrupted"))
     precision = "fp64" if chapter == FSDP else "fp32"
     assert_close(f"parameters, {precision}", difference, plain_loop()[precision].bound)
@@ -177,3 +183,47 @@ def test_the_network_has_the_parameters_of_the_formula():
     counts = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
     assert counts[1] == zero.block_parameter_count(WIDTH)
     assert sum(counts) == zero.parameter_count(GPT_SHAPE["layers"], WIDTH, CONTEXT)
+
+
+@pytest.mark.check
+def test_the_flops_of_a_step_are_those_that_torch_counts():
+    """Of attention half: torch counts each token with the whole context, also what comes later."""
+    model = torch.nn.Sequential(*load_module(ROOT / ZERO / "transformer.py").parts(**GPT_SHAPE))
+    tokens = torch.zeros(3, CONTEXT, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(tokens).sum().backward()
+    counts = counter.get_flop_counts()["Global"]
+    attention = counts.pop(torch.ops.aten.bmm)
+    counted = (sum(counts.values()) + attention / 2) / tokens.numel()
+    assert report.gpt_flops(GPT_SHAPE["layers"], WIDTH, CONTEXT) == counted
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("gpu", "precision", "mfu"), [
+    ("NVIDIA H100 80GB HBM3", "bf16", 0.25), ("NVIDIA H100 80GB HBM3", "fp32", None),
+    ("NVIDIA H100 NVL", "bf16", None), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
+    ("NVIDIA H100 PCIe", "bf16", None), ("another", "bf16", None)])
+def test_tokens_per_second_and_mfu(gpu, precision, mfu, tmp_path, monkeypatch, capsys):
+    """Two ranks, on stand-ins for GPUs, take the time of a step at a quarter of an H100's peak."""
+    flops = 8 * CONTEXT * report.gpt_flops(GPT_SHAPE["layers"], WIDTH, CONTEXT)
+    milliseconds = 1000 * flops / 989e12 / (2 * 0.25)  # H100's data sheet: 989 TFLOP/s
+    clock = SimpleNamespace(steps=0, elapsed_time=lambda end: milliseconds)
+    training = report.Report(
+        SimpleNamespace(epochs=1, results=tmp_path / "r"), samples="sequences", model="GPT",
+        device="cpu", ranks=2, parameters=1, precision=precision, global_batch_size=8, **GPT_SHAPE)
+    training.gpu = SimpleNamespace(get_device_name=lambda: gpu, max_memory_allocated=lambda: 0)
+    training.last_step, training.steps_done = 3, 0
+    monkeypatch.setattr(training, "now", lambda: clock)
+    monkeypatch.setattr(report.time, "perf_counter", lambda: clock.steps * milliseconds / 1000)
+    training.print("")
+    training.start_epoch()
+    for clock.steps in (1, 2, 3):
+        training.end_step(clock.steps)
+    training.end_epoch(0, 1.0)
+    training.write_record()
+    record, = read_records(tmp_path / "r")
+    tokens = 8 * CONTEXT * 1000 / milliseconds
+    assert record["tokens_per_second"] == pytest.approx(tokens)
+    assert record.get("mfu") == (mfu and pytest.approx(mfu))
+    line = f"{tokens:,.0f} tokens/s" + (", MFU 25.0%" if mfu else "")
+    assert capsys.readouterr().out.endswith(f"bits per byte, {line}\n")

@@ -74,4 +74,11 @@ WRONG = {
     (10, "sent once"): (
         [(SPEED, SPEED.replace("2 * 1 / 2", "1 / 2"))],
         "1.15 times the computed one: a step takes"),
+    (10, "forward only"): (
+        [("6 * GPT_PARAMETERS * GPT_TOKENS", "2 * GPT_PARAMETERS * GPT_TOKENS")],
+        "0.333 times the computed one: forward and backward together"),
+    (10, "a share, not percent"): ([("100 * 6", "6")], "0.01 times the computed one"),
+    (10, "a node's tokens"): (
+        [("(2 + 2 + 4) *", "8 * (2 + 2 + 4) *")],
+        "8 times the computed one: a node's link sends two all-gathers"),
 }

@@ -42,7 +42,7 @@ def find_gpu(device_name: str) -> Gpu | None:
     The names: torch's CUDA names them as nvidia-smi does, such as "NVIDIA A100-SXM4-40GB".
     """
     gpus, words = read_gpus(), re.split(r"[ -]", device_name.lower())
-    if "pcie" in words:  # slower than those of gpus.csv
+    if not {"pcie", "nvl", "mig"}.isdisjoint(words):  # slower than those of gpus.csv
         return None
     if "a100" in words and "40gb" in words:
         return gpus["a100-40"]

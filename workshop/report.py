@@ -12,9 +12,21 @@ import sys
 import time
 
 from workshop.devices import gather
+from workshop.gpus import find_gpu
 from workshop.ranks import refuse
 
 STARTED = time.perf_counter()
+
+
+def gpt_flops(layers: int, width: int, context: int) -> int:
+    """Return the FLOPs per token of a training step of chapter 5's GPT.
+
+    6 per parameter of a matrix product (2 in forward, 4 in backward; the embedding is looked up),
+    and causal attention: a token sees half of the context, on average. What activation
+    checkpointing repeats does not count.
+    """
+    matrices = layers * 12 * width**2 + 256 * width  # blocks, head
+    return 6 * matrices + 6 * layers * width * context
 
 
 class Report:
@@ -95,18 +107,34 @@ class Report:
         Without an accuracy, the loss is in bits per byte of text.
         """
         seconds = time.perf_counter() - self.epoch_started
-        speed = (len(self.step_ends) - 1) * self.record["global_batch_size"] / seconds
+        speed = self.measure_speed(len(self.step_ends) - 1, seconds)
+        rate = f"{speed['images_per_second']:,.0f} images/s"
+        if "tokens_per_second" in speed:
+            rate = f"{speed['tokens_per_second']:,.0f} tokens/s"
+        if "mfu" in speed:
+            rate += f", MFU {speed['mfu']:.1%}"
         if not math.isfinite(loss):
             sys.exit(f"the loss became {loss} in epoch {epoch + 1}: lower --lr, or use "
                      "--warmup-epochs")
         unit = " bits per byte" if accuracy is None else f", accuracy {accuracy:.4f}"
-        self.print(f"epoch {epoch + 1}/{self.args.epochs}: loss {loss:.4f}{unit}, {speed:,.0f} "
-                   f"{self.samples}/s")
+        self.print(f"epoch {epoch + 1}/{self.args.epochs}: loss {loss:.4f}{unit}, {rate}")
         self.step_seconds += [start.elapsed_time(end) / 1000 if self.gpu else end - start
                               for start, end in zip(self.step_ends, self.step_ends[1:])]
         self.record["loss"] = loss
         if accuracy is not None:
             self.record["accuracy"] = accuracy
+
+    def measure_speed(self, steps, seconds):
+        """Return the record's entries on speed. mfu: in bf16, on a GPU whose peak is known."""
+        record = self.record
+        speed = {"images_per_second": steps * record["global_batch_size"] / seconds}
+        if record["model"] == "GPT":
+            speed["tokens_per_second"] = record["context"] * speed["images_per_second"]
+            gpu = self.gpu and find_gpu(self.gpu.get_device_name())
+            if gpu and record["precision"] == "bf16":
+                flops = gpt_flops(record["layers"], record["width"], record["context"])
+                speed["mfu"] = flops * speed["tokens_per_second"] / (record["ranks"] * gpu.peak)
+        return speed
 
     def end_run(self, correct, total, **entries):
         """Print the test accuracy; write the record, with these entries added or replaced."""
@@ -120,7 +148,7 @@ class Report:
         step_time = statistics.median(self.step_seconds[5:] or self.step_seconds)  # without warm-up
         bytes_per_parameter = 8 if self.record["precision"] == "fp64" else 4
         self.record |= {"steps": len(self.step_seconds), "step_seconds": step_time,
-                        "images_per_second": self.record["global_batch_size"] / step_time,
+                        **self.measure_speed(1, step_time),
                         "gradient_bytes": bytes_per_parameter * self.record["parameters"],
                         "peak_memory_bytes": self.peak_memory(),
                         "total_seconds": time.perf_counter() - STARTED, **entries}

@@ -35,7 +35,7 @@ class Memory:
 
     @property
     def in_use(self) -> float:
-        """What nvidia-smi shows, and what has to be below the GPU's memory."""
+        """What nvidia-smi shows."""
         return self.reserved * NVIDIA_SMI + CONTEXT
 
 
@@ -94,7 +94,10 @@ def rank_memory(model: Transformer, layout: Layout, software: Software = PYTORCH
 
 
 def fits(memory: Memory, gpu: Gpu, error: float) -> str:
-    """Return "yes", "no", or "perhaps" if the memory's relative error would decide it."""
-    if memory.in_use > gpu.memory:
+    """Return "no" if the allocator alone needs too much, "yes" if `error` more would still fit.
+
+    error: relative. Otherwise "perhaps".
+    """
+    if memory.reserved > gpu.memory:
         return "no"
     return "yes" if memory.in_use * (1 + error) <= gpu.memory else "perhaps"

@@ -63,8 +63,9 @@ class Constants:
     # Bytes that all other kernels move, per token, block and element of the width
     other_bytes: float = 390
     # The same for each of a head's scores, where they are written to memory
-    score_bytes: float = 77
-    # Share of a link's rate that collectives reach beside computation. Assumed
+    score_bytes: float = 99
+    # Share of a link's rate that FSDP's and tensor parallelism's collectives reach, which are
+    # many and take turns with computation. Assumed
     share: float = 0.5
     # Part of communication that is not hidden, even if computation takes longer
     exposed: float = 0.37
@@ -102,14 +103,14 @@ class Cluster:
     def ranks(self):
         return self.nodes * self.gpus
 
-    def group_rate(self, size: int, stride: int, constants: Constants) -> float:
+    def group_rate(self, size: int, stride: int, share: float) -> float:
         """Return bytes/s of one GPU in a collective of `size` GPUs, `stride` ranks apart.
 
         Several rings of a node share its link: a group with g of the node's GPUs gets g of them.
         """
         if size * stride <= self.gpus:
-            return self.gpu_link * constants.share
-        link = self.node_link * (1 if self.measured else constants.share)
+            return self.gpu_link * share
+        link = self.node_link * (1 if self.measured else share)
         return link * max(1, self.gpus // stride) / self.gpus
 
 
@@ -239,8 +240,9 @@ def transformer_step(model: Transformer, layout: Layout, gpu: Gpu, cluster: Clus
 
     Tensor parallelism: 4 all-reduces of a micro-batch's activations per block, 6 with full
     checkpointing, exposed. Context parallelism: keys and values travel three times. FSDP: two
-    all-gathers of bf16 and a reduce-scatter per micro-batch, once per step in a pipeline. DDP and
-    ZeRO-1: an all-reduce of the gradients per step, behind the last backward, but after a pipeline.
+    all-gathers of bf16 and a reduce-scatter per micro-batch, once per step in a pipeline. DDP: an
+    all-reduce of the gradients per step, ZeRO-1: a reduce-scatter and an all-gather of bf16,
+    behind the last backward, but after a pipeline.
     """
     compute = compute_seconds_of(model, layout, gpu, software, constants)
     tokens = layout.micro_batch * model.context / layout.context
@@ -249,15 +251,15 @@ def transformer_step(model: Transformer, layout: Layout, gpu: Gpu, cluster: Clus
     if layout.tensor > 1:
         calls = blocks * (6 if layout.checkpointing == "full" else 4)
         sent = calls * 2 * (layout.tensor - 1) / layout.tensor * tokens * model.width * 2
-        tensor = (sent / cluster.group_rate(layout.tensor, 1, constants)
+        tensor = (sent / cluster.group_rate(layout.tensor, 1, constants.share)
                   + calls * 2 * constants.ring_hop * (layout.tensor - 1))
         tensor *= 0.5 if software.overlap else 1
     if layout.context > 1:
         sent = (3 * (layout.context - 1) / layout.context * tokens * 2 * 2 * model.width
                 * model.kv_share * blocks / layout.tensor)
-        tensor += sent / cluster.group_rate(layout.context, layout.tensor, constants)
+        tensor += sent / cluster.group_rate(layout.context, layout.tensor, constants.share)
     if layout.pipeline > 1:  # to the next stage and back; the GPUs of a node share what they send
-        rate = cluster.group_rate(layout.gpus, cluster.gpus, constants)
+        rate = cluster.group_rate(layout.gpus, cluster.gpus, constants.usable)
         tensor += 2 * tokens * model.width * 2 / cluster.gpus / rate
     micro_batch = compute + tensor
 
@@ -268,14 +270,15 @@ def transformer_step(model: Transformer, layout: Layout, gpu: Gpu, cluster: Clus
     if layout.zero >= 2 and shards > 1:
         gathers = 2 if layout.zero == 3 else 1
         sent = (2 * gathers + software.gradient_bytes) * parameters * (shards - 1) / shards
-        data = (sent / cluster.group_rate(shards, stride, constants)
+        data = (sent / cluster.group_rate(shards, stride, constants.share)
                 + (gathers + 1) * blocks * constants.ring_hop * (shards - 1))
     across = layout.replicas if layout.zero >= 2 else layout.data
     reduced = 0.0
     if across > 1:
         kept, stride = (shards, stride * shards) if layout.zero >= 2 else (1, stride)
-        reduced = (2 * (across - 1) / across * software.gradient_bytes * parameters / kept
-                   / cluster.group_rate(across, stride, constants))
+        sent = 2 + software.gradient_bytes if layout.zero == 1 else 2 * software.gradient_bytes
+        reduced = ((across - 1) / across * sent * parameters / kept
+                   / cluster.group_rate(across, stride, constants.usable))
 
     if layout.pipeline == 1:
         exposed = max(data - micro_batch, 0) + constants.exposed * min(data, micro_batch)

@@ -5,7 +5,7 @@
 #     SITE=frontier PYTORCH=/path/of/the/environment sbatch -A PROJECT --ntasks-per-node=8 --gpus-per-node=8 \
 #         --cpus-per-task=7 --network=disable_rdzv_get submit.slurm
 # Links, from the guide: 4 x 200 Gbit/s per node; 50 to 200 GB/s between two GPUs of a node:
-# predict.py: --gpus 8 --node-link 100e9 --gpu-link 50e9
+# plan: --gpus-per-node 8 --node-link 100e9 --gpu-link 50e9
 # OLCF's page advises against torchrun here: with it, all ranks of a node share one core.
 
 module load PrgEnv-gnu/8.7.0 cpe/26.03 miniforge3/23.11.0-0 rocm/7.1.1 || return 1

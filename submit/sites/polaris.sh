@@ -13,7 +13,7 @@ conda activate || return 1
 export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.anl.gov:3128  # [4] from compute nodes
 
 # Bus bandwidth per node over sockets, 32 MiB on 2 nodes [5]; with the plugin it was 36e9. NVLink of an A100: 300 GB/s
-# predict.py: --gpus 4 --node-link 3.06e9 --gpu-link 300e9
+# plan: --gpus-per-node 4 --node-link 3.06e9 --gpu-link 300e9
 
 # NCCL sends through TCP sockets: slower, but runs finish. With NCCL_PLUGIN=1 (qsub -v NCCL_PLUGIN=1) it sends through
 # libfabric, with the AWS plugin. For the plugin: ALCF recommends it, except for some applications that hang [3]; the bus

@@ -9,6 +9,7 @@ A comment names the content of the fence after it. WORDS must occur in exactly o
     <!-- table: demo -->                    the table of `make demo`, from demo.jsonl
     <!-- table: zero PRECISION -->          the bytes of chapter 5, from zero.jsonl
     <!-- table: sweep STUDY -->             what cluster.sweep prints of scaling.jsonl
+    <!-- table: link -->                    what cluster.plan.link prints
 
 A page names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
 """
@@ -22,6 +23,7 @@ import pandas
 
 from cluster import sweep
 from cluster.launch import ROOT
+from cluster.plan import link
 from cluster.records import read_records
 from tools.measuring import demo, zero
 from tools.pages import figures
@@ -95,10 +97,12 @@ def read_output(command_line):
 
 
 def make_table(name, selection=None):
-    """Return a table of assets/records, as text."""
+    """Return a table of assets/records or workshop/gpus.csv, as text."""
     if name == "sweep":
         records = pandas.DataFrame(read_records("scaling.jsonl"))
         return sweep.table(records[records["study"] == selection])
+    if name == "link":
+        return link.table()
     if name == "demo":
         return demo.table(read_records("demo.jsonl"))
     records = pandas.DataFrame(read_records(f"{name}.jsonl"))

@@ -1,0 +1,44 @@
+"""From how many tokens per GPU computation hides what DDP and FSDP send; chapter 3 derives it.
+
+    python -m cluster.plan.link
+"""
+
+import pandas
+
+from cluster.plan.step import CENTRAL, Cluster
+from workshop.gpus import Gpu, read_gpus
+
+# Bytes per parameter that a rank sends, without the factor (N-1)/N; FLOPs per token and parameter
+# that can hide them; the share of the link's rate. DDP: an all-reduce of fp32 gradients, during
+# backward. FSDP: two all-gathers of bf16 parameters and a reduce-scatter of fp32 gradients
+WAYS = {"DDP": (2 * 4, 4, CENTRAL.usable), "FSDP": (2 + 2 + 4, 2 + 4, CENTRAL.share)}
+
+
+def hidden_from(way: str, gpu: Gpu, nodes: int) -> float:
+    """Return the tokens per GPU from which computing takes longer than sending.
+
+    Both are proportional to the number of parameters, so it cancels.
+    """
+    sent, flops, share = WAYS[way]
+    cluster = Cluster(nodes, gpu.gpus_per_node, gpu.node_link, gpu.gpu_link)
+    rate = cluster.group_rate(cluster.ranks, 1, share)
+    return sent / flops * gpu.peak * gpu.matmul_share / rate
+
+
+def table(names: tuple[str, ...] = ("h100", "a100", "mi250x")) -> str:
+    """Return the tokens per GPU for these GPUs, as text."""
+    gpus, rows = read_gpus(), []
+    for name in names:
+        gpu = gpus[name]
+        places = {"in a node": (1, gpu.gpu_link), "across nodes": (2, gpu.node_link)}
+        for place, (nodes, link) in places.items():
+            rows.append({
+                "GPU": name, "C [TFLOP/s]": f"{gpu.peak * gpu.matmul_share / 1e12:.0f}",
+                "ranks": place, "link [GB/s]": f"{link / 1e9:.0f}",
+                **{way: f"{hidden_from(way, gpu, nodes):,.0f}" for way in WAYS}})
+    return "tokens per GPU from which computation hides what is sent\n" + pandas.DataFrame(
+        rows).to_string(index=False)
+
+
+if __name__ == "__main__":
+    print(table())
