@@ -54,6 +54,7 @@ def make_parser() -> Parser:
     model("--kv-heads", type=count, default=0, metavar="N", help="heads of keys and values (all)")
     model("--ffn", type=count, default=0, metavar="N", help="width of the MLP (4 x width)")
     model("--gated", action="store_true", help="three matrices in the MLP, as Llama has")
+    model("--tied", action="store_true", help="the output layer has the embedding's matrix")
     model("--global-batch-tokens", type=amount, metavar="TOKENS", help="tokens of a step, as 1M")
     model("--tokens", type=amount, help="tokens of the whole training, as 100B")
     add("--footprint", type=Path, metavar="FILE", help="plan a program that footprint has counted")
@@ -125,7 +126,7 @@ def check_transformer(parser, args):
     if missing:
         parser.error("give also " + " ".join(f"--{name.replace('_', '-')}" for name in missing))
     args.model = Transformer(*(getattr(args, name) for name in SIZES), args.kv_heads, args.ffn,
-                             args.gated)
+                             args.gated, args.tied)
     if args.width % args.heads or args.heads % (args.kv_heads or 1):
         parser.error(f"--heads {args.heads}: it has to divide --width {args.width}, and --kv-heads "
                      "has to divide it")
