@@ -4,6 +4,7 @@
 "use strict";
 const {constants, memoryConstants, gradientBytes, kinds: KINDS} = PLANNER, GIB = 2 ** 30;
 const roundHalfEven = x => x % 1 === 0.5 ? 2 * Math.round(x / 2) : Math.round(x);  // as Python
+const seconds = x => x >= 0.1 ? `${x.toFixed(2)} s` : `${(1000 * x).toFixed(3)} ms`;
 
 function transformer(sizes) {
   const {layers, width, heads, context, vocabulary, gated} = sizes;
@@ -26,7 +27,7 @@ function makeCluster(gpus, perNode, nodeLink, gpuLink) {
 function groupRate(cluster, size, stride, share) {
   if (size * stride <= cluster.gpus) return cluster.gpuLink * share;
   const rings = Math.max(1, Math.floor(cluster.gpus / stride));
-  return cluster.nodeLink * share * rings / cluster.gpus;
+  return Math.min(cluster.gpuLink * share, cluster.nodeLink * share * rings / cluster.gpus);
 }
 
 function slowestStage(model, stages) {
@@ -38,7 +39,8 @@ function slowestStage(model, stages) {
 }
 
 function computeSecondsOf(model, layout, gpu) {
-  const [products, attention, others] = PLANNER.recomputed[layout.checkpointing];
+  const [all, attention, others] = PLANNER.recomputed[layout.checkpointing];
+  const products = all * (1 - 2 * model.embeddingParameters / model.matmulFlops);
   const tokens = layout.microBatch * model.context / layout.pipeline;
   const rate = gpu.peak * gpu.matmulShare, stage = slowestStage(model, layout.pipeline);
   const productSeconds = (3 + products) * model.matmulFlops * stage / rate;
@@ -54,9 +56,9 @@ function transformerStep(model, layout, gpu, cluster) {
   const compute = computeSecondsOf(model, layout, gpu), tokens = layout.microBatch * model.context;
   const calls = blocks * (layout.checkpointing === "full" ? 6 : 4), others = layout.tensor - 1;
   const sent = calls * 2 * others / layout.tensor * tokens * model.width * 2;
-  const passed = pipeline > 1 ? 2 * tokens * model.width * 2 / cluster.gpus : 0;
+  const passed = pipeline > 1 ? 2 * tokens * model.width * 2 / layout.tensor : 0;
   const tensor = sent / rate(layout.tensor, 1, share) + calls * 2 * constants.ringHop * others
-    + passed / rate(cluster.ranks, cluster.gpus, usable);
+    + passed / rate(2, Math.floor(cluster.ranks / pipeline), usable);
   const parameters = model.parameters / layout.tensor / pipeline;
   const shards = zero === 3 ? layout.data / layout.replicas : 1, across = layout.data / shards;
   const gathered = (4 + gradientBytes) * parameters * (shards - 1) / shards;
@@ -76,32 +78,34 @@ function transformerStep(model, layout, gpu, cluster) {
 }
 
 function rankMemory(model, layout) {
-  const {tensor, pipeline: stages, zero} = layout, full = layout.checkpointing === "full";
-  const blocks = model.layers % stages === 0 ? model.layers / stages
-    : Math.ceil((model.layers + 2) / stages) - 1;
-  const embedding = model.embeddingParameters * (stages === 1 && !model.tied ? 2 : 1);
+  const {layers, embeddingParameters: matrix} = model, stages = layout.pipeline;
+  const even = layers % stages === 0, blocks = Math.ceil((layers + (even ? 0 : 2)) / stages);
+  const ends = even ? blocks : blocks - 1;
+  const candidates = stages === 1 ? [[layers, matrix * (model.tied ? 1 : 2), 1, true]]
+    : [[ends, matrix, stages, false], [blocks, 0, stages - 1, false], [ends, matrix, 1, true]];
+  return candidates.map(stage => stageMemory(model, layout, ...stage))
+    .reduce((one, two) => two.reserved > one.reserved ? two : one);
+}
+
+function stageMemory(model, layout, blocks, embedding, inFlight, isLast) {
+  const {tensor, zero} = layout, full = layout.checkpointing === "full", input = 2 * model.width;
   const parameters = (blocks * model.blockParameters + embedding) / tensor;
   const state = zero === 3 ? 16 * parameters / (layout.data / layout.replicas)
       + ((4 + gradientBytes) * model.blockParameters + (2 + gradientBytes) * embedding) / tensor
     : parameters * (8 + 12 / (zero ? layout.data : 1));
-  const tokens = layout.microBatch * model.context, input = 2 * model.width;
+  const tokens = layout.microBatch * model.context;
   const saved = model.savedBytes / tensor + (tensor > 1 ? input : 0);
-  const kept = (full ? input / tensor : saved) * tokens * blocks;
-  const keptInPipeline = kept * Math.min(stages, layout.microBatches);
-  const recomputed = full ? saved * tokens : 0;
-  const logits = memoryConstants.logitBytes * tokens * model.vocabulary / tensor;
-  const first = keptInPipeline + recomputed, last = kept + Math.max(logits, recomputed);
-  const activations = first > last ? keptInPipeline : kept;
-  const work = Math.max(first, last) - activations;
+  const activations = (full ? input / tensor : saved) * tokens * blocks
+    * Math.min(inFlight, layout.microBatches);
+  const logits = isLast ? memoryConstants.logitBytes * tokens * model.vocabulary / tensor : 0;
+  const work = Math.max(full ? saved * tokens : 0, logits);
   const reserved = (state + activations + work) * memoryConstants.reserved;
-  const inUse = reserved * memoryConstants.nvidiaSmi + memoryConstants.context;
-  return {state, activations, work, reserved, inUse};
+  return {state, activations, work, reserved,
+    inUse: reserved * memoryConstants.nvidiaSmi + memoryConstants.context};
 }
 
-function fits(memory, gpu) {
-  if (memory.reserved > gpu.memory) return "no";
-  return memory.inUse * (1 + PLANNER.memoryError) <= gpu.memory ? "yes" : "perhaps";
-}
+const fits = (memory, gpu) => memory.reserved > gpu.memory ? "no"
+  : memory.inUse * (1 + PLANNER.memoryError) <= gpu.memory ? "yes" : "perhaps";
 
 function* layouts(model, gpus, perNode, sequences) {
   const divides = n => model.layers % n === 0 || (model.layers + 2) % n === 0;
@@ -110,7 +114,7 @@ function* layouts(model, gpus, perNode, sequences) {
     const data = gpus / (tensor * pipeline), zeros = [[pipeline > 1 ? 1 : 3, 1]];
     if (!Number.isInteger(data)) continue;
     if (tensor * pipeline === 1) zeros.push([0, 1]);
-    if (tensor * pipeline === 1 && gpus > perNode) zeros.push([3, gpus / perNode]);
+    if (zeros.length > 1 && gpus > perNode && perNode > 1) zeros.push([3, gpus / perNode]);
     for (const microBatch of [1, 2, 4, 8, 16, 32, 64]) {
       const microBatches = Math.max(1, roundHalfEven(sequences / data / microBatch));
       const error = Math.abs(data * microBatch * microBatches / sequences - 1);
@@ -121,10 +125,8 @@ function* layouts(model, gpus, perNode, sequences) {
   }
 }
 
-function kindOf({tensor, pipeline, zero, replicas}) {
-  if (pipeline > 1) return KINDS[tensor > 1 ? 5 : 4];
-  return tensor > 1 ? KINDS[3] : replicas > 1 ? KINDS[2] : KINDS[zero ? 1 : 0];
-}
+const kindOf = ({tensor, pipeline, zero, replicas}) => KINDS[pipeline > 1 ? (tensor > 1 ? 5 : 4)
+  : tensor > 1 ? 3 : replicas > 1 ? 2 : zero ? 1 : 0];
 
 function rank(model, gpu, cluster, sequences) {
   const best = {};
@@ -146,21 +148,25 @@ function order(one, other) {
     - one.tokensPerSecond : one.memory.reserved - other.memory.reserved);
 }
 
-function limit({step, layout, memory, gpu, fits, batchTokens}) {
+function limit({kind, step, layout, memory, gpu, fits, batchTokens}) {
   const gib = bytes => roundHalfEven(bytes / GIB), computed = step.compute + step.tensor;
-  const idle = layout.pipeline - 1, count = layout.microBatches, s = value => `${short(value)} s`;
+  const {pipeline, microBatch, microBatches, data} = layout, wait = seconds(step.dataExposed);
   if (fits === "no") return `memory: ${gib(memory.state)} GiB of state + `
     + `${gib(memory.activations + memory.work)} of activations and temporary, with fragments `
     + `${gib(memory.reserved)} > ${gib(gpu.memory)} GiB`;
-  const equal = roundHalfEven(batchTokens / layout.data / count * step.data / computed);
-  if (step.data > computed) return `link: ${s(step.data)} of parameters and gradients > `
-    + `${s(computed)} of computation; equal at ${equal.toLocaleString("en-US")} tokens per `
-    + `rank and micro-batch${layout.microBatch * count > 1 ? "" : ", but the batch is used up"}`;
-  if (step.bubble > 0.15 * step.seconds) return `pipeline: ${idle} idle per ${count} `
-    + `micro-batches (${idle}/${count} > 0.15)`;
-  if (step.tensor > 0.2 * step.seconds) return `link in the node: ${s(step.tensor)} of `
-    + `activations > a fifth of ${s(step.seconds)}`;
-  return `compute: ${s(computed)} of computation > ${s(step.data)} of parameters and gradients`;
+  const longest = Math.max(step.dataExposed, step.bubble, step.tensor);
+  if (longest <= step.seconds / 5) return `compute: ${seconds(computed)} of computation, GPUs wait `
+    + `${wait} for parameters and gradients, ${seconds(step.data)} in all`;
+  const fifth = `> a fifth of ${seconds(step.seconds)}`;
+  if (longest !== step.dataExposed) return longest === step.bubble
+    ? `pipeline: ${seconds(step.bubble)} idle ${fifth}: ${pipeline - 1} stages to fill, `
+      + `${microBatches} micro-batches`
+    : `activations: ${seconds(step.tensor)} to send them ${fifth}`;
+  const equal = roundHalfEven(batchTokens / data / microBatches * step.data / computed);
+  return `link: GPUs wait ${wait} for parameters and gradients ${fifth}`
+    + ([KINDS[1], KINDS[3]].includes(kind) && step.data > computed ? "; sending = computing at "
+      + `${equal.toLocaleString("en-US")} tokens per micro-batch` : "")
+    + (microBatch * microBatches > 1 ? "" : ", but the batch is used up");
 }
 
 function whyItLost(best, other) {
@@ -172,13 +178,7 @@ function whyItLost(best, other) {
     dataExposed: "exposed parameters and gradients", bubble: "the pipeline's idle time"};
   const more = part => other.step[part] - best.step[part];
   const most = Object.keys(parts).reduce((one, two) => more(two) > more(one) ? two : one);
-  return `${percent}% slower: ${short(more(most))} s more of ${parts[most]}`;
-}
-
-function short(x) {  // Python's f"{x:.2g}"
-  const [digits, power] = x.toExponential(1).split("e").map(Number);
-  const sign = power < 0 ? "-" : "+", exponent = String(Math.abs(power)).padStart(2, "0");
-  return power >= -4 && power < 2 ? `${Number(x.toPrecision(2))}` : `${digits}e${sign}${exponent}`;
+  return `${percent}% slower: ${seconds(more(most))} more of ${parts[most]}`;
 }
 
 /* The page; its form is in plan.html. */
@@ -196,8 +196,8 @@ function showPlan(plan, best) {
   const before = step.compute + step.tensor, id = KINDS.indexOf(plan.kind), first = plan === best;
   const hidden = Math.min(before, step.data - step.dataExposed);
   const fit = {yes: "fits", perhaps: "may not fit", no: "does not fit"}[plan.fits];
-  const open = first || element(id)?.matches("[open]:not(.first)");
-  return `<details id="plan-${id}" class="${first ? "first" : ""}" ${open ? "open" : ""}>
+  return `<details id="plan-${id}" class="${first ? "first" : ""}"
+      ${first || element(id)?.matches("[open]:not(.first)") ? "open" : ""}>
     <summary><b>${plan.kind}</b>: ${show(inUse / GIB)} of ${show(gpu.memory / GIB)} GiB, ${fit};
       ${show(plan.tokensPerSecond)} tokens/s per GPU, MFU ${show(100 * plan.mfu)}%
       <br>${first ? limit(plan) : whyItLost(best, plan)}

@@ -169,6 +169,21 @@ step()
     assert record["memory"]["peak"] < 64_000  # bytes; the whole tensor has 256,000
 
 
+def test_random_indices_and_counters_have_values_on_fake_tensors(tmp_path):
+    """Samples drawn as nanoGPT does, and the step that AdamW counts in a tensor."""
+    text = """
+data = [torch.ones(n, 4) for n in range(8, 9)] * 50
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+for _ in range(2):
+    ddp(torch.cat([data[i] for i in torch.randint(50, (3,))])).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    (tmp_path / "script.py").write_text(SETUP + text)
+    record = footprint(tmp_path, "--ranks", 8, "--tensors", "fake", tmp_path / "script.py")
+    assert record["flops"]["forward"] == 2 * 24 * 4 * 2
+
+
 def test_another_rank_gets_what_rank_0_broadcasts(tmp_path):
     text = """
 width = [8 if dist.get_rank() == 0 else None]

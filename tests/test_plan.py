@@ -66,7 +66,8 @@ def test_no_run_that_was_out_of_memory_is_called_safe(runs):
     verdicts = [layouts.fits(row.memory, row.gpu, layouts.MEMORY_ERROR)
                 for row in table[table.out_of_memory].itertuples()]
     assert len(verdicts) == 7 and "yes" not in verdicts
-    assert (1 / table.ratio).quantile(0.9) < 1 + layouts.MEMORY_ERROR  # as the constant's comment
+    judges = table[~table.source.isin(check.FITTED)]
+    assert (1 / judges.ratio).quantile(0.9) < 1 + layouts.MEMORY_ERROR  # as its comment says
     assert median_error(table.ratio) < 0.10
 
 
@@ -112,6 +113,23 @@ def test_a_layout_by_hand():
     memory = rank_memory(model, layout)
     assert memory.state > 16 * parameters / 16
     assert memory.activations == 2 * 128 * 34 * 64 * 4
+
+
+def test_a_pipeline_by_hand():
+    """16 stages of 30 blocks: the second has two of them, and keeps 15 micro-batches."""
+    model = Transformer(layers=30, width=128, heads=1, context=64, vocabulary=1000)
+    layout = Layout(data=4, tensor=2, pipeline=16, zero=1, micro_batch=2, micro_batches=20)
+    memory, block = rank_memory(model, layout), 12 * 128**2
+    assert memory.state == 2 * block / 2 * (2 + 6 + 12 / 4)
+    assert memory.activations == 2 * 15 * 2 * 64 * (34 * 128 / 2 + 2 * 128)
+    gpu = read_gpus()["h100"]
+    nodes = step.Cluster(16, 8, node_link=8e3, gpu_link=1e12)  # a stage is a node
+    sent = 2 * 2 * 64 * 128 * 2 / 2  # activations and gradients of a micro-batch, of a GPU
+    free = replace(step.CENTRAL, share=math.inf, ring_hop=0)  # tensors cost nothing
+    seconds = step.transformer_step(model, layout, gpu, nodes, constants=free).tensor
+    assert seconds == pytest.approx(20 * sent / (8e3 / 8 * step.CENTRAL.usable))
+    layout, one_node = Layout(pipeline=8, zero=1), step.Cluster(1, 8, 8e3, gpu_link=1e12)
+    assert step.transformer_step(model, layout, gpu, one_node).tensor < 1e-3  # no network
 
 
 def test_more_ranks_and_slower_links_never_help():

@@ -167,7 +167,8 @@ class Scalars(TorchDispatchMode):
         size = next((arg for arg in args if isinstance(arg, list)), [])  # of random integers
         if (operation.overloadpacket is torch.ops.aten.randperm
                 or (operation.overloadpacket is torch.ops.aten.randint and len(size) == 1)
-                or (operation.is_view and is_real(args[0]))):
+                or (operation.is_view and is_real(args[0])
+                    and operation is not torch.ops.aten.lift_fresh.default)):  # torch.tensor()
             with _disable_current_modes():
                 return operation(*args, **(kwargs or {}))
         return operation(*args, **(kwargs or {}))

@@ -13,6 +13,7 @@ import argparse
 import math
 import re
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -171,6 +172,8 @@ def check_measured(parser, args):
 
 
 def main():
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a traceback
     args = parse_args()
     {"check": report.show_check, "layers": report.show_transformer,
      "footprint": report.show_footprint, "measured": report.show_measured}[args.mode](args)

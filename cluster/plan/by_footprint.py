@@ -29,14 +29,16 @@ class Row:
 
 
 def growing_groups(footprint: dict) -> list[dict]:
-    """Return what is sent by the groups that grow with the job: the largest ones."""
-    largest = max((entry["ranks"] for entry in footprint["sent"]), default=1)
-    return [entry for entry in footprint["sent"] if entry["ranks"] == largest]
+    """Return what is sent by the groups that grow with the job: the largest between nodes."""
+    sent = footprint["sent"]
+    sent = [entry for entry in sent if entry["link"] != "inside a node"] or sent
+    largest = max((entry["ranks"] for entry in sent), default=1)
+    return [entry for entry in sent if entry["ranks"] == largest]
 
 
 def plan_footprint(footprints: list[dict], gpu: Gpu, gpus: int, per_node: int, node_link: float,
-                   gpu_link: float, mfu: float) -> Row:
-    """Return a Row. mfu: the share of the GPU's peak that the program's FLOPs reach."""
+                   gpu_link: float, share: float) -> Row:
+    """Return a Row. share: of the rate of long matrix products that the program reaches."""
     ranks = [record["ranks"] for record in footprints]
     footprint = footprints[ranks.index(gpus) if gpus in ranks else -1]
     factor = gpus / footprint["ranks"]
@@ -57,7 +59,7 @@ def plan_footprint(footprints: list[dict], gpu: Gpu, gpus: int, per_node: int, n
             hidden += seconds
         else:
             exposed += seconds
-    compute = sum(footprint["flops"].values()) / (gpu.peak * mfu)
+    compute = sum(footprint["flops"].values()) / (gpu.peak * gpu.matmul_share * share)
     seconds = (max(compute, hidden) + CENTRAL.exposed * min(compute, hidden) + exposed)
     roles = footprint["memory"]
     is_sharded = any("gather" in entry["operation"] for entry in growing)

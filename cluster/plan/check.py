@@ -10,11 +10,20 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas
 
 from cluster.plan.measured import predict_published
 from cluster.plan.memory import rank_memory
-from cluster.plan.step import CENTRAL, Cluster, Constants, step_seconds, transformer_step
+from cluster.plan.step import (
+    CENTRAL,
+    RECOMPUTED,
+    Cluster,
+    Constants,
+    compute_seconds_of,
+    step_seconds,
+    transformer_step,
+)
 from cluster.plan.transformer import Layout, Software, Transformer
 from cluster.records import RECORDS, read_records
 from workshop.gpus import Gpu, read_gpus
@@ -196,7 +205,7 @@ def speed_errors(runs: list[Run], constants: Constants = CENTRAL) -> pandas.Data
     """
     table = pandas.DataFrame([{
         "source": run.source, "family": run.family, "gpus": run.gpus,
-        "layout": layout_kind(run.layout), "measured": run.tokens_per_second,
+        "layout": layout_kind(run.layout), "gpu": run.gpu.name, "measured": run.tokens_per_second,
         "predicted": run.predict(constants),
         "mfu": run.tokens_per_second * run.model.flops / run.gpu.peak,
         "peak_tokens": run.gpu.peak / run.model.flops}
@@ -212,6 +221,23 @@ def speed_errors(runs: list[Run], constants: Constants = CENTRAL) -> pandas.Data
     table["median"] = [table.mfu[table.source != row.source].median() * row.peak_tokens
                        / row.measured for row in table.itertuples()]
     return table
+
+
+def computing_share(runs: list[Run]) -> float:
+    """Return the median share of peak x matmul_share at which the model lets these runs compute.
+
+    Of all FLOPs, as PyTorch counts them: with recomputation, causal attention in full.
+    """
+    shares = []
+    for run in runs:
+        products, attention, _ = RECOMPUTED[run.layout.checkpointing]
+        flops = ((3 + products) * run.model.matmul_flops
+                 + (3.5 + attention) * 2 * run.model.attention_flops)
+        tokens = (run.layout.micro_batch * run.model.context
+                  / (run.layout.context * run.layout.tensor * run.layout.pipeline))
+        seconds = compute_seconds_of(run.model, run.layout, run.gpu, run.software, CENTRAL)
+        shares.append(tokens * flops / seconds / run.gpu.peak / run.gpu.matmul_share)
+    return float(np.median(shares))
 
 
 def layout_kind(layout: Layout) -> str:

@@ -60,20 +60,32 @@ def state_bytes(parameters: float, embedding: float, block: float, layout: Layou
 
 
 def rank_memory(model: Transformer, layout: Layout, software: Software = PYTORCH) -> Memory:
-    """Return the memory of the rank that needs most: of a pipeline's first or last stage."""
-    tensor, stages = layout.tensor, layout.pipeline
-    if model.layers % stages == 0:
-        blocks, embedding = model.layers // stages, model.embedding_parameters
-    else:
-        blocks, embedding = math.ceil((model.layers + 2) / stages) - 1, model.embedding_parameters
-    if stages == 1 and not model.tied:
-        embedding *= 2
-    parameters = (blocks * model.block_parameters + embedding) / tensor
-    state = state_bytes(parameters, embedding / tensor, model.block_parameters / tensor, layout,
-                        software)
+    """Return the memory of the rank that needs most.
 
-    tokens = layout.micro_batch * model.context / layout.context
-    saved, width = model.saved_bytes, model.width
+    A pipeline's stage k, from 0, keeps stages - k micro-batches. The first one has the embedding,
+    the last one the output layer; if the blocks do not divide evenly, both have a block less than
+    the stages between.
+    """
+    stages, even = layout.pipeline, model.layers % layout.pipeline == 0
+    embedding = model.embedding_parameters
+    if stages == 1:
+        return stage_memory(model, layout, software, model.layers,
+                            embedding if model.tied else 2 * embedding, 1, True)
+    blocks = model.layers // stages if even else math.ceil((model.layers + 2) / stages)
+    ends = blocks if even else blocks - 1
+    candidates = [(ends, embedding, stages, False), (blocks, 0, stages - 1, False),
+                  (ends, embedding, 1, True)]
+    return max((stage_memory(model, layout, software, *stage) for stage in candidates),
+               key=lambda memory: memory.allocated)
+
+
+def stage_memory(model: Transformer, layout: Layout, software: Software, blocks: int,
+                 embedding: float, in_flight: float, is_last: bool) -> Memory:
+    """Return the memory of a stage. in_flight: micro-batches whose activations it keeps."""
+    tensor, stages, width = layout.tensor, layout.pipeline, model.width
+    state = state_bytes((blocks * model.block_parameters + embedding) / tensor,
+                        embedding / tensor, model.block_parameters / tensor, layout, software)
+    saved = model.saved_bytes
     if software.flash:  # with sequence parallelism; one input of a block stays gathered
         saved = saved / tensor + (2 * width if tensor > 1 else 0)
         inputs = 2 * width / tensor
@@ -83,14 +95,13 @@ def rank_memory(model: Transformer, layout: Layout, software: Software = PYTORCH
         inputs = 2 * width
     kept = {"none": saved, "operations": inputs + 0.4 * (saved - inputs),
             "layers": (saved + inputs) / 2, "full": inputs}[layout.checkpointing]
-    in_flight = min(stages + (stages - 1) / layout.chunks if layout.chunks > 1 else stages,
-                    layout.micro_batches)
-    recomputed = 0 if layout.checkpointing == "none" else saved * tokens
-    logits = LOGIT_BYTES * tokens * model.vocabulary / tensor
-    first = kept * tokens * blocks * in_flight + recomputed  # stage, while it recomputes a block
-    last = kept * tokens * blocks + max(logits, recomputed)
-    activations = kept * tokens * blocks * (in_flight if stages > 1 and first > last else 1)
-    return Memory(state, activations, max(first, last) - activations)
+    if layout.chunks > 1 and not is_last:
+        in_flight += (stages - 1) / layout.chunks
+    tokens = layout.micro_batch * model.context / layout.context
+    activations = kept * tokens * blocks * min(in_flight, layout.micro_batches)
+    recomputed = 0 if layout.checkpointing == "none" else saved * tokens  # one block's
+    logits = LOGIT_BYTES * tokens * model.vocabulary / tensor if is_last else 0
+    return Memory(state, activations, max(recomputed, logits))
 
 
 def fits(memory: Memory, gpu: Gpu, error: float) -> str:

@@ -9,17 +9,28 @@ import pandas
 from cluster.plan.by_footprint import plan_footprint
 from cluster.plan.check import (
     FITTED,
+    computing_share,
     data_parallel_errors,
     memory_errors,
     polaris_ratios,
     read_runs,
     speed_errors,
 )
-from cluster.plan.layouts import MEMORY_ERROR, fits, limit, rank, why_it_lost
+from cluster.plan.layouts import (
+    BATCH_TOLERANCE,
+    MEMORY_ERROR,
+    all_plans,
+    find_bolder,
+    fits,
+    limit,
+    rank,
+    why_it_lost,
+)
 from cluster.plan.measured import predict_run, scaling_table, worth_asking_for
 from cluster.plan.step import make_cluster
 
 GIB = 2**30
+RECOMPUTE = {"none": "no", "full": "all"}
 
 
 def show_table(table: pandas.DataFrame, markdown: bool = False) -> None:
@@ -64,9 +75,9 @@ def show_transformer(args) -> None:
         plans = rank(model, gpu, cluster, args.global_batch_tokens / model.context)
         if not plans:
             sequences = args.global_batch_tokens / model.context
-            print(f"cluster.plan: {gpus} GPUs: no layout divides a batch of {sequences:,.0f} "
-                  "sequences evenly: a pipeline and tensors take at most 128 GPUs, and each "
-                  "group of them needs a sequence", file=sys.stderr)
+            print(f"cluster.plan: {gpus} GPUs: no layout has a batch within {BATCH_TOLERANCE:.0%} "
+                  f"of {sequences:.3g} sequences: each rank, or each group of at most 128 in a "
+                  "pipeline with tensors, needs whole ones", file=sys.stderr)
             if len(args.gpus) == 1:
                 sys.exit(2)
             continue
@@ -78,6 +89,13 @@ def show_transformer(args) -> None:
                 print("no layout fits")
             else:
                 print(f"recommended: {best.name}; limited by {limit(best)}")
+                bolder = find_bolder(best, all_plans(
+                    model, gpu, cluster, args.global_batch_tokens / model.context))
+                if bolder:
+                    gain = bolder.tokens_per_second / best.tokens_per_second - 1
+                    print(f"perhaps it fits: {bolder.name}, {batches(bolder)}, recompute "
+                          f"{RECOMPUTE[bolder.layout.checkpointing]}: {gain:.0%} faster, "
+                          f"{bolder.memory.in_use / GIB:.0f} GiB")
             for number, plan in enumerate(plans[1:]):
                 print(f"{'runner-up' if number == 0 else 'then'}: {plan.name}: "
                       f"{why_it_lost(best, plan)}")
@@ -85,17 +103,25 @@ def show_transformer(args) -> None:
     print()
     if args.tokens or args.markdown:
         show_table(pandas.DataFrame(proposal), args.markdown)
-    print(f"range: {meaning}:\n       {factors[1]:.2f} to {factors[2]:.2f} times the prediction. "
+    low, high = (factor / factors[0] for factor in factors[1:])
+    print(f"range: {meaning}:\n       {low:.2f} to {high:.2f} times the prediction. "
           f"It fits: yes, if {MEMORY_ERROR:.0%} more memory would, too")
-    print("not modelled: torch.compile, float8, mixtures of experts, reading data, failures,\n"
-          "       other jobs' traffic. HSDP (FSDP8 x 2: two groups of 8) has no published run")
+    print("none of these runs is HSDP (FSDP8 x 2: two groups of 8), plain DDP, or ZeRO-1 in a "
+          "pipeline\nnot tried: context parallelism, interleaved pipelines, mixtures of experts, "
+          "torch.compile, float8\nnot modelled: kernel launches (small networks), reading data, "
+          "failures, other jobs' traffic")
+
+
+def batches(plan) -> str:
+    return f"{plan.layout.micro_batches} x {plan.layout.micro_batch}"
 
 
 def layout_table(plans, central, low, high) -> pandas.DataFrame:
     return pandas.DataFrame([{
         "layout": plan.name,
-        "micro-batches": f"{plan.layout.micro_batches} x {plan.layout.micro_batch}",
-        "recompute": {"none": "no", "full": "all"}[plan.layout.checkpointing],
+        "micro-batches": batches(plan),
+        "sequences": f"{plan.batch_tokens / plan.model.context:.0f}",
+        "recompute": RECOMPUTE[plan.layout.checkpointing],
         "GiB": f"{plan.memory.in_use / GIB:.0f}", "fits": plan.fits,
         "step s": f"{plan.step.seconds / central:.3g}",
         "tokens/s per GPU": f"{central * plan.tokens_per_second:,.0f} "
@@ -124,32 +150,31 @@ def proposal_row(plan, tokens, central, low, high) -> dict:
 
 def show_footprint(args) -> None:
     """Print what a program needs on each number of GPUs, from its footprint."""
-    table = speed_errors(read_runs()[0])
-    low, middle, high = table.mfu.quantile([0.1, 0.5, 0.9])
-    meaning = (f"at {middle:.0%} ({low:.0%} to {high:.0%}) of the peak in bf16, as 8 of 10 of "
-               f"{len(table)} published transformers;\n  convolutions reach less, fp32 much less: "
-               "measure a step, and give predicted / measured as --speed")
-    if args.speed:
-        _, slow, fast, _ = speed_range(args.gpu, args.speed)
-        meaning = (f"at {args.speed * middle:.0%} of the peak, by --speed; the range is that of "
-                   f"{len(table)} calibrated runs")
-        low, middle, high = middle * slow, middle * args.speed, middle * fast
+    runs, _ = read_runs()
+    share = computing_share(runs)
+    central, slow, fast, meaning = speed_range(args.gpu, args.speed)
+    meaning = (f"at {central * share * args.gpu.matmul_share:.0%} of the peak in bf16 without "
+               f"communication,\n  {slow / central:.2f} to {fast / central:.2f} times that: "
+               f"{meaning}")
+    if not args.speed:
+        meaning += (";\n  convolutions reach less, fp32 much less: measure a step, and give "
+                    "predicted / measured as --speed")
     rows = []
     for gpus in args.gpus:
-        row, slow, fast = (plan_footprint(
-            args.footprints, args.gpu, gpus, args.gpus_per_node, args.node_link, args.gpu_link, mfu)
-            for mfu in (middle, low, high))
+        row = plan_footprint(args.footprints, args.gpu, gpus, args.gpus_per_node, args.node_link,
+                             args.gpu_link, share)
+        seconds, longest, shortest = (row.seconds / factor for factor in (central, slow, fast))
         rows.append({
             "GPUs": gpus, "nodes": row.nodes, "counted": "yes" if row.exact else "scaled",
             "GiB": f"{row.memory.in_use / GIB:.1f}",
             "fits": fits(row.memory, args.gpu, MEMORY_ERROR),
-            "GB sent": f"{row.sent / 1e9:.3g}", "computing s": f"{row.compute:.3g}",
+            "GB sent": f"{row.sent / 1e9:.3g}", "computing s": f"{row.compute / central:.3g}",
             "sending s": f"{row.communication:.3g}",
-            "step s": f"{row.seconds:.3g} ({fast.seconds:.3g}-{slow.seconds:.3g})",
+            "step s": f"{seconds:.3g} ({shortest:.3g}-{longest:.3g})",
             "limited by": "link" if row.communication > row.compute else "compute",
-            "node hours of 1,000 steps": f"{row.seconds * row.nodes / 3.6:,.3g} "
-                                         f"({fast.seconds * row.nodes / 3.6:,.3g}-"
-                                         f"{slow.seconds * row.nodes / 3.6:,.3g})"})
+            "node hours of 1,000 steps": f"{seconds * row.nodes / 3.6:,.3g} "
+                                         f"({shortest * row.nodes / 3.6:,.3g}-"
+                                         f"{longest * row.nodes / 3.6:,.3g})"})
     first = args.footprints[-1]
     if not args.markdown:
         print(f"{first['script']} as counted on {first['ranks']:,} ranks; {args.gpu.name}: "
@@ -215,12 +240,16 @@ def show_check(args) -> None:
     groups = [(f"{source}{' (fitted)' if source in FITTED else ''}", rows)
               for source, rows in speeds.groupby("source")]
     groups += list(speeds.groupby("layout"))
-    groups += [("all", speeds), ("not fitted", speeds[~speeds.source.isin(FITTED)])]
-    show_table(pandas.DataFrame([speed_row(name, rows) for name, rows in groups]))
-    print("\nmedian error of tokens/s; within 10 %: share of rows; calibrated: by the smallest run "
-          "of the family, other rows;\nweak: as fast per GPU as that run; median: at the median "
-          "MFU of the other sources\n")
+    judges = speeds[~speeds.source.isin(FITTED)]
+    groups += [("all", speeds), ("not fitted", judges),
+               ("not fitted, of 700 W", judges[judges.gpu != "h100-500w"])]
+    show_table(pandas.DataFrame([speed_row(name, rows) for name, rows in groups if len(rows)]))
+    print("\nmedian error of tokens/s; within 10 %: share of rows; bias: + is too fast; "
+          "calibrated: by the\nsmallest run of the family, other rows; weak: as fast per GPU as that "
+          "run; median: at the\nmedian MFU of the other sources\n")
     memory = memory_errors(runs)
+    if memory.empty:
+        memory = memory.reindex(columns=["source", "kind", "ratio", "out_of_memory"])
     rows = []
     for (source, kind), group in memory[memory.ratio.notna()].groupby(["source", "kind"]):
         error = (group.ratio - 1).abs()
@@ -229,14 +258,14 @@ def show_check(args) -> None:
                      "worst": f"{error.max():.0%}"})
     if rows:
         show_table(pandas.DataFrame(rows))
-    for name, group in (("ran", memory[~memory.out_of_memory]),
-                        ("were out of memory", memory[memory.out_of_memory])):
+    for name, group in (("ran", memory[memory.out_of_memory.eq(False)]),
+                        ("were out of memory", memory[memory.out_of_memory.eq(True)])):
         verdicts = [fits(row.memory, row.gpu, MEMORY_ERROR) for row in group.itertuples()]
         print(f"{len(group)} of them {name}; the model says that they fit: no "
               f"{verdicts.count('no')}, perhaps {verdicts.count('perhaps')}, yes "
               f"{verdicts.count('yes')}")
-    high = (1 / memory.ratio).quantile(0.9)
-    print(f"one in ten needed more than {high:.2f} times the prediction")
+    high = (1 / memory.ratio[~memory.source.isin(FITTED)]).quantile(0.9)
+    print(f"one in ten of those not fitted needed more than {high:.2f} times the prediction")
     no_speed = sum(not run.tokens_per_second for run in runs)
     print(f"\nnot predicted: {no_speed} rows without tokens/s")
     for reason, number in reasons.most_common():

@@ -111,7 +111,7 @@ class Cluster:
         if size * stride <= self.gpus:
             return self.gpu_link * share
         link = self.node_link * (1 if self.measured else share)
-        return link * max(1, self.gpus // stride) / self.gpus
+        return min(self.gpu_link * share, link * max(1, self.gpus // stride) / self.gpus)
 
 
 def make_cluster(gpus: int, per_node: int, node_link: float, gpu_link: float,
@@ -216,6 +216,7 @@ def compute_seconds_of(model: Transformer, layout: Layout, gpu: Gpu, software: S
     backward has twice the matrix products of forward, 2.5 times its attention.
     """
     products, attention, others = RECOMPUTED[layout.checkpointing]
+    products *= 1 - 2 * model.embedding_parameters / model.matmul_flops  # of the blocks only
     tokens = layout.micro_batch * model.context / layout.context / layout.pipeline
     rate = gpu.peak * gpu.matmul_share
     product_seconds = ((3 + products) * model.matmul_flops * slowest_stage(model, layout.pipeline)
@@ -258,9 +259,9 @@ def transformer_step(model: Transformer, layout: Layout, gpu: Gpu, cluster: Clus
         sent = (3 * (layout.context - 1) / layout.context * tokens * 2 * 2 * model.width
                 * model.kv_share * blocks / layout.tensor)
         tensor += sent / cluster.group_rate(layout.context, layout.tensor, constants.share)
-    if layout.pipeline > 1:  # to the next stage and back; the GPUs of a node share what they send
-        rate = cluster.group_rate(layout.gpus, cluster.gpus, constants.usable)
-        tensor += 2 * tokens * model.width * 2 / cluster.gpus / rate
+    if layout.pipeline > 1:  # activations to the next stage, their gradients back
+        rate = cluster.group_rate(2, layout.gpus // layout.pipeline, constants.usable)
+        tensor += 2 * tokens * model.width * 2 / layout.tensor / rate
     micro_batch = compute + tensor
 
     shards = layout.data * layout.context // layout.replicas
