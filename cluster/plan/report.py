@@ -245,8 +245,8 @@ def show_check(args) -> None:
                ("not fitted, of 700 W", judges[judges.gpu != "h100-500w"])]
     show_table(pandas.DataFrame([speed_row(name, rows) for name, rows in groups if len(rows)]))
     print("\nmedian error of tokens/s; within 10 %: share of rows; bias: + is too fast; "
-          "calibrated: by the\nsmallest run of the family, other rows; weak: as fast per GPU as that "
-          "run; median: at the\nmedian MFU of the other sources\n")
+          "calibrated: by the\nsmallest run of the family, other rows; weak: as fast per GPU as "
+          "that run; median: at the\nmedian MFU of the other sources\n")
     memory = memory_errors(runs)
     if memory.empty:
         memory = memory.reindex(columns=["source", "kind", "ratio", "out_of_memory"])
