@@ -111,10 +111,10 @@ function* layouts(model, gpus, perNode, sequences) {
   const divides = n => model.layers % n === 0 || (model.layers + 2) % n === 0;
   const tensors = [1, 2, 4, 8].filter(n => perNode % n === 0 && model.kvHeads % n === 0);
   for (const tensor of tensors) for (const pipeline of [1, 2, 4, 8, 16].filter(divides)) {
-    const data = gpus / (tensor * pipeline), zeros = [[pipeline > 1 ? 1 : 3, 1]];
+    const data = gpus / (tensor * pipeline), zeros = gpus > 1 ? [[pipeline > 1 ? 1 : 3, 1]] : [];
     if (!Number.isInteger(data)) continue;
     if (tensor * pipeline === 1) zeros.push([0, 1]);
-    if (zeros.length > 1 && gpus > perNode && perNode > 1) zeros.push([3, gpus / perNode]);
+    if (tensor * pipeline === 1 && gpus > perNode && perNode > 1) zeros.push([3, gpus / perNode]);
     for (const microBatch of [1, 2, 4, 8, 16, 32, 64]) {
       const microBatches = Math.max(1, roundHalfEven(sequences / data / microBatch));
       const error = Math.abs(data * microBatch * microBatches / sequences - 1);

@@ -74,7 +74,7 @@ def layouts(model: Transformer, gpus: int, per_node: int, sequences: float) -> I
             data, rest = divmod(gpus, tensor * pipeline)
             if rest or not data:
                 continue
-            zeros = [(1, 1)] if pipeline > 1 else [(3, 1)]
+            zeros = [(1, 1)] if pipeline > 1 else [(3, 1)] if gpus > 1 else []
             if tensor == pipeline == 1:
                 zeros += [(0, 1)] + ([(3, gpus // per_node)] if gpus > per_node > 1 else [])
             for micro_batch in (1, 2, 4, 8, 16, 32, 64):
