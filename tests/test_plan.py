@@ -12,7 +12,7 @@ import pandas
 import pytest
 from tolerances import ARITHMETIC, assert_close
 
-from cluster.plan import check, layouts, measured, step
+from cluster.plan import by_footprint, check, layouts, measured, step
 from cluster.plan.memory import rank_memory
 from cluster.plan.transformer import Layout, Transformer
 from workshop.gpus import read_gpus
@@ -228,7 +228,8 @@ def test_a_link_is_fitted_to_the_doctors_all_reduces():
     ("--gpus 0", "--gpus: .*at least 1"), ("--gpu t4", "--gpu: .*a100"),
     ("--gpus 12", "--gpus 12: not whole nodes of 8"), ("--heads 7", "--heads 7: it has to divide"),
     ("--kv-heads 5", "--kv-heads"), ("--global-batch-tokens 1k", "below one sequence"),
-    ("--tokens 1k", "below one step"), ("--global-batch-tokens many", "number, such as 1M"),
+    ("--tokens 1k", "below one step"), ("--global-batch-tokens many", "number above 0, such as 1M"),
+    ("--speed 0", "--speed: .*above 0"),
     ("--gpus 4096 --global-batch-tokens 8k", "4096 GPUs: no layout"),
     ("--measured nowhere", "give one of"), ("--site nowhere", "--site nowhere: ")])
 def test_bad_input_gets_one_line(plan, change, message):
@@ -250,6 +251,27 @@ def test_an_incomplete_record_gets_one_line(plan, change, message, tmp_path):
     (tmp_path / "run.jsonl").write_text(json.dumps(RUN | change))
     flags = "--node-link 1e9 --gpus 4 --measured", tmp_path / "run.jsonl"
     assert_one_line(plan(*flags), message)
+
+
+def test_hsdp_keeps_its_shards_on_more_gpus():
+    sent = [{"operation": operation, "ranks": 8, "bytes": 7e9, "link": link} for operation, link in
+            (("all-gather", "inside a node"), ("all-reduce", "between nodes"))]
+    memory = dict.fromkeys((*by_footprint.SHARDED, "activations", "peak"), 1e9)
+    footprint = {"ranks": 64, "memory": memory, "flops": {"forward": 1e15}, "sent": sent}
+    gpu = read_gpus()["h100"]
+    rows = [by_footprint.plan_footprint([footprint], gpu, gpus, 8, 400e9, 450e9, 0.7)
+            for gpus in (64, 512)]
+    assert rows[0].memory == rows[1].memory
+    assert rows[1].sent == pytest.approx(7e9 + 7e9 * (63 / 64) / (7 / 8))
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("text", "message"), [
+    ("a\n1,2\n1,2,3\n", "not in the form of"), ("gpu,gpus\nH100,8\n", "no column checkpointing"),
+    ("", "not in the form of")])
+def test_a_table_of_another_form_gets_one_line(plan, text, message, tmp_path):
+    (tmp_path / "runs.csv").write_text(text)
+    assert_one_line(plan("--check", tmp_path / "runs.csv"), message)
 
 
 @pytest.mark.fault

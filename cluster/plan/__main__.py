@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cluster.launch import ROOT
 from cluster.plan import report
-from cluster.plan.check import PUBLISHED
+from cluster.plan.check import PUBLISHED, read_runs
 from cluster.plan.measured import is_complete, measured_link, step_times
 from cluster.plan.transformer import Transformer
 from cluster.records import read_records
@@ -32,6 +32,8 @@ SIZES = "layers", "width", "heads", "context", "vocabulary"
 def amount(text: str) -> float:
     """Return the number that "1M", "2.5B" or "1e6" stands for."""
     match = re.fullmatch(r"([\d.e+]+)([kMBT]?)", text)
+    if not match or float(match[1]) <= 0:
+        raise ValueError
     return float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[match[2]]
 
 
@@ -42,7 +44,7 @@ def count(text: str) -> int:
     return value
 
 
-amount.__name__, count.__name__ = "number, such as 1M or 100B,", "number of at least 1"
+amount.__name__, count.__name__ = "number above 0, such as 1M or 100B,", "number of at least 1"
 
 
 def make_parser() -> Parser:
@@ -102,6 +104,14 @@ def parse_args():
         if path and not path.is_file():
             parser.error(f"{path}: no such file")
     if args.check:
+        try:
+            args.runs, args.reasons = read_runs(args.check)
+        except ValueError as problem:  # also what pandas raises
+            parser.error(f"--check {args.check}: not in the form of {PUBLISHED.name}: "
+                         f"{str(problem).strip()}")
+        if not any(run.tokens_per_second for run in args.runs):
+            parser.error(f"--check {args.check}: no row that the model can predict: "
+                         f"{'; '.join(args.reasons) or 'no tokens/s'}")
         return args
     if not args.gpus:
         parser.error("--gpus: give one or more numbers of GPUs")

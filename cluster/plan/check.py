@@ -186,9 +186,16 @@ def read_run(row) -> Run:
 
 
 def read_runs(path: Path = PUBLISHED) -> tuple[list[Run], Counter]:
-    """Return the rows that the model can predict, and the number of others by reason."""
+    """Return the rows that the model can predict, and the number of others by reason.
+
+    Raises ValueError if the file is not in the form of PUBLISHED.
+    """
     runs, reasons = [], Counter()
-    for row in pandas.read_csv(path, dtype=str, keep_default_na=False).to_dict("records"):
+    table = pandas.read_csv(path, dtype=str, keep_default_na=False)
+    missing = set(pandas.read_csv(PUBLISHED, nrows=0)) - set(table)
+    if missing:
+        raise ValueError(f"no column {', '.join(sorted(missing))}")
+    for row in table.to_dict("records"):
         try:
             runs.append(read_run(row))
         except NotPredicted as reason:

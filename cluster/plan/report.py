@@ -45,7 +45,7 @@ def show_table(table: pandas.DataFrame, markdown: bool = False) -> None:
 def speed_range(gpu, speed: float | None) -> tuple[float, float, float, str]:
     """Return factors of a predicted speed: central, low, high; and what they are.
 
-    speed: the central one, if a run of the user's own has told it.
+    speed: the central one, measured by a run of the user's own.
     """
     table = speed_errors(read_runs()[0])
     if speed:
@@ -233,7 +233,7 @@ def show_data_parallel_errors() -> None:
 
 def show_check(args) -> None:
     """Print how wrong the predictions of a file's runs are, and those of trivial rules."""
-    runs, reasons = read_runs(args.check)
+    runs, reasons = args.runs, args.reasons
     speeds = speed_errors(runs)
     print(f"{args.check.name}: {len(runs) + sum(reasons.values())} rows, {len(speeds)} with a "
           "speed that the model can predict\n")
