@@ -196,19 +196,6 @@ def record_calls() -> list:
     return calls
 
 
-def horovodrun_variables(ranks: int) -> tuple:
-    """Start a rendezvous server. Return it, and for each rank what horovodrun --gloo sets."""
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
-    from horovod.runner.http.http_server import RendezvousServer
-
-    server = RendezvousServer()
-    variables = create_run_env_vars("127.0.0.1", ["lo"], str(server.start()))
-    slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
-    server.init(slots)
-    return server, [variables | create_slot_env_vars(slot) for slot in slots]
-
-
 def load_exercise(file: Path) -> SimpleNamespace:
     """Run the learner's file; return its global names as attributes."""
     return SimpleNamespace(**runpy.run_path(str(file)))

@@ -1,6 +1,6 @@
 """Run a learner's script on ranks, as its launcher would, and record what it does.
 
-load_data, build_model and the constants are the same as in the scripts of exercises 3, 4 and 8.
+load_data, build_model and the constants are the same as in the scripts of exercises 3 and 8.
 """
 
 import functools
@@ -40,21 +40,13 @@ def run_with_torchrun(file: Path, ranks: int) -> list[dict]:
         "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port,
         "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
-    return run_script(file, [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)])
 
-
-def run_script(file: Path, variables: list[dict], checkpoint: dict | None = None) -> list[dict]:
-    """Run the script with each rank's environment variables. Return each rank's observe().
-
-    If there is a `checkpoint`, rank 0 has it as start.pt in its working folder.
-    """
     def run_rank(rank):
-        os.environ.update({name: str(value) for name, value in variables[rank].items()})
+        variables = common | {"RANK": rank, "LOCAL_RANK": rank}
+        os.environ.update({name: str(value) for name, value in variables.items()})
         sys.argv = [str(file)]
-        if checkpoint and rank == 0:
-            torch.save(checkpoint, "start.pt")
         return observe(file)
-    return on_ranks(file, run_rank, len(variables), init_group=False)
+    return on_ranks(file, run_rank, ranks, init_group=False)
 
 
 def observe(file):
@@ -86,7 +78,7 @@ def observe(file):
     if not models:
         raise RuntimeError("the script ended without training a model: is main() called?")
     saved = [torch.load(path, weights_only=False)
-             for path in Path().iterdir() if path.name != "start.pt"]
+             for path in Path().iterdir()]
     names = [name for name, *_ in calls]
     return result | {"calls": names, "end": parameters(models[0]), "saved": saved}
 
@@ -116,15 +108,13 @@ def load_model(parameters: dict) -> nn.Module:
     return model
 
 
-def replay(start: dict, batches: list, lr: float, state: dict | None = None) -> list[dict]:
+def replay(start: dict, batches: list, lr: float) -> list[dict]:
     """Train on one rank with the batches of all ranks. Return the parameters after each epoch.
 
-    batches: for each rank, the images of each step; state: the optimizer's state_dict
+    batches: for each rank, the images of each step
     """
     model = load_model(start)
     optimizer = torch.optim.SGD(model.parameters(), lr, MOMENTUM)
-    if state:
-        optimizer.load_state_dict(state)
     epoch_parameters, epoch_steps = [], len(labels_by_image()) // BATCH
     for step, rank_batches in enumerate(zip(*batches), 1):
         optimizer.zero_grad()
@@ -154,11 +144,11 @@ def check_data(results: list[dict]) -> Checks:
 
 
 def check_training(results: list[dict], lr: float, epochs: int, drift_hint: str,
-                   result_hint: str, state: dict | None = None) -> Checks:
+                   result_hint: str) -> Checks:
     """Check the parameters, the saved file and the printed lines.
 
     Hints: drift_hint, if the ranks' parameters differ; result_hint, if they differ from those of a
-    one-rank run. state: the optimizer's.
+    one-rank run.
     """
     first = results[0]
     yield "the ranks' parameters stay equal", all(
@@ -170,7 +160,7 @@ def check_training(results: list[dict], lr: float, epochs: int, drift_hint: str,
         "each epoch has the same order: the sampler shuffles by its seed and the epoch's number; "
         "call sampler.set_epoch(epoch)")
     batches = [result["batches"] for result in results]
-    end = replay(first["start"], batches, lr, state)[-1]
+    end = replay(first["start"], batches, lr)[-1]
     yield "the result is that of one rank with the same batches, up to rounding", (
         same_tensors(first["end"], end)), f"the result differs from a one-rank run: {result_hint}"
 

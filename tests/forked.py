@@ -21,7 +21,6 @@ import pytest
 import torch
 
 from cluster.launch import free_port
-from exercises.runner import horovodrun_variables
 
 GRACE_PERIOD = 10  # seconds in which the other ranks must end after a failure
 context = multiprocessing.get_context("forkserver")
@@ -51,6 +50,19 @@ def torchrun_variables(ranks):
     variables = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
                  "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "forked"}
     return [variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def horovodrun_variables(ranks):
+    """Start a rendezvous server. Return it, and for each rank what horovodrun --gloo sets."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer()
+    variables = create_run_env_vars("127.0.0.1", ["lo"], str(server.start()))
+    slots = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
+    server.init(slots)
+    return server, [variables | create_slot_env_vars(slot) for slot in slots]
 
 
 def wait_for_ranks(processes, timeout):

@@ -5,7 +5,7 @@ import shutil
 
 import forked
 import pytest
-from conftest import ROOT, environment, run_command, skip_without
+from conftest import ROOT, environment, run_command
 from wrong_answers import SCATTER, WRONG
 
 from exercises.grade import FAILED, FOLDERS, PASSED
@@ -21,9 +21,7 @@ def cases(values, slow):
     """Return a case per tuple that begins with an exercise's number; slow: numbers of slow ones."""
     params = []
     for number, *names in values:
-        marks = [skip_without("02_horovod")] if number == 4 else []
-        if number in slow:
-            marks.append(pytest.mark.slow)
+        marks = [pytest.mark.slow] if number in slow else []
         if number == 1:
             marks.append(pytest.mark.core)
         params.append(pytest.param(number, *names, marks=marks))
@@ -85,7 +83,7 @@ def test_an_untouched_exercise_gets_a_hint(number, tmp_path):
     assert "Traceback" not in result.out + result.err
 
 
-@pytest.mark.parametrize(("number", "name"), cases(WRONG, slow=[3, 4, 8]))
+@pytest.mark.parametrize(("number", "name"), cases(WRONG, slow=[3, 8]))
 def test_each_mistake_gets_its_hint(number, name, tmp_path):
     changes, hint = WRONG[number, name]
     text = solution(number, tmp_path)
