@@ -1,0 +1,95 @@
+"""Time the same GPT under DDP and under FSDP, in turn: same batches, precision and optimizer.
+
+    mpiexec -n 2 python ddp_and_fsdp.py --width 96
+
+On CPUs, in fp32.
+"""
+
+import json
+import statistics
+import time
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fsdp import shard
+from transformer import parts
+from workshop.flags import Parser
+from workshop.ranks import find_ranks, run
+
+CONTEXT = 64  # bytes in a sequence
+WARM_UP = 3  # steps that do not count: they create Adam's moments and DDP's buckets
+
+
+def make_model(wrapper, shape):
+    """Return the network; the parameters are the same under both wrappers."""
+    torch.manual_seed(0)
+    if wrapper == "DDP":
+        return DistributedDataParallel(nn.Sequential(*parts(**shape)))
+    with torch.device("meta"):
+        model = nn.Sequential(*parts(**shape))
+    args = SimpleNamespace(precision="fp32", offload="none")
+    return shard(model, parts(**shape), args, torch.device("cpu"))
+
+
+def train_step(model, optimizer, text):
+    """Train one step; return its seconds and its loss."""
+    dist.barrier()  # no rank begins early
+    start = time.perf_counter()
+    optimizer.zero_grad()
+    logits = model(text[:, :-1])
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+    loss.backward()
+    optimizer.step()
+    return time.perf_counter() - start, loss.item()
+
+
+def main():
+    rank, world_size, _ = find_ranks()
+    parser = Parser(__doc__)
+    add = parser.add_argument
+    add("--wrapper", choices=("DDP", "FSDP"), help="only one of them (both)")
+    add("--layers", type=int, default=3)
+    add("--width", type=int, default=96)
+    add("--batch-size", type=int, default=8, help="sequences per rank (8)")
+    add("--steps", type=int, default=30, help="timed steps of each (30)")
+    add("--results", metavar="FILE", help="append one JSON line with all times")
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    shape = {"layers": args.layers, "width": args.width, "heads": 4, "context": CONTEXT}
+    wrappers = [args.wrapper] if args.wrapper else ["DDP", "FSDP"]
+    models = {wrapper: make_model(wrapper, shape) for wrapper in wrappers}
+    optimizers = {wrapper: torch.optim.Adam(model.parameters(), lr=1e-3)
+                  for wrapper, model in models.items()}
+    parameters = sum(parameter.numel() for parameter in models[wrappers[0]].parameters())
+    seconds = {wrapper: [] for wrapper in wrappers}
+    losses = {}
+    generator = torch.Generator().manual_seed(rank)  # other sequences on each rank
+    for step in range(WARM_UP + args.steps):
+        text = torch.randint(256, (args.batch_size, CONTEXT + 1), generator=generator)
+        for wrapper in wrappers:
+            elapsed, losses[wrapper] = train_step(models[wrapper], optimizers[wrapper], text)
+            if step >= WARM_UP:
+                seconds[wrapper].append(elapsed)
+    if rank == 0:
+        print(f"GPT: {parameters:,} parameters, fp32, CPU, {world_size} ranks, "
+              f"{args.batch_size} sequences each")
+        for wrapper in wrappers:
+            times = [1000 * elapsed for elapsed in seconds[wrapper]]
+            print(f"{wrapper:5} loss {losses[wrapper]:.4f}, ms per step: median "
+                  f"{statistics.median(times):.1f}, {min(times):.1f} to {max(times):.1f}")
+        if args.results:
+            rounded = {wrapper: [round(elapsed, 5) for elapsed in times]
+                       for wrapper, times in seconds.items()}
+            record = {"ranks": world_size, "parameters": parameters,
+                      "batch_size": args.batch_size, "seconds": rounded}
+            with open(args.results, "a") as file:
+                file.write(f"{json.dumps(record)}\n")
+    dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
+
+
+if __name__ == "__main__":
+    run(main)
