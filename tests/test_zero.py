@@ -227,3 +227,11 @@ def test_tokens_per_second_and_mfu(gpu, precision, mfu, tmp_path, monkeypatch, c
     assert record.get("mfu") == (mfu and pytest.approx(mfu))
     line = f"{tokens:,.0f} tokens/s" + (", MFU 25.0%" if mfu else "")
     assert capsys.readouterr().out.endswith(f"bits per byte, {line}\n")
+
+
+@pytest.mark.slow
+def test_ddp_and_fsdp_are_timed_on_the_same_training():
+    result = run("05_zero/ddp_and_fsdp.py", 2, "--steps", 2, "--layers", 1, "--width", 16)
+    assert result.code == 0, result.err
+    ddp, fsdp = re.findall(r"loss ([\d.]+)", result.out)
+    assert ddp == fsdp
