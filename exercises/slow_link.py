@@ -4,6 +4,7 @@
 as long as the link would take. So communication takes time but no core, as between GPUs.
 """
 
+import math
 import queue
 import statistics
 import threading
@@ -16,14 +17,27 @@ from torch.futures import Future
 
 BANDWIDTH = 0.1e9  # bytes/s that a rank sends
 LATENCY = 4e-3  # seconds per collective
-CHARACTERS = 60  # of the first timeline
+CHARACTERS = 68  # of the first timeline
+
+
+LETTERS = {"all_reduce": "=", "broadcast": "=", "all_gather": "g", "reduce_scatter": "r"}
+
+
+@dataclass
+class Transfer:
+    """A collective, and when the rank has issued it, and the link begins and ends."""
+    kind: str
+    bytes: int  # of the whole tensor
+    issued: float
+    begin: float = math.inf
+    end: float = math.inf
 
 
 @dataclass
 class Step:
     """What one rank did in a step, in seconds of time.perf_counter()."""
     phases: list = field(default_factory=list)  # (letter, begin)
-    transfers: list = field(default_factory=list)  # (bytes of the tensors, issued, begin, end)
+    transfers: list = field(default_factory=list)
     waits: list = field(default_factory=list)  # (begin, end) of waits for a transfer
     end: float = 0
 
@@ -42,12 +56,11 @@ class Step:
 step = Step()  # the current one of this process
 
 
-class Transfer(dist.Work):
-    """A collective that has been issued."""
+class Work(dist.Work):
+    """The handle of a collective."""
 
-    def __init__(self, result):
+    def __init__(self):
         super().__init__()
-        self.tensors = result
         self.future = Future()
 
     def wait(self, timeout=None):
@@ -70,48 +83,53 @@ class SlowLink(dist.ProcessGroup):
         super().__init__(rank, world_size)
         self.gloo = dist.ProcessGroupGloo(store, rank, world_size, timeout)
         self.queue = queue.Queue()
-        threading.Thread(target=self.transfer_all, daemon=True).start()
+        threading.Thread(target=self.carry_out_all, daemon=True).start()
 
     def getBackendName(self):
         return "slow_link"
 
-    def transfer_all(self):
+    def carry_out_all(self):
         while True:
-            transfer, collective, tensor_bytes, sent_bytes, issued = self.queue.get()
-            begin = time.perf_counter()
+            work, result, collective, transfer = self.queue.get()
+            transfer.begin = time.perf_counter()
             try:
                 collective().wait()
             except Exception as problem:  # the waiting thread raises it
-                transfer.future.set_exception(problem)
+                work.future.set_exception(problem)
                 continue
+            rounds = 2 if transfer.kind == "all_reduce" else 1  # of a ring
+            sent_bytes = rounds * transfer.bytes * (self.size() - 1) / self.size()
             time.sleep(LATENCY + sent_bytes / BANDWIDTH)
-            step.transfers.append((tensor_bytes, issued, begin, time.perf_counter()))
-            transfer.future.set_result(transfer.tensors)
+            transfer.end = time.perf_counter()
+            work.future.set_result(result)
 
-    def put(self, result, collective, tensors, rounds=1):
-        """Issue a collective. rounds: 1 for half an all-reduce, 2 for a whole one."""
-        transfer = Transfer(result)
+    def issue(self, kind, result, collective, tensors):
+        """Put a collective into the queue. tensors: the whole ones; result: those it writes."""
+        work = Work()
         tensor_bytes = sum(tensor.nbytes for tensor in tensors)
-        sent_bytes = rounds * tensor_bytes * (self.size() - 1) / self.size()  # in a ring
-        self.queue.put((transfer, collective, tensor_bytes, sent_bytes, time.perf_counter()))
-        return transfer
+        transfer = Transfer(kind, tensor_bytes, time.perf_counter())
+        step.transfers.append(transfer)
+        self.queue.put((work, result, collective, transfer))
+        return work
 
     def allreduce(self, tensors, opts):
-        return self.put(tensors, lambda: self.gloo.allreduce(tensors, opts), tensors, 2)
+        return self.issue(
+            "all_reduce", tensors, lambda: self.gloo.allreduce(tensors, opts), tensors)
 
     def broadcast(self, tensors, opts):
-        return self.put(tensors, lambda: self.gloo.broadcast(tensors, opts), tensors)
+        return self.issue(
+            "broadcast", tensors, lambda: self.gloo.broadcast(tensors, opts), tensors)
 
     def allgather(self, outputs, inputs, opts):
-        return self.put(
-            outputs, lambda: self.gloo.allgather(outputs, inputs, opts), outputs[0])
+        return self.issue(
+            "all_gather", outputs, lambda: self.gloo.allgather(outputs, inputs, opts), outputs[0])
 
     def reduce_scatter(self, outputs, inputs, opts):
-        return self.put(
-            outputs, lambda: self.gloo.reduce_scatter(outputs, inputs, opts), inputs[0])
+        return self.issue("reduce_scatter", outputs,
+                          lambda: self.gloo.reduce_scatter(outputs, inputs, opts), inputs[0])
 
     def barrier(self, opts):
-        return self.put([], self.gloo.barrier, [])
+        return self.issue("barrier", [], self.gloo.barrier, [])
 
 
 dist.Backend.register_backend("slow_link", SlowLink, devices=["cpu"])
@@ -139,7 +157,7 @@ def median_step(function: Callable[[Step], None], count: int = 4) -> Step:
 def draw_step(name: str, recorded: Step, scale: float) -> None:
     """Print a step's times, and two rows: what the rank does, and its link. scale: s/character."""
     exposed = sum(end - begin for begin, end in recorded.waits)
-    sending = sum(end - begin for *_, begin, end in recorded.transfers)
+    sending = sum(transfer.end - transfer.begin for transfer in recorded.transfers)
     print(f"  {name}: {1e3 * recorded.seconds:.0f} ms, of which {1e3 * exposed:.0f} ms wait for "
           f"the link (exposed); hidden: {max(0, 1e3 * (sending - exposed)):.0f} ms")
     rank, link = "", ""
@@ -148,6 +166,7 @@ def draw_step(name: str, recorded: Step, scale: float) -> None:
         letters = [letter for letter, begin in recorded.phases if begin <= now]
         is_waiting = any(begin <= now <= end for begin, end in recorded.waits)
         rank += "." if is_waiting else letters[-1]
-        is_sending = any(begin <= now <= end for *_, begin, end in recorded.transfers)
-        link += "=" if is_sending else " "
+        kinds = [transfer.kind for transfer in recorded.transfers
+                 if transfer.begin <= now <= transfer.end]
+        link += LETTERS[kinds[0]] if kinds else " "
     print(f"    rank 0  {rank}\n    link    {link}")

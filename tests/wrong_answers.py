@@ -81,4 +81,15 @@ WRONG = {
     (10, "a node's tokens"): (
         [("(2 + 2 + 4) *", "8 * (2 + 2 + 4) *")],
         "8 times the computed one: a node's link sends two all-gathers"),
+    (11, "a view"): ([("[dist.get_rank()].clone()", "[dist.get_rank()]")], "until you clone() it"),
+    (11, "a sum"): (
+        [("        self.shard.grad /= dist.get_world_size()\n", "")],
+        "divided once by their number"),
+    (11, "forward does not drop"): (
+        [("            tensor = block.module(tensor)\n        block.drop()\n",
+          "            tensor = block.module(tensor)\n")],
+        "drop() a block as soon as it has computed"),
+    (11, "no prefetch in backward"): (
+        [("        if prefetch and number > 0:\n", "        if False:\n")],
+        "all-gathers have been issued; expected [2, 3, 3, 5, 6, 6]"),
 }

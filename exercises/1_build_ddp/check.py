@@ -77,8 +77,8 @@ def check_class(file, name):
             batches = torch.randn(RANKS, 5, 6, dtype=torch.float64)
             one_rank.zero_grad()
             one_rank(batches.flatten(0, 1)).square().mean().backward()
-            recorded = slow_link.record_step(lambda step: train_step(
-                step, model, averager, batches[rank]))
+            recorded = slow_link.record_step(lambda step, batch=batches[rank]: train_step(
+                step, model, averager, batch))
             results.append((flatten_gradients(model), flatten_gradients(one_rank), recorded))
             model.zero_grad()
         return results
@@ -92,13 +92,13 @@ def check_class(file, name):
     description, hint = CALLS[name]
     recorded = results[0][0][2]
     backward_end = next(begin for letter, begin in recorded.phases if letter == "A")
-    sizes = [size for size, *_ in recorded.transfers]
+    sizes = [transfer.bytes for transfer in recorded.transfers]
     if name == "Flat":
         passed = sizes == [sum(BUCKETS)]
     else:
         expected = BUCKETS if name == "Bucketed" else [240, 40, 200, 40, 160, 32]
         passed = sizes == expected if name == "Bucketed" else sorted(sizes) == sorted(expected)
-    during_backward = [issued < backward_end for _, issued, *_ in recorded.transfers]
+    during_backward = [transfer.issued < backward_end for transfer in recorded.transfers]
     early_waits = [begin for begin, _ in recorded.waits if begin < backward_end]
     if name in ("PerParameter", "Flat"):
         passed &= not any(during_backward)
