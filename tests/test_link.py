@@ -87,7 +87,8 @@ def test_the_page_s_arithmetic():
     h100 = read_gpus()["h100"]
     flops = 6 * 70e9 * 15e12
     days = flops / (0.4 * h100.peak * 1024) / 86400
-    limit = link.hidden_from("FSDP", h100, nodes=2)
+    ddp_limit, limit = (link.hidden_from(way, h100, nodes=2) for way in ("DDP", "FSDP"))
+    tokens = 3e6 / 4096
     deepseek = 6 * 37e9 * 14.8e12 / (2.788e6 * 3600 * h100.peak)
     slow = replace(h100, node_link=25e9)
     ddp, slow_ddp, fsdp, slow_fsdp = (link.send_seconds(way, gpu, nodes=2)
@@ -101,8 +102,9 @@ def test_the_page_s_arithmetic():
                  f"{7e9 * ddp:.2f} and {7e9 * fsdp:.2f} s, at 25 GB/s (200 Gbit/s) "
                  f"{7e9 * slow_ddp:.1f} and {7e9 * slow_fsdp:.1f} s",
                  f"{tensor:.0f} ranks for a width of 4,096",
-                 f"{3e6 / 4096:.0f} tokens per GPU, below FSDP's {limit:,.0f}",
-                 f"a group has {8 * 3e6 / 4096:,.0f}", f"a step takes {step:.2f} s"):
+                 f"{tokens:.0f} tokens per GPU, below DDP's {ddp_limit:,.0f} and FSDP's "
+                 f"{limit:,.0f}",
+                 f"{ddp_limit / tokens:.0f} stages", f"a step would take {step:.2f} s"):
         assert text in PAGE, text
 
 

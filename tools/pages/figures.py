@@ -43,8 +43,8 @@ def loops():
     axis.set(yticks=range(len(records)), xlabel="milliseconds",
              yticklabels=[f"num_workers={record['workers']}" for record in records])
     axis.invert_yaxis()
-    style.add_footer(figure, "Three steps of chapter 1's network on two CPU cores, with the profiler "
-                     "on; 64 images are a batch, and each takes 1 ms to read")
+    style.add_footer(figure, "Three steps of chapter 1's network on two CPU cores, with the "
+                     "profiler on; 64 images are a batch, and each takes 1 ms to read")
     return figure
 
 
