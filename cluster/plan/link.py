@@ -32,10 +32,10 @@ def hidden_from(way: str, gpu: Gpu, nodes: int) -> float:
     return send_seconds(way, gpu, nodes) * gpu.peak * gpu.matmul_share / flops
 
 
-def table(names: tuple[str, ...] = ("h100", "a100")) -> str:
-    """Return the tokens, and the milliseconds of sending, for these GPUs, as text."""
+def table() -> str:
+    """Return the tokens, and the milliseconds of sending, for two GPUs, as text."""
     gpus, rows = read_gpus(), []
-    for name in names:
+    for name in ("h100", "a100"):
         gpu = gpus[name]
         places = {"in a node": (1, gpu.gpu_link), "across nodes": (2, gpu.node_link)}
         for place, (nodes, link) in places.items():
