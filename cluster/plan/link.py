@@ -33,9 +33,9 @@ def hidden_from(way: str, gpu: Gpu, nodes: int) -> float:
 
 
 def table() -> str:
-    """Return the tokens, and the milliseconds of sending, for two GPUs, as text."""
+    """Return the tokens, and the milliseconds of sending, for three GPUs, as text."""
     gpus, rows = read_gpus(), []
-    for name in ("h100", "a100"):
+    for name in ("h100", "a100", "mi250x"):
         gpu = gpus[name]
         places = {"in a node": (1, gpu.gpu_link), "across nodes": (2, gpu.node_link)}
         for place, (nodes, link) in places.items():
