@@ -37,6 +37,15 @@ WRONG = {
     (3, "its own share is tested"): (
         [("images, labels = test.tensors", "images, labels = test[rank::world_size]")],
         "the accuracy over all 360 images is"),
+    (4, "no momentum"): (
+        [('        optimizer.load_state_dict(saved["optimizer"])\n', "")],
+        "ranks [0, 1, 2] have other ones: every rank has to load the optimizer's state_dict"),
+    (4, "each rank decides"): (
+        [("            dist.all_reduce(is_last)  # has any rank got the signal?\n", "")],
+        "rank 1 has finished, rank 2 is at line"),
+    (4, "a half-written file"): (
+        [("{CHECKPOINT}.tmp", "{CHECKPOINT}"), ("{CHECKPOINT}.tmp", "{CHECKPOINT}")],
+        "Write another file, then rename it"),
     (5, "a step after each"): (
         [("    optimizer.step()\n", "        optimizer.step()\n")],
         "add up the gradients of all micro-batches, then make one step"),
