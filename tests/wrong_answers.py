@@ -83,4 +83,15 @@ WRONG = {
     (10, "a node's tokens"): (
         [("(2 + 2 + 4) *", "8 * (2 + 2 + 4) *")],
         "8 times the computed one: a node's link sends two all-gathers"),
+    (10, "FSDP, though the state fits"): (
+        [("(128, 1, 1, 1, 1, False, ddp)", "(128, 128, 1, 1, 1, False, ddp)")],
+        "another layout is over a fifth faster. This one is limited by link: GPUs wait"),
+    (10, "DDP, though it does not"): (
+        [("(32, 32, 1, 1, 4, False, fsdp)", "(32, 1, 1, 1, 4, False, fsdp)")],
+        "memory: 244 GiB of state"),
+    (10, "more copies than sequences"): (
+        [("(8, 8, 8, 8, 1, False, pipeline)", "(512, 512, 1, 1, 1, False, pipeline)")],
+        "it has to divide the 128 sequences"),
+    (10, "without the pipeline's idle time"): (
+        [("(128 / 8 + 8 - 1)", "(128 / 8)")], "0.686 times the computed one"),
 }
