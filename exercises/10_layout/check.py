@@ -35,7 +35,7 @@ def checks(file):
     names = "PLAN", "SEED", "LAYOUTS"
     numbers, seed, layouts = on_ranks(
         file, lambda rank: [getattr(load_exercise(file), name) for name in names], 1,
-        init_group=False)[0]
+        backend=None)[0]
     missing = [name for name in NUMBERS if not is_number(numbers.get(name))]
     yield "all eight numbers are typed in", not missing, (
         f"{len(missing)} of the 8 values are not numbers; answers are shown once all "
