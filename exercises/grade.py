@@ -24,6 +24,7 @@ def grade(folder, file):
     from runner import NotRun  # here, so that a usage error need not wait for torch
     print(f"exercise {folder.name}: {os.path.relpath(file)}")
     sys.path[:0] = [str(folder), str(file.parent)]  # for check.py and the learner's imports
+    sys.path.append(str(EXERCISES.parent))  # for the package cluster
     try:
         for description, passed, hint in importlib.import_module("check").checks(file):
             print(f"  {'ok  ' if passed else 'FAIL'}  {description}")

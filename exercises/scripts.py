@@ -7,6 +7,7 @@ import functools
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,22 +32,6 @@ def load_data():
 
 def build_model():
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-
-
-def run_with_torchrun(file: Path, ranks: int) -> list[dict]:
-    """Run the script with the variables that torchrun sets. Return each rank's observe()."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    common = {
-        "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port,
-        "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
-
-    def run_rank(rank):
-        variables = common | {"RANK": rank, "LOCAL_RANK": rank}
-        os.environ.update({name: str(value) for name, value in variables.items()})
-        sys.argv = [str(file)]
-        return observe(file)
-    return on_ranks(file, run_rank, ranks, backend=None)
 
 
 def observe(file):
@@ -81,6 +66,22 @@ def observe(file):
              for path in Path().iterdir()]
     names = [name for name, *_ in calls]
     return result | {"calls": names, "end": parameters(models[0]), "saved": saved}
+
+
+def run_with_torchrun(file: Path, ranks: int, observe: Callable = observe) -> list[dict]:
+    """Run the script with the variables that torchrun sets. Return each rank's observe(file)."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {
+        "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port,
+        "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+
+    def run_rank(rank):
+        variables = common | {"RANK": rank, "LOCAL_RANK": rank}
+        os.environ.update({name: str(value) for name, value in variables.items()})
+        sys.argv = [str(file)]
+        return observe(file)
+    return on_ranks(file, run_rank, ranks, backend=None)
 
 
 def parameters(model):

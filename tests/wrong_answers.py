@@ -44,6 +44,15 @@ WRONG = {
     (3, "its own share is tested"): (
         [("images, labels = test.tensors", "images, labels = test[rank::world_size]")],
         "the accuracy over all 360 images is"),
+    (4, "no momentum"): (
+        [('        optimizer.load_state_dict(saved["optimizer"])\n', "")],
+        "ranks [0, 1, 2] have other ones: every rank has to load the optimizer's state_dict"),
+    (4, "each rank decides"): (
+        [("            dist.all_reduce(is_last)  # has any rank got the signal?\n", "")],
+        "rank 1 has finished, rank 2 is at line"),
+    (4, "a half-written file"): (
+        [("{CHECKPOINT}.tmp", "{CHECKPOINT}"), ("{CHECKPOINT}.tmp", "{CHECKPOINT}")],
+        "Write another file, then rename it"),
     (5, "a step after each"): (
         [("    optimizer.step()\n", "        optimizer.step()\n")],
         "add up the gradients of all micro-batches, then make one step"),
@@ -81,6 +90,17 @@ WRONG = {
     (10, "a node's tokens"): (
         [("(2 + 2 + 4) *", "8 * (2 + 2 + 4) *")],
         "8 times the computed one: a node's link sends two all-gathers"),
+    (10, "FSDP, though the state fits"): (
+        [("(128, 1, 1, 1, 1, False, ddp)", "(128, 128, 1, 1, 1, False, ddp)")],
+        "another layout is over a fifth faster. This one is limited by link: GPUs wait"),
+    (10, "DDP, though it does not"): (
+        [("(32, 32, 1, 1, 4, False, fsdp)", "(32, 1, 1, 1, 4, False, fsdp)")],
+        "memory: 244 GiB of state"),
+    (10, "more copies than sequences"): (
+        [("(8, 8, 8, 8, 1, False, pipeline)", "(512, 512, 1, 1, 1, False, pipeline)")],
+        "it has to divide the 128 sequences"),
+    (10, "without the pipeline's idle time"): (
+        [("(128 / 8 + 8 - 1)", "(128 / 8)")], "0.686 times the computed one"),
     (11, "a view"): ([("[dist.get_rank()].clone()", "[dist.get_rank()]")], "until you clone() it"),
     (11, "a sum"): (
         [("        self.shard.grad /= dist.get_world_size()\n", "")],

@@ -1,7 +1,7 @@
-"""Plan, then run.
+"""Choose the layout.
 
-Replace each None with a number, as README.md describes. The grader computes and shows nothing
-before all eight are numbers.
+Replace each None, as README.md describes. The grader shows nothing before all eight numbers of PLAN
+are there. Then it draws three cases by SEED, for LAYOUTS.
 """
 
 PLAN = {
@@ -14,3 +14,10 @@ PLAN = {
     "MFU in percent": None,
     "tokens per GPU and micro-batch": None,
 }
+
+SEED = None  # any whole number, such as your birthday
+LAYOUTS = [  # data, shard, tensor, pipeline, micro_batch, recompute, seconds
+    (None, None, None, None, None, False, None),
+    (None, None, None, None, None, False, None),
+    (None, None, None, None, None, False, None),
+]
