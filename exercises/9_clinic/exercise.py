@@ -1,10 +1,25 @@
-"""Whose fault is it? Three scripts, one mistake each.
+"""The clinic: six records and three scripts, one cause each.
 
-Each script in scripts/ finishes without an error, and is wrong. Replace None with the name of its
-mistake, in quotes: one of the names in the table of README.md.
+Replace each None with a name, in quotes, out of the tables of README.md.
 """
 
-ANSWERS = {
+CAUSES = {
+    "profile": None,
+    "ranks": None,
+    "trace": None,
+    "memory": None,
+    "loss": None,
+    "dump": None,
+}
+NEXT_STEPS = {  # with the rank's number instead of N, as in "stack of rank 0"
+    "profile": None,
+    "ranks": None,
+    "trace": None,
+    "memory": None,
+    "loss": None,
+    "dump": None,
+}
+SCRIPTS = {
     "a": None,
     "b": None,
     "c": None,
