@@ -107,14 +107,13 @@ def trace(rank):
     for _ in range(3):
         train()
     dist.barrier()
-    begin = time.time_ns()
     with torch.profiler.profile(record_shapes=True) as profiler:
         train()
     lines = [f"rank {rank}"]
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() in EVENTS:
-            start, end = (event.start_ns() - begin) / 1e6, (event.end_ns() - begin) / 1e6
-            lines.append(f"{start:10.1f}{end:10.1f}  {event.name()} {event.shapes() or ''}")
+    for event in profiler.events():
+        if event.name in EVENTS:
+            start, end = event.time_range.start / 1e3, event.time_range.end / 1e3
+            lines.append(f"{start:10.1f}{end:10.1f}  {event.name} {event.input_shapes or ''}")
     return "\n".join(lines)
 
 
@@ -215,7 +214,9 @@ RECORDS = {  # function, number of ranks, heading
 
 def main():
     function, number, heading = RECORDS[sys.argv[1]]
-    print(heading, *on_ranks(Path(__file__).resolve(), function, number), sep="\n")
+    parts = on_ranks(Path(__file__).resolve(), function, number)
+    for line in "\n".join([heading, *parts]).splitlines():
+        print(line.rstrip())
 
 
 if __name__ == "__main__":
