@@ -39,17 +39,17 @@ class NotRun(Exception):
 
 
 def on_ranks(file: Path, function: Callable[[int], object], ranks: int,
-             init_group: bool = True) -> list:
-    """Return [function(rank) for each rank], run in processes with a gloo process group.
+             backend: str | None = "gloo") -> list:
+    """Return [function(rank) for each rank], run in processes with a process group.
 
-    If `init_group` is False, the learner's file creates the group. Prints the ranks' output. Raises
+    If `backend` is None, the learner's file creates the group. Prints the ranks' output. Raises
     NotRun, naming the learner's line, if a rank raises an exception, exits or times out.
     """
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         processes = [
-            fork.Process(target=run_rank, args=(rank, ranks, folder, file, function, init_group))
+            fork.Process(target=run_rank, args=(rank, ranks, folder, file, function, backend))
             for rank in range(ranks)]
         for process in processes:
             process.start()
@@ -66,7 +66,7 @@ def on_ranks(file: Path, function: Callable[[int], object], ranks: int,
         return [pickle.loads((folder / f"{rank}.value").read_bytes()) for rank in range(ranks)]
 
 
-def run_rank(rank, ranks, folder, file, function, init_group):
+def run_rank(rank, ranks, folder, file, function, backend):
     """Run `function` in a forked process. Write its value, or a description of its exception."""
     output = os.open(folder / f"{rank}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
@@ -80,9 +80,9 @@ def run_rank(rank, ranks, folder, file, function, init_group):
         torch.set_num_threads(1)
         torch.manual_seed(rank)
         warnings.simplefilter("ignore")  # deprecation warnings of PyTorch
-        if init_group:
+        if backend:
             dist.init_process_group(
-                "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+                backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
             dist.barrier()  # so that no rank exits before all are connected
         write_atomically(folder / f"{rank}.value", function(rank))
         time.sleep(600)  # keep the connections open: on_ranks kills all ranks together

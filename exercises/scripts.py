@@ -46,7 +46,7 @@ def run_with_torchrun(file: Path, ranks: int) -> list[dict]:
         os.environ.update({name: str(value) for name, value in variables.items()})
         sys.argv = [str(file)]
         return observe(file)
-    return on_ranks(file, run_rank, ranks, init_group=False)
+    return on_ranks(file, run_rank, ranks, backend=None)
 
 
 def observe(file):

@@ -98,7 +98,7 @@ def test_an_untouched_exercise_gets_a_hint(number, tmp_path):
     assert "Traceback" not in result.out + result.err
 
 
-@pytest.mark.parametrize(("number", "name"), cases(WRONG, slow=[3, 8]))
+@pytest.mark.parametrize(("number", "name"), cases(WRONG, slow=[1, 3, 8, 11]))
 def test_each_mistake_gets_its_hint(number, name, tmp_path):
     changes, hint = WRONG[number, name]
     text = solution(number, tmp_path)

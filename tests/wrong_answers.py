@@ -1,6 +1,6 @@
 """Typical wrong answers: {(exercise, name): (changes to the solution, words of the hint)}."""
 
-AVERAGE = "            parameter.grad /= dist.get_world_size()\n"
+MEAN_OF_EACH = "            parameter.grad /= dist.get_world_size()\n"
 SEND, WAIT = "    request = dist.isend(chunk, right)\n", "    request.wait()\n"
 ADD = "        sum_chunk += buffer\n"
 DDP_SAVE = '        torch.save(model.state_dict(), "digits.pt")\n'
@@ -17,7 +17,14 @@ SPEED = "8 * 64 / (COMPUTE_SECONDS + 2 * 1 / 2 * GRADIENT_BYTES / BANDWIDTH)"
 WRONG = {
     (1, "nothing is sent at the start"): (
         [("dist.broadcast(parameter.data, 0)", "pass")], "draws its own weights"),
-    (1, "a sum"): ([(AVERAGE, "")], "all_reduce sums, so divide the result once"),
+    (1, "a sum"): ([(MEAN_OF_EACH, "")], "divide once by the number"),
+    (1, "the hook waits"): ([(", async_op=True)\n", ")\n"), ("            work.wait()\n", "")],
+                            "waits 6 times during backward"),
+    (1, "not reset"): (
+        [("        self.started.clear()\n", "")], "have to reset for the next one?"),
+    (1, "from the first parameter"): (
+        [("reversed(list(model.parameters()))", "model.parameters()")],
+        "it sends [32, 200, 240, 240] bytes"),
     (2, "no ring"): (
         [("right = (rank + 1) % world_size", "right = rank + 1")], "rank 4 does not exist"),
     (2, "all send first"): (
@@ -80,4 +87,15 @@ WRONG = {
     (10, "a node's tokens"): (
         [("(2 + 2 + 4) *", "8 * (2 + 2 + 4) *")],
         "8 times the computed one: a node's link sends two all-gathers"),
+    (11, "a view"): ([("[dist.get_rank()].clone()", "[dist.get_rank()]")], "until you clone() it"),
+    (11, "a sum"): (
+        [("        self.shard.grad /= dist.get_world_size()\n", "")],
+        "divided once by their number"),
+    (11, "forward does not drop"): (
+        [("            tensor = block.module(tensor)\n        block.drop()\n",
+          "            tensor = block.module(tensor)\n")],
+        "drop() a block as soon as it has computed"),
+    (11, "no prefetch in backward"): (
+        [("        if prefetch and number > 0:\n", "        if False:\n")],
+        "all-gathers have been issued; expected [2, 3, 3, 5, 6, 6]"),
 }

@@ -20,7 +20,7 @@ RANK_COLORS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 COMMUNICATION, ABSENT = "#404040", "#E6E6E6"  # ABSENT: also grid lines and areas
 MEASURED, PREDICTED, IDEAL = "#000000", "#D55E00", "#8C8C8C"  # IDEAL: the upper bound
 STEP = {"forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#009E73",
-        "all-reduce": COMMUNICATION, "waits": ABSENT}
+        "all-reduce": COMMUNICATION, "waits": ABSENT, "data": "#BBCC33"}
 LIBRARIES = {"one process": "#000000", "Horovod": "#D55E00", "DDP": "#0072B2",
              "DeepSpeed": "#009E73", "FSDP": "#CC79A7"}
 CHAPTERS = {"01_single_node": "one process", "02_horovod": "Horovod",

@@ -1,47 +1,126 @@
-"""Checks for exercise 1: gradients averaged by hand."""
+"""Checks for exercise 1: DistributedDataParallel, in four steps."""
 
+import copy
+
+import slow_link
 import torch
-from runner import flatten, flatten_gradients, is_close, load_exercise, on_ranks, record_calls
+from runner import flatten, flatten_gradients, is_close, load_exercise, on_ranks
 from torch import nn
 
-RANKS = 3
+RANKS, STEPS, BUCKET_BYTES = 2, 3, 200
+BUCKETS = [232, 200, 280]  # bytes, of build_model()'s parameters from the last to the first
+LAYERS, WIDTH, BATCH = 8, 384, 512  # of the timed network
+TIMED_BUCKET_BYTES = 1_000_000
+CLASSES = "PerParameter", "Flat", "Overlapped", "Bucketed"
+MEAN_HINT = (
+    "all_reduce changes its tensor in place, on every rank, to the sum: divide once by the number "
+    "of ranks. The handle's wait() must come before the division")
+CALLS = {  # class: what it must send, and a hint
+    "PerParameter": ("each gradient is sent once, after backward", "call all_reduce in finish()"),
+    "Flat": ("all gradients are sent at once, after backward",
+             "flatten the gradients into one vector, all-reduce it, and copy it back"),
+    "Overlapped": ("each gradient is sent during backward, without waiting",
+                   "start() calls all_reduce with async_op=True, and returns without wait()"),
+    "Bucketed": (f"{len(BUCKETS)} buckets are sent during backward, without waiting",
+                 "go from the last parameter to the first, and close a bucket with the parameter "
+                 f"that brings it to {BUCKET_BYTES} bytes or more. start() sends a bucket as soon "
+                 "as none of its gradients is missing, with async_op=True")}
+
+
+def build_model():
+    """Return a model whose parameters have 240, 40, 200, 40, 160 and 32 bytes."""
+    return nn.Sequential(
+        nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 4)).double()
 
 
 def checks(file):
-    results = on_ranks(file, lambda rank: run_exercise(file), RANKS)
-    initial = results[0]["initial_parameters"]
+    yield from check_copy(file)
+    scale = None
+    for name in CLASSES:
+        yield from check_class(file, name)
+        recorded = on_ranks(
+            file, lambda rank, name=name: time_class(file, name), RANKS, "slow_link")[0]
+        scale = scale or recorded.seconds / slow_link.CHARACTERS
+        slow_link.draw_step(name, recorded, scale)
+    print("  (F forward, B backward, A finish(), . waiting, = sending: "
+          f"{slow_link.BANDWIDTH / 1e9} GB/s, {1e3 * slow_link.LATENCY:.0f} ms per collective)")
+
+
+def check_copy(file):
+    def run_exercise(rank):
+        model = build_model()
+        parameters = flatten(model.parameters())
+        load_exercise(file).copy_parameters(model)
+        return parameters, flatten(model.parameters())
+
+    results = on_ranks(file, run_exercise, RANKS)
     yield "all ranks start with rank 0's parameters", all(
-        is_close(result["parameters"], initial) for result in results), (
+        is_close(parameters, results[0][0]) for _, parameters in results), (
         "each rank draws its own weights; dist.broadcast(parameter.data, 0) overwrites them in "
         "place with rank 0's: pass parameter.data itself, not a copy")
 
-    mean = sum(result["rank_gradients"] for result in results) / RANKS
-    gradients = results[0]["gradients"]
-    are_equal = all(is_close(result["gradients"], gradients) for result in results)
-    yield "all ranks have the same gradients", are_equal, (
-        "dist.all_reduce(parameter.grad) sums the ranks' gradients in place, on every rank; called "
-        "on a copy, it changes only the copy")
-    yield "they are the mean of the ranks' gradients", is_close(gradients, mean), (
-        "all_reduce sums, so divide the result once by the number of ranks; broadcast keeps one "
-        "rank's gradients and discards the others")
-    calls = results[0]["calls"]
-    yield "each gradient is sent once", calls == ["all_reduce"] * 4, (
-        f"average_gradients() calls {', '.join(calls)}; expected: one all_reduce for each of the 4 "
-        "gradients")
+
+def make_averager(file, name, model, bucket_bytes):
+    arguments = [bucket_bytes] if name == "Bucketed" else []
+    return getattr(load_exercise(file), name)(model, *arguments)
 
 
-def run_exercise(file):
-    """Return this rank's parameters and gradients, before and after the learner's functions."""
-    calls, exercise = record_calls(), load_exercise(file)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
-    model.unused = nn.Parameter(torch.randn(2).double())
-    initial_parameters = flatten(model.parameters())
-    exercise.synchronize_parameters(model)
-    parameters = flatten(model.parameters())
-    model(torch.randn(5, 4).double()).square().sum().backward()
-    rank_gradients = flatten_gradients(model)
-    calls.clear()
-    exercise.average_gradients(model)
-    return {"initial_parameters": initial_parameters, "parameters": parameters,
-            "rank_gradients": rank_gradients, "gradients": flatten_gradients(model),
-            "calls": [name for name, *_ in calls]}
+def check_class(file, name):
+    def run_exercise(rank):
+        """Return, for each step, this rank's own and averaged gradients, and the recorded step."""
+        torch.manual_seed(0)
+        model = build_model()
+        one_rank = copy.deepcopy(model)
+        averager = make_averager(file, name, model, BUCKET_BYTES)
+        results = []
+        for _ in range(STEPS):
+            batches = torch.randn(RANKS, 5, 6, dtype=torch.float64)
+            one_rank.zero_grad()
+            one_rank(batches.flatten(0, 1)).square().mean().backward()
+            recorded = slow_link.record_step(lambda step, batch=batches[rank]: train_step(
+                step, model, averager, batch))
+            results.append((flatten_gradients(model), flatten_gradients(one_rank), recorded))
+            model.zero_grad()
+        return results
+
+    results = on_ranks(file, run_exercise, RANKS, "slow_link")
+    for number, description in enumerate(("first", "second", "third")):
+        passed = all(is_close(steps[number][0], steps[number][1]) for steps in results)
+        yield f"{name}: the {description} step's gradients are those of one rank", passed, (
+            MEAN_HINT if number == 0 else "the first step was right: which lists or counts does "
+            "finish() have to reset for the next one?")
+    description, hint = CALLS[name]
+    recorded = results[0][0][2]
+    backward_end = next(begin for letter, begin in recorded.phases if letter == "A")
+    sizes = [transfer.bytes for transfer in recorded.transfers]
+    if name == "Flat":
+        passed = sizes == [sum(BUCKETS)]
+    else:
+        expected = BUCKETS if name == "Bucketed" else [240, 40, 200, 40, 160, 32]
+        passed = sizes == expected if name == "Bucketed" else sorted(sizes) == sorted(expected)
+    during_backward = [transfer.issued < backward_end for transfer in recorded.transfers]
+    early_waits = [begin for begin, _ in recorded.waits if begin < backward_end]
+    if name in ("PerParameter", "Flat"):
+        passed &= not any(during_backward)
+    else:
+        passed &= all(during_backward) and not early_waits
+    yield f"{name}: {description}", passed, (
+        f"it sends {sizes} bytes, {sum(during_backward)} of {len(sizes)} during backward, and "
+        f"waits {len(early_waits)} times during backward; {hint}")
+
+
+def train_step(step, model, averager, batch):
+    step.begin_phase("F")
+    loss = model(batch).square().mean()
+    step.begin_phase("B")
+    loss.backward()
+    step.begin_phase("A")
+    averager.finish()
+
+
+def time_class(file, name):
+    """Return a recorded step of a larger network."""
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
+    averager = make_averager(file, name, model, TIMED_BUCKET_BYTES)
+    batch = torch.randn(BATCH, WIDTH)
+    return slow_link.median_step(lambda step: train_step(step, model, averager, batch))

@@ -6,8 +6,8 @@ from pathlib import Path
 import solution
 from runner import load_exercise, on_ranks
 
-TABLES = Path(__file__).with_name("README.md").read_text()
-NAMES = re.findall(r'^\| `"(.+)"` \|', TABLES, re.MULTILINE)
+PAGE = Path(__file__).with_name("README.md").read_text()
+NAMES = re.findall(r'^\| `"(.+)"` \|', PAGE, re.MULTILINE)
 HINTS = {  # where to look, without naming the answer: for the cause, for the next step
     "profile": (
         "aten's rows are the model's. How much of the time do they take, and what is the rest?",
@@ -46,25 +46,25 @@ SCRIPT_HINTS = {
          "not. Which parameters are synchronised, and by what?"}
 
 
-def read_answers(file):
-    """Return the causes, next steps and scripts' mistakes of a file."""
-    exercise = load_exercise(file)
-    return exercise.CAUSES, exercise.NEXT_STEPS, exercise.SCRIPTS
-
-
 def checks(file):
     """Yield (description, passed, hint) for each record and script."""
-    causes, next_steps, scripts = on_ranks(
-        file, lambda rank: read_answers(file), 1, init_group=False)[0]
+    records, scripts = on_ranks(file, lambda rank: read_answers(file), 1, backend=None)[0]
     for name, (cause_hint, next_hint) in HINTS.items():
-        yield grade(f"{name}.txt, cause", causes.get(name), solution.CAUSES[name], cause_hint)
-        yield grade(f"{name}.txt, next step", next_steps.get(name), solution.NEXT_STEPS[name],
-                    next_hint)
+        cause, next_step = (*(records.get(name) or ()), None, None)[:2]
+        expected_cause, expected_step = solution.RECORDS[name]
+        yield grade(f"{name}.txt, cause", cause, expected_cause, cause_hint)
+        yield grade(f"{name}.txt, next step", next_step, expected_step, next_hint)
     for name, hint in SCRIPT_HINTS.items():
         yield grade(f"{name}.py", scripts.get(name), solution.SCRIPTS[name], hint)
 
 
+def read_answers(file):
+    exercise = load_exercise(file)
+    return exercise.RECORDS, exercise.SCRIPTS
+
+
 def grade(question, answer, expected, hint):
+    """Return a check; its hint says so if the answer is in no table."""
     if re.sub(r"\d+$", "N", str(answer)) not in NAMES:
         hint = f"{answer!r} is not a name in README.md's tables. To find one: {hint}"
     return f"{question}: {answer}", answer == expected, hint

@@ -3,21 +3,13 @@
 Replace each None with a name, in quotes, out of the tables of README.md.
 """
 
-CAUSES = {
-    "profile": None,
-    "ranks": None,
-    "trace": None,
-    "memory": None,
-    "loss": None,
-    "dump": None,
-}
-NEXT_STEPS = {  # with the rank's number instead of N, as in "stack of rank 0"
-    "profile": None,
-    "ranks": None,
-    "trace": None,
-    "memory": None,
-    "loss": None,
-    "dump": None,
+RECORDS = {  # (cause, next step); "stack of rank 0" is a "stack of rank N"
+    "profile": (None, None),
+    "ranks": (None, None),
+    "trace": (None, None),
+    "memory": (None, None),
+    "loss": (None, None),
+    "dump": (None, None),
 }
 SCRIPTS = {
     "a": None,

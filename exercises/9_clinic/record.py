@@ -33,7 +33,6 @@ from torch.utils.data import DataLoader
 EVENTS = ("DistributedDataParallel.forward", "gloo:all_reduce", "Optimizer.step#SGD.step",
           "autograd::engine::evaluate_function: AddmmBackward0")
 FIELDS = ("collective_seq_id", "profiling_name", "input_sizes", "time_created_ns", "retired")
-M_MMAP_THRESHOLD = -3  # a parameter of glibc's mallopt
 
 
 def build_mlp(layers, width):
@@ -50,15 +49,32 @@ def profile(rank):
         rotated = [scipy.ndimage.rotate(image, 10, reshape=False) for image in enlarged]
         return torch.tensor(rotated).float().unsqueeze(1), torch.tensor(labels[indices])
 
-    loader = DataLoader(range(len(images)), 64, collate_fn=prepare)
     model = nn.Sequential(nn.Conv2d(1, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with torch.profiler.profile() as profiler:
-        for batch, targets in loader:
+        for batch, targets in DataLoader(range(len(images)), 64, collate_fn=prepare):
             optimizer.zero_grad()
             cross_entropy(model(batch), targets).backward()
             optimizer.step()
     return profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=12)
+
+
+def ranks(rank):
+    """A slow rank: rank 2 is throttled, as a GPU is that gets too hot."""
+    if rank == 2:
+        process = os.pidfd_open(os.getpid())  # no other process can get the signals
+        if os.fork() == 0:
+            throttle(process)
+    model, batch, rows = build_mlp(6, 256), torch.randn(512, 256), []
+    for _ in range(25):
+        start = time.perf_counter()
+        model(batch).square().mean().backward()
+        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        computed = time.perf_counter()
+        dist.all_reduce(gradients)
+        rows.append((computed - start, time.perf_counter() - computed))
+    computing, reducing = (1e3 * median(column) for column in zip(*rows[5:]))
+    return f"{rank:4}{len(batch):9}{computing:20.1f}{reducing:14.1f}"
 
 
 def throttle(process):
@@ -72,43 +88,18 @@ def throttle(process):
         os._exit(0)
 
 
-def ranks(rank):
-    """A slow rank: rank 2 is throttled, as a GPU is that gets too hot."""
-    if rank == 2:
-        process = os.pidfd_open(os.getpid())  # no other process can get the signals
-        if os.fork() == 0:
-            throttle(process)
-    model, loader = build_mlp(6, 256), iter(DataLoader(torch.randn(25 * 512, 256), 512))
-    rows = []
-    for _ in range(25):
-        times = [time.perf_counter()]
-        batch = next(loader)
-        times.append(time.perf_counter())
-        model(batch).square().mean().backward()
-        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-        times.append(time.perf_counter())
-        dist.all_reduce(gradients)
-        times.append(time.perf_counter())
-        rows.append([1e3 * (end - start) for start, end in zip(times, times[1:])])
-    loading, computing, reducing = (median(column) for column in zip(*rows[5:]))
-    return f"{rank:4}{len(batch):9}{loading:20.1f}{computing:20.1f}{reducing:20.1f}"
-
-
 def trace(rank):
     """No overlap: the only bucket holds all gradients, so it is full when backward ends."""
     model, batch = build_mlp(8, 1024), torch.randn(256, 1024)
     ddp = DistributedDataParallel(model, bucket_cap_mb=1000)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def train():
-        ddp(batch).square().mean().backward()
-        optimizer.step()
-
-    for _ in range(3):
-        train()
-    dist.barrier()
-    with torch.profiler.profile(record_shapes=True) as profiler:
-        train()
+    schedule = torch.profiler.schedule(wait=0, warmup=3, active=1)
+    with torch.profiler.profile(record_shapes=True, schedule=schedule) as profiler:
+        for _ in range(4):
+            ddp(batch).square().mean().backward()
+            optimizer.step()
+            dist.barrier()
+            profiler.step()
     lines = [f"rank {rank}"]
     for event in profiler.events():
         if event.name in EVENTS:
@@ -119,21 +110,17 @@ def trace(rank):
 
 def memory(rank):
     """Out of memory at the second step, because Adam creates its state in the first."""
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)  # so that freed tensors are given back
-    lines = []
-
-    def allocated():
-        return 1024 * int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0])
-
-    def log(event):
-        lines.append(f"rank {rank}: {event}: {(allocated() - start) / 1e6:.0f} MB")
-
-    start = allocated()
+    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: memory of freed tensors goes back
+    start, lines = allocated(), []
     model, batch = build_mlp(8, 1024), torch.randn(2048, 1024)
     optimizer = torch.optim.Adam(model.parameters())
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     limit = int(start + 4.75 * size)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+    def log(event):
+        lines.append(f"rank {rank}: {event}: {(allocated() - start) / 1e6:.0f} MB")
+
     log(f"parameters {size / 1e6:.0f} MB, limit {(limit - start) / 1e6:.0f} MB, model built")
     try:
         for step in (1, 2, 3):
@@ -149,6 +136,10 @@ def memory(rank):
     except RuntimeError as error:
         lines.append(f"rank {rank}: RuntimeError: {error}")
     return "\n".join(lines)
+
+
+def allocated():
+    return 1024 * int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0])
 
 
 def loss(rank):
@@ -203,8 +194,7 @@ def dump(rank):
 
 RECORDS = {  # function, number of ranks, heading
     "profile": (profile, 1, "torch.profiler's key_averages().table(): an epoch, 64 images a step"),
-    "ranks": (ranks, 4, "median over 20 steps, in ms\n"
-              "rank   images   wait for DataLoader   forward, backward          all-reduce"),
+    "ranks": (ranks, 4, "rank   images   forward, backward    all-reduce   [ms, median of 20]"),
     "trace": (trace, 2, "torch.profiler's events of a step: begin and end in ms, name, shapes"),
     "memory": (memory, 2, "one sequence of 2,048 tokens per rank, fp32; memory that is allocated"),
     "loss": (loss, 1, "autocast in fp16, with GradScaler\n"

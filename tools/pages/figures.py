@@ -29,8 +29,28 @@ def trace():
     return figure
 
 
+def loops():
+    """Draw three steps of chapter 1's loop that reads its images itself, and with workers."""
+    figure, axis = style.make_figure(
+        3.4, title="Who reads the images? The loop itself, or two workers")
+    records = read_records("loops.jsonl")
+    for row, record in enumerate(records):
+        for name, start, end in record["spans"]:
+            axis.barh(row, (end - start) / 1000, 0.6, start / 1000, color=style.STEP[name])
+    for name in ("data", "forward", "backward", "optimizer"):
+        axis.barh(0, 0, color=style.STEP[name], label=name)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, 1.22), ncols=4)
+    axis.set(yticks=range(len(records)), xlabel="milliseconds",
+             yticklabels=[f"num_workers={record['workers']}" for record in records])
+    axis.invert_yaxis()
+    style.add_footer(figure, "Three steps of chapter 1's network on two CPU cores, with the "
+                     "profiler on; 64 images are a batch, and each takes 1 ms to read")
+    return figure
+
+
 FIGURES = {
     "trace.png": trace,
+    "loops.png": loops,
     "demo.png": lambda: demo.draw(read_records("demo.jsonl"))}
 FROM_NOTEBOOKS = {  # {figure: (notebook, first line of the cell that draws it)}
     "batch_size.png": ("01_single_node/batch_size.ipynb", "# Draw the throughput of"),
