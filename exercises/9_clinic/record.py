@@ -93,13 +93,16 @@ def trace(rank):
     model, batch = build_mlp(8, 1024), torch.randn(256, 1024)
     ddp = DistributedDataParallel(model, bucket_cap_mb=1000)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    schedule = torch.profiler.schedule(wait=0, warmup=3, active=1)
-    with torch.profiler.profile(record_shapes=True, schedule=schedule) as profiler:
-        for _ in range(4):
-            ddp(batch).square().mean().backward()
-            optimizer.step()
-            dist.barrier()
-            profiler.step()
+
+    def train():
+        ddp(batch).square().mean().backward()
+        optimizer.step()
+        dist.barrier()
+
+    for _ in range(3):
+        train()
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        train()
     lines = [f"rank {rank}"]
     for event in profiler.events():
         if event.name in EVENTS:
