@@ -79,6 +79,12 @@ WRONG = {
         [(MEAN, ""), ("    dist.all_gather(tensors, correct)\n", ""),
          ("torch.cat(tensors)", "correct")],
         "the mean over all of them is"),
+    (9, "the rank that waits longest"): (
+        [("node of rank 2", "node of rank 3")], "a rank that waits long is healthy"),
+    (9, "the all-reduce blamed"): (
+        [('"no overlap"', '"slow link"')], "compare when the all-reduce begins"),
+    (9, "a name of its own"): (
+        [('"bf16"', '"BF16"')], "'BF16' is not a name in README.md's tables"),
     (9, "a"): ([('"a": "sum"', '"a": "twice"')], "1 on one rank and 3 on the other"),
     (10, "sent once"): (
         [(SPEED, SPEED.replace("2 * 1 / 2", "1 / 2"))],

@@ -1,21 +1,70 @@
-"""Checks for exercise 9: mistakes, named as agree names them."""
+"""Checks for exercise 9: causes and next steps of records; mistakes, named as agree names them."""
+
+import re
+from pathlib import Path
 
 import solution
 from runner import load_exercise, on_ranks
 
-HINTS = {  # where to look, without naming the mistake
+PAGE = Path(__file__).with_name("README.md").read_text()
+NAMES = re.findall(r'^\| `"(.+)"` \|', PAGE, re.MULTILINE)
+HINTS = {  # where to look, without naming the answer: for the cause, for the next step
+    "profile": (
+        "aten's rows are the model's. How much of the time do they take, and what is the rest?",
+        "read the name of the first row to its end: how many processes do this work?"),
+    "ranks": (
+        "an all-reduce ends on all ranks at about the same time, so its column contains waiting. "
+        "On which rank is it short, and what was long there?",
+        "a rank that waits long is healthy. For which rank do the others wait, and is its code "
+        "another than theirs?"),
+    "trace": (
+        "compare when the all-reduce begins with what the rank computes at that time, on both "
+        "ranks",
+        "DDP starts an all-reduce as soon as a group of gradients is complete. How many "
+        "all-reduces does the step have, and how many gradients are in one?"),
+    "memory": (
+        "the first step fits. Compare its lines: after which one is more allocated than before "
+        "the step, and how many times the parameters is that?",
+        "each rank has one sequence, so there is no smaller batch. Both ranks keep the same "
+        "copy of what was added: must they?"),
+    "loss": (
+        "in fp32 the same batch, with the same parameters, has a finite loss, which falls. What "
+        "is special in the column that becomes inf?",
+        "here the loss is NaN before backward begins, and each such step is skipped. What "
+        "changes the largest number that an activation may have?"),
+    "dump": (
+        "compare the last collective_seq_id of all ranks, and whether that call is retired, which "
+        "means ended. Each rank could still write its dump",
+        "the dump says which rank the others wait for, not what it does. On which rank do you "
+        "look, and at what?")}
+SCRIPT_HINTS = {
     "a": "the ranks communicate only in exchange(). Follow a gradient through it that is 1 on one "
          "rank and 3 on the other: what value does each rank have afterwards?",
     "b": "the gradients are averaged correctly in each step; compare the parameters on the ranks "
          "before the first step",
     "c": "compare the parameters one by one after a step: some are equal on all ranks, others are "
-         "not. Which parameters are synchronised, and by what?",
-}
+         "not. Which parameters are synchronised, and by what?"}
 
 
 def checks(file):
-    """Yield (description, passed, hint) for each script."""
-    answers = on_ranks(file, lambda rank: load_exercise(file).ANSWERS, 1, backend=None)[0]
-    for name, hint in HINTS.items():
-        answer = answers.get(name)
-        yield f"{name}.py: {answer}", answer == solution.ANSWERS[name], hint
+    """Yield (description, passed, hint) for each record and script."""
+    records, scripts = on_ranks(file, lambda rank: read_answers(file), 1, backend=None)[0]
+    for name, (cause_hint, next_hint) in HINTS.items():
+        cause, next_step = (*(records.get(name) or ()), None, None)[:2]
+        expected_cause, expected_step = solution.RECORDS[name]
+        yield grade(f"{name}.txt, cause", cause, expected_cause, cause_hint)
+        yield grade(f"{name}.txt, next step", next_step, expected_step, next_hint)
+    for name, hint in SCRIPT_HINTS.items():
+        yield grade(f"{name}.py", scripts.get(name), solution.SCRIPTS[name], hint)
+
+
+def read_answers(file):
+    exercise = load_exercise(file)
+    return exercise.RECORDS, exercise.SCRIPTS
+
+
+def grade(question, answer, expected, hint):
+    """Return a check; its hint says so if the answer is in no table."""
+    if re.sub(r"\d+$", "N", str(answer)) not in NAMES:
+        hint = f"{answer!r} is not a name in README.md's tables. To find one: {hint}"
+    return f"{question}: {answer}", answer == expected, hint

@@ -1,10 +1,17 @@
-"""Whose fault is it? Three scripts, one mistake each.
+"""The clinic: six records and three scripts, one cause each.
 
-Each script in scripts/ finishes without an error, and is wrong. Replace None with the name of its
-mistake, in quotes: one of the names in the table of README.md.
+Replace each None with a name, in quotes, out of the tables of README.md.
 """
 
-ANSWERS = {
+RECORDS = {  # (cause, next step); "stack of rank 0" is a "stack of rank N"
+    "profile": (None, None),
+    "ranks": (None, None),
+    "trace": (None, None),
+    "memory": (None, None),
+    "loss": (None, None),
+    "dump": (None, None),
+}
+SCRIPTS = {
     "a": None,
     "b": None,
     "c": None,
