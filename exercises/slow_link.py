@@ -69,12 +69,6 @@ class Work(dist.Work):
         step.waits.append((begin, time.perf_counter()))
         return True
 
-    def get_future(self):
-        return self.future
-
-    def is_completed(self):
-        return self.future.done()
-
 
 class SlowLink(dist.ProcessGroup):
     """gloo's collectives, one after the other, each followed by the link's time."""

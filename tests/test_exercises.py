@@ -86,7 +86,7 @@ def test_answers_of_exercise_9_are_verdicts_of_agree(name, mistake):
 @pytest.mark.parametrize("name", FEATURES)  # the other records depend on the machine's load
 def test_exercise_9_s_command_makes_its_records(name):
     pattern, count = FEATURES[name]
-    result = run_command([sys.executable, FOLDERS[9] / "record.py", name], timeout=90)
+    result = run_command([sys.executable, "-m", "tools.measuring.clinic", name], timeout=90)
     for record in (result.out, (FOLDERS[9] / "records" / f"{name}.txt").read_text()):
         assert len(re.findall(pattern, record)) >= count, record + result.err
 

@@ -1,4 +1,6 @@
-"""Make a record of the clinic again: python record.py ranks > records/ranks.txt
+"""Make a record of exercise 9, the clinic, again.
+
+    python -m tools.measuring.clinic ranks > exercises/9_clinic/records/ranks.txt
 
 This file tells the answers. Each function runs on every rank and returns its part of the record.
 Linux only: it stops a process and limits memory.
@@ -15,7 +17,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "exercises"))
 os.environ |= {"TORCH_FR_BUFFER_SIZE": "100", "KINETO_LOG_LEVEL": "99"}
 
 import scipy.ndimage
