@@ -135,8 +135,9 @@ def wait_for_values(processes, folder, file):
     for rank, process in enumerate(processes):
         if not process.is_alive() and not (folder / f"{rank}.problem").exists():
             raise NotRun(
-                f"rank {rank} exited before its function returned: either it called exit(), or "
-                "gloo aborted it because a received message was larger than the receive buffer")
+                f"rank {rank} exited before its function returned: it called exit(); or gloo "
+                "aborted it, because the ranks made different calls (such as a collective in "
+                "`if rank == 0:`), or a message was larger than the tensor that receives it")
     if problems:
         _, first = min(problems)  # it caused the others
         raise NotRun(first)

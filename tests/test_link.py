@@ -89,19 +89,20 @@ def test_the_page_s_arithmetic():
     days = flops / (0.4 * h100.peak * 1024) / 86400
     ddp_limit, limit = (link.hidden_from(way, h100, nodes=2) for way in ("DDP", "FSDP"))
     tokens = 3e6 / 4096
-    deepseek = 6 * 37e9 * 14.8e12 / (2.788e6 * 3600 * h100.peak)
+    deepseek = 6 * 37e9 * 14.8e12 / (2.664e6 * 3600 * h100.peak)
     slow = replace(h100, node_link=25e9)
     ddp, slow_ddp, fsdp, slow_fsdp = (link.send_seconds(way, gpu, nodes=2)
                                       for way in ("DDP", "FSDP") for gpu in (h100, slow))
-    tensor = 4.5 * 4096 * h100.gpu_link * CENTRAL.share / (h100.peak * h100.matmul_share)
+    tensor = 1 + 4.5 * 4096 * h100.gpu_link * CENTRAL.share / (h100.peak * h100.matmul_share)
     step = 6 * 13e9 * 3e6 / (4096 * 0.4 * h100.peak)
     for text in (f"{flops / 1e24:.1f} x 10^24 FLOPs", f"{days:.0f} days",
                  f"feed {4e6 / limit:.0f} H100", f"{percent(CENTRAL.exposed)} of the sending",
                  f"{percent(deepseek)} of the peak", f"an H100 {h100.peak / h100.memory_rate:.0f}",
-                 f"{1e12 * ddp:.0f} ms at the 400 GB/s", f"{1e12 * slow_ddp:.0f} ms at 200 Gbit/s",
+                 f"{1e12 * ddp:.0f} ms at 90 % of the 400 GB/s",
+                 f"{1e12 * slow_ddp:.0f} ms at 200 Gbit/s",
                  f"{7e9 * ddp:.2f} and {7e9 * fsdp:.2f} s, at 25 GB/s (200 Gbit/s) "
                  f"{7e9 * slow_ddp:.1f} and {7e9 * slow_fsdp:.1f} s",
-                 f"{tensor:.0f} ranks for a width of 4,096",
+                 f"{int(tensor)} ranks for a width of 4,096",
                  f"{tokens:.0f} tokens per GPU, below DDP's {ddp_limit:,.0f} and FSDP's "
                  f"{limit:,.0f}",
                  f"{ddp_limit / tokens:.0f} stages", f"a step would take {step:.2f} s"):

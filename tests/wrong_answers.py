@@ -19,12 +19,12 @@ WRONG = {
         [("dist.broadcast(parameter.data, 0)", "pass")], "draws its own weights"),
     (1, "a sum"): ([(MEAN_OF_EACH, "")], "divide once by the number"),
     (1, "the hook waits"): ([(", async_op=True)\n", ")\n"), ("            work.wait()\n", "")],
-                            "waits 6 times during backward"),
+                            "waits 8 times during backward"),
     (1, "not reset"): (
         [("        self.started.clear()\n", "")], "have to reset for the next one?"),
     (1, "from the first parameter"): (
         [("reversed(list(model.parameters()))", "model.parameters()")],
-        "it sends [32, 200, 240, 240] bytes"),
+        "it sends [232, 440, 280] bytes"),
     (2, "no ring"): (
         [("right = (rank + 1) % world_size", "right = rank + 1")], "rank 4 does not exist"),
     (2, "all send first"): (
@@ -107,6 +107,16 @@ WRONG = {
         "it has to divide the 128 sequences"),
     (10, "without the pipeline's idle time"): (
         [("(128 / 8 + 8 - 1)", "(128 / 8)")], "0.686 times the computed one"),
+    (5, "one backward of the sum"): (
+        [("            loss.backward()\n", "            total = loss + (number and total)\n"),
+         ("    optimizer.step()\n", "    total.backward()\n    optimizer.step()\n")],
+        "for each loss, not for their sum"),
+    (11, "waits at once"): (
+        [("        if not prefetch:\n            block", "        block"),
+         ("        if prefetch and number + 1 < len(blocks):\n            blocks[number + 1].f",
+          "        if False:\n            blocks[number + 1].f"),
+         ("    if prefetch:\n        blocks[0]", "    if False:\n        blocks[0]")],
+        "after the next block of backward"),
     (11, "a view"): ([("[dist.get_rank()].clone()", "[dist.get_rank()]")], "until you clone() it"),
     (11, "a sum"): (
         [("        self.shard.grad /= dist.get_world_size()\n", "")],

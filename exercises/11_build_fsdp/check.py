@@ -8,6 +8,7 @@ from pathlib import Path
 
 import slow_link
 import torch
+import torch._dynamo  # imported once for all ranks, because optimizers need it
 from runner import NotRun, flatten, is_close, load_exercise, on_ranks
 from torch import nn
 
@@ -67,12 +68,12 @@ def check_training(file, prefetch):
         sharded = torch.optim.SGD([block.shard for block in blocks], LR, momentum=0.9)
         plain_model = nn.Sequential(*modules)
         plain = torch.optim.SGD(plain_model.parameters(), LR, momentum=0.9)
-        computing = []  # for each forward of a block: all-gathers issued, whole blocks
+        computing = []  # at each forward of a block: all-gathers issued, whole blocks, waits
 
         def before_forward(*_):
             kinds = [transfer.kind for transfer in slow_link.step.transfers]
             whole = sum(len(flatten(block.module.parameters())) > 0 for block in blocks)
-            computing.append((kinds.count("all_gather"), whole))
+            computing.append((kinds.count("all_gather"), whole, len(slow_link.step.waits)))
 
         for block in blocks:
             block.module.register_forward_pre_hook(before_forward)
@@ -99,7 +100,7 @@ def check_training(file, prefetch):
         "each rank's shard of the gradient is the sum over the ranks, divided once by their "
         "number, after the wait. Every block hands tensor.grad to the one before it")
     first = results[0][0]
-    gathered, whole = zip(*first["computing"])
+    gathered, whole, waits = zip(*first["computing"])
     yield f"{name}: one block is whole when it computes", set(whole) == {1}, (
         f"{max(whole)} blocks have their parameters at the same time: drop() a block as soon as it "
         "has computed")
@@ -117,6 +118,14 @@ def check_training(file, prefetch):
     yield f"{name}: {description}", list(gathered) == expected, (
         f"when the {LAYERS} blocks compute, forward and then again in backward, {list(gathered)} "
         f"all-gathers have been issued; expected {expected}")
+
+    if prefetch:
+        latest = [LAYERS + number + max(number, 1) for number in range(LAYERS)]
+        yield "prefetch=True: a block computes while the one before it is reduced", (
+            max(wait - most for wait, most in zip(waits[LAYERS:], latest)) <= 0), (
+            f"when the blocks compute in backward, the rank has waited {list(waits[LAYERS:])} "
+            f"times; at most {latest} are right: wait for a block's reduce-scatter after the next "
+            "block of backward has computed")
 
 
 def check_footprint(file):

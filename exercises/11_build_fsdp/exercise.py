@@ -86,9 +86,9 @@ def backward(blocks, inputs, gradient, prefetch):
     """Set each shard's .grad to this rank's shard of the mean gradient.
 
     gradient: of the loss, by the output of the last block. The last block comes first: gather,
-    compute forward again and backward, reduce-scatter, drop. With prefetch the gather of the
-    previous block begins before the block computes, and the wait for a reduce-scatter comes after
-    the next block's backward.
+    compute forward again and backward, reduce-scatter, drop. With prefetch the gather of block
+    n - 1 begins before block n computes, and block n's reduce-scatter is waited for after block
+    n - 1 has computed, before its own reduce-scatter begins.
     """
     for number in reversed(range(len(blocks))):
         block = blocks[number]
@@ -99,6 +99,7 @@ def backward(blocks, inputs, gradient, prefetch):
         gradient = tensor.grad
         # Your lines: reduce-scatter this block's gradients, and drop the block.
         raise NotImplementedError
+    # Your line, with prefetch: the last wait.
 
 
 def build_blocks(layers, width):

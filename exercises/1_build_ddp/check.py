@@ -7,14 +7,15 @@ import torch
 from runner import flatten, flatten_gradients, is_close, load_exercise, on_ranks
 from torch import nn
 
-RANKS, STEPS, BUCKET_BYTES = 2, 3, 200
-BUCKETS = [232, 200, 280]  # bytes, of build_model()'s parameters from the last to the first
+RANKS, STEPS, BUCKET_BYTES = 2, 3, 250
+SIZES = [240, 40, 200, 40, 200, 40, 160, 32]  # bytes of build_model()'s parameters
+BUCKETS = [432, 280, 240]  # of them, from the last to the first
 LAYERS, WIDTH, BATCH = 8, 384, 512  # of the timed network
 TIMED_BUCKET_BYTES = 1_000_000
 CLASSES = "PerParameter", "Flat", "Overlapped", "Bucketed"
 MEAN_HINT = (
     "all_reduce changes its tensor in place, on every rank, to the sum: divide once by the number "
-    "of ranks. The handle's wait() must come before the division")
+    "of ranks, after the handle's wait(). What is flattened has to be copied back into each .grad")
 CALLS = {  # class: what it must send, and a hint
     "PerParameter": ("each gradient is sent once, after backward", "call all_reduce in finish()"),
     "Flat": ("all gradients are sent at once, after backward",
@@ -28,9 +29,9 @@ CALLS = {  # class: what it must send, and a hint
 
 
 def build_model():
-    """Return a model whose parameters have 240, 40, 200, 40, 160 and 32 bytes."""
-    return nn.Sequential(
-        nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 4)).double()
+    """Return a model whose parameters have SIZES."""
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(),
+                         nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 4)).double()
 
 
 def checks(file):
@@ -96,8 +97,7 @@ def check_class(file, name):
     if name == "Flat":
         passed = sizes == [sum(BUCKETS)]
     else:
-        expected = BUCKETS if name == "Bucketed" else [240, 40, 200, 40, 160, 32]
-        passed = sizes == expected if name == "Bucketed" else sorted(sizes) == sorted(expected)
+        passed = sizes == BUCKETS if name == "Bucketed" else sorted(sizes) == sorted(SIZES)
     during_backward = [transfer.issued < backward_end for transfer in recorded.transfers]
     early_waits = [begin for begin, _ in recorded.waits if begin < backward_end]
     if name in ("PerParameter", "Flat"):

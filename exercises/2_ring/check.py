@@ -89,6 +89,6 @@ def check_messages(function, results, count, chunk_length):
         calls = [call for call in result["calls"] if "recv" not in call[0]]
         passed &= [peer for _, _, peer in calls] == [(rank + 1) % RANKS] * count
         passed &= all(elements <= chunk_length for _, elements, _ in calls)
-    return f"{function}: each rank sends {count} chunks to its right neighbour", passed, (
+    return f"{function}: messages from each rank to its right neighbour: {count}", passed, (
         f"with {RANKS} ranks, expected {count} messages of at most {chunk_length} numbers; the "
         f"last rank calls {results[-1]['calls']}")

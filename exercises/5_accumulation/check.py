@@ -21,7 +21,13 @@ def run_steps(exercise, calls, rank, sizes):
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, allreduce_hook)  # DDP's own, but visible to record_calls()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    gradients = []
+    gradients, passes = [], []
+
+    def note_passes(module, images, output):
+        passes.append("F")
+        output.register_hook(lambda _: passes.append("B"))
+
+    model.register_forward_hook(note_passes)
     optimizer.register_step_pre_hook(lambda *_: gradients.append(flatten_gradients(model)))
     for step in range(STEPS):
         torch.manual_seed(step)  # each rank makes all ranks' batches
@@ -33,12 +39,14 @@ def run_steps(exercise, calls, rank, sizes):
         reference.zero_grad()
         cross_entropy(reference(images), labels).backward()
         gradients.clear()
+        passes.clear()
         calls.clear()
         exercise.train_step(ddp, optimizer, batches[rank])
         optimizer_steps = len(gradients)
         gradients.append(flatten_gradients(model))  # in case there was no step
         times_sent = sum(elements for _, elements, _ in calls) / len(gradients[0])
         yield {"optimizer_steps": optimizer_steps, "times_sent": times_sent,
+               "passes": "".join(passes),
                "gradient": gradients[0], "expected": flatten_gradients(reference)}
 
 
@@ -68,6 +76,11 @@ def checks(file):
     yield "the gradients are sent once", first["times_sent"] == 1, (
         f"they were sent {first['times_sent']:.3g} times: under ddp.no_sync() nothing is sent; DDP "
         "decides during the forward pass, so that must be inside no_sync(), too")
+    yield "each micro-batch's backward comes before the next forward", (
+        first["passes"] == "FB" * len(EQUAL_SIZES)), (
+        f"the passes are {first['passes']}, F forward, B backward: until its backward a micro-"
+        "batch needs memory for its activations, so call backward() for each loss, not for their "
+        "sum")
     yield "the gradient is correct with a smaller last micro-batch", all(
         is_close(step["gradient"], step["expected"]) for step in unequal_steps), (
         f"if micro-batches of {UNEQUAL_SIZES} images get equal weight, each image of the last one "

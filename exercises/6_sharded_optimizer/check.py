@@ -32,7 +32,8 @@ def check_shards(file):
         f"(begin, end) of each rank: {shards}. All shards must have the same length, {TOTAL} / "
         f"{RANKS} rounded up, so that no parameter is left out")
     yield f"each rank's velocity is one shard, {8 * SHARD} bytes", max(sizes) == 8 * SHARD, (
-        f"a rank's velocity takes {max(sizes)} bytes; for all parameters it would be {8 * TOTAL}")
+        f"a rank's velocity takes {max(sizes)} bytes; for all parameters it would be {8 * TOTAL}, "
+        "for a shard in fp32 half of what is expected")
 
 
 def check_method(file, method, collective, arguments, expected, description):
@@ -46,7 +47,8 @@ def check_method(file, method, collective, arguments, expected, description):
 
     results, calls = zip(*on_ranks(file, run_exercise, RANKS))
     yield f"{method}() returns the expected tensor", all(map(is_close, results, expected)), (
-        f"expected: {description}; rank 0 has {' '.join(str(results[0]).split())}")
+        f"expected: {description}; rank 0 has {' '.join(str(results[0]).split())}. A list of N "
+        "tensors needs N tensors, not one of them N times")
     yield f"{method}() sends half of what an all_reduce sends", (
         len(calls[0]) == 1 and calls[0][0].startswith(collective)), (
         f"it calls {', '.join(calls[0])}; one {collective} is enough")

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 torch.set_default_dtype(torch.float64)  # 16 digits, so that two trainings can be compared
-EPOCHS, BATCH, LR, MOMENTUM = 7, 64, 0.2, 0.9
+EPOCHS, BATCH, LR, MOMENTUM = 9, 64, 0.2, 0.9
 
 
 def load_data():
