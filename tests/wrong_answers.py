@@ -106,7 +106,7 @@ WRONG = {
         [("(8, 8, 8, 8, 1, False, pipeline)", "(512, 512, 1, 1, 1, False, pipeline)")],
         "it has to divide the 128 sequences"),
     (10, "without the pipeline's idle time"): (
-        [("(128 / 8 + 8 - 1)", "(128 / 8)")], "0.686 times the computed one"),
+        [("(128 / 8 + 8 - 1)", "(128 / 8)")], "0.707 times the computed one"),
     (5, "one backward of the sum"): (
         [("            loss.backward()\n", "            total = loss + (number and total)\n"),
          ("    optimizer.step()\n", "    total.backward()\n    optimizer.step()\n")],

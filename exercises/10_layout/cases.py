@@ -54,8 +54,8 @@ class Case:
         """Yield what does not divide evenly."""
         if data * tensor * pipeline != self.cluster.ranks:
             yield f"data x tensor x pipeline is {data * tensor * pipeline}, not the number of GPUs"
-        if data % shard or (pipeline > 1 and shard not in (1, data)):
-            yield "shard has to divide data; in a pipeline it is 1 or data"
+        if data % shard or (pipeline > 1 and shard != data):
+            yield "shard has to divide data; in a pipeline it is data"
         if self.model.heads % tensor or self.cluster.gpus % tensor:
             yield "tensor has to divide the heads and the GPUs of a node"
         if self.model.layers % pipeline:
@@ -92,8 +92,10 @@ def draw_case(generator, models, nodes, sequences, winner, loser):
 def check_layout(number: int, case: Case, layout: tuple) -> Checks:
     """Check a row of LAYOUTS."""
     *sizes, recompute, seconds = layout
-    yield f"case {number}: numbers are typed in", all(map(is_number, (*sizes, seconds))), (
-        "a row is data, shard, tensor, pipeline, micro_batch, recompute, seconds")
+    are_whole = all(isinstance(size, int) and size > 0 for size in sizes)
+    yield f"case {number}: numbers are typed in", are_whole and is_number(seconds), (
+        "a row is data, shard, tensor, pipeline, micro_batch, recompute, seconds; the first five "
+        "are whole numbers")
     problem = next(case.problems(*sizes), "")
     yield "  everything divides evenly", not problem, problem
     plan, best = case.plan(*sizes, recompute), case.rank()[0]

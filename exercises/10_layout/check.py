@@ -12,8 +12,8 @@ MEMORY_HINT = ("16 bytes per parameter: which of 2, 2, 4 and 8 does this stage d
 NUMBERS = {  # name: (value, hint)
     "images/s on 2 nodes": (
         8 * 64 / (0.25 + 100e6 / (0.9 * 1.25e9)),
-        "a step takes compute plus all-reduce. Each of n nodes sends 2 (n-1)/n of 100 MB, at nine "
-        "tenths of 10 Gbit/s, which is 1.25 GB/s"),
+        "a step takes compute plus all-reduce. Each of n nodes sends 2 (n-1)/n of 100 MB. 10 Gbit/s"
+        " are 1.25 GB/s, of which nine tenths are usable"),
     **{f"GB per GPU, ZeRO stage {stage}": (PARAMETERS * (kept + sharded / RANKS) / 1e9, MEMORY_HINT)
        for stage, kept, sharded in ((1, 4, 12), (2, 2, 14), (3, 0, 16))},
     "bytes sent per rank per DDP step": (
@@ -46,7 +46,7 @@ def checks(file):
         print(f"  {name:36} {numbers[name]:15,.6g} {value:15,.6g}")
     for name, (value, hint) in NUMBERS.items():
         ratio = numbers[name] / value
-        yield f"{name}, within 5 %", abs(ratio - 1) <= 0.05, (
+        yield f"{name}, within 2 %", abs(ratio - 1) <= 0.02, (
             f"your value is {ratio:.3g} times the computed one: {hint}")
 
     yield "SEED is a whole number", isinstance(seed, int), (

@@ -23,11 +23,11 @@ PLAN = {
 }
 
 
-def computed(gpu, layers, width):
-    """Return the parameters, and the seconds that a GPU computes per token."""
-    parameters = 12 * layers * width**2 + 2 * 50_000 * width
+def computed(gpu, layers, width, stages=1):
+    """Return the parameters, and the seconds per token of a GPU that computes the last stage."""
+    blocks, output = 12 * layers * width**2, 50_000 * width
     rate = gpu.peak * gpu.matmul_share / (1 + 1500 / width)
-    return parameters, 6 * (parameters - 50_000 * width) / rate
+    return blocks + 2 * output, 6 * (blocks / stages + output) / rate
 
 
 # Case 1: 1.4 billion parameters, of 20 bytes, fit; and each GPU has only one sequence, of 4,096.
@@ -47,9 +47,9 @@ fsdp = computation + exposed + 24 * parameters / 32 / h200.memory_rate
 
 # Case 3: 512 GPUs and 128 sequences. A node shares the tensors, 8 nodes are a pipeline; 8 of these.
 h100 = read_gpus()["h100"]
-parameters, token = computed(h100, 64, 8192)
+parameters, token = computed(h100, 64, 8192, stages=8)
 messages = 4 * 64 / 8 * (2 * 7 / 8 * 2 * 4096 * 8192 / (0.5 * h100.gpu_link) + 24e-6 * 7)
-micro_batch = 4096 * token / 8 / 8 + messages
+micro_batch = 4096 * token / 8 + messages
 at_end = 6 * parameters / 8 / (0.9 * h100.node_link) + 24 * parameters / 512 / h100.memory_rate
 pipeline = (128 / 8 + 8 - 1) * micro_batch + at_end
 

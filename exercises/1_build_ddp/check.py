@@ -10,7 +10,7 @@ from torch import nn
 RANKS, STEPS, BUCKET_BYTES = 2, 3, 250
 SIZES = [240, 40, 200, 40, 200, 40, 160, 32]  # bytes of build_model()'s parameters
 BUCKETS = [432, 280, 240]  # of them, from the last to the first
-LAYERS, WIDTH, BATCH = 8, 384, 512  # of the timed network
+LAYERS, WIDTH, BATCH = 8, 384, 1024  # of the timed network
 TIMED_BUCKET_BYTES = 1_000_000
 CLASSES = "PerParameter", "Flat", "Overlapped", "Bucketed"
 MEAN_HINT = (

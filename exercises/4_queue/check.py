@@ -97,10 +97,11 @@ def check_jobs(file, folder, whole, steps):
     begin = yield from check_position(results, whole, steps, killed - SAVE_STEPS, killed)
     end = begin + len(results[0]["images"])
     yield f"  they end within {SAVE_STEPS} steps", end <= begin + delay + SAVE_STEPS, (
-        f"they train to step {end}: after SIGTERM save, and leave main()")
+        f"they train to step {end}: after SIGTERM, which only rank 1 got, all leave main()")
     savers = [rank for rank, result in enumerate(results) if result["saves"]]
     yield "  one rank saves, with torch.save", len(savers) == 1, (
-        f"ranks {savers} save: ranks that write the same file at the same time may corrupt it")
+        f"ranks {savers} save: ranks that write the same file at the same time may corrupt it"
+        if savers else "no rank calls torch.save(state, file), which this grader watches")
 
     _, problem, has_happened = run(file, folder, 2, "save")
     yield "job 3, 2 ranks: the rank that saves is killed in the middle of the file", has_happened, (
@@ -125,12 +126,14 @@ def check_position(results, whole, steps, lowest, highest):
         hint = ("its first images are those of no step: every rank has to load the same position, "
                 "and takes BATCH // world_size images")
     elif begin == 0:
-        hint = "it begins with the first images of all: load checkpoint.pt if it is there"
+        hint = ("it begins with the first images of all: load checkpoint.pt if it is there, and "
+                "never remove it: os.replace puts the new file in its place")
     elif begin % EPOCH_STEPS == 0:
         hint = "it begins with the first images of an epoch: skip those of the steps made before"
     else:
-        hint = (f"it begins with the images of step {begin + 1}: save at SIGTERM, too; and save "
-                "the epoch's number, for set_epoch, and the steps in it")
+        hint = (f"it begins with the images of step {begin + 1}: from what you save follow the "
+                "epoch's number, for set_epoch, and the steps (not images) made in it. The last "
+                "step before you save counts; at SIGTERM, too, save")
     yield f"  it begins after step {lowest}" + (f" to {highest}" if highest > lowest else ""), (
         begin is not None and lowest <= begin <= highest), hint
     for later, what, hint in (
@@ -142,7 +145,8 @@ def check_position(results, whole, steps, lowest, highest):
         yield f"  with the same {what}", not wrong, (
             f"ranks {wrong} have other ones: every rank has to load {hint}")
     yield "  and the same images to its end", job_steps == steps[begin:begin + len(job_steps)], (
-        "the images of a later step differ: skip images only in the epoch in which the job begins")
+        "the images of a later step differ: skip images only in the epoch in which the job begins; "
+        "and at the end leave main(), not only the loop over the loader")
     return begin
 
 

@@ -15,16 +15,15 @@ HINTS = {  # where to look, without naming the answer: for the cause, for the ne
     "ranks": (
         "an all-reduce ends on all ranks at about the same time, so its column contains waiting. "
         "On which rank is it short, and what was long there?",
-        "a rank that waits long is healthy. For which rank do the others wait, and is its code "
-        "another than theirs?"),
+        "a rank that waits long is healthy. For which rank do the others wait?"),
     "trace": (
         "compare when the all-reduce begins with what the rank computes at that time, on both "
         "ranks",
         "DDP starts an all-reduce as soon as a group of gradients is complete. How many "
         "all-reduces does the step have, and how many gradients are in one?"),
     "memory": (
-        "the first step fits. Compare its lines: after which one is more allocated than before "
-        "the step, and how many times the parameters is that?",
+        "the first step fits. Compare its last two lines: how much more is allocated after "
+        "optimizer.step() than before it, in times of the parameters?",
         "each rank has one sequence, so there is no smaller batch. Both ranks keep the same "
         "copy of what was added: must they?"),
     "loss": (
@@ -67,4 +66,6 @@ def grade(question, answer, expected, hint):
     """Return a check; its hint says so if the answer is in no table."""
     if re.sub(r"\d+$", "N", str(answer)) not in NAMES:
         hint = f"{answer!r} is not a name in README.md's tables. To find one: {hint}"
+    elif str(answer).endswith("rank N"):
+        hint = f"N stands for a rank's number. {hint}"
     return f"{question}: {answer}", answer == expected, hint
