@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 import torch.distributed as dist
 from torch.futures import Future
 
@@ -69,6 +70,9 @@ class Work(dist.Work):
         step.waits.append((begin, time.perf_counter()))
         return True
 
+    def get_future(self):
+        return self.future
+
 
 class SlowLink(dist.ProcessGroup):
     """gloo's collectives, one after the other, each followed by the link's time."""
@@ -84,8 +88,9 @@ class SlowLink(dist.ProcessGroup):
 
     def carry_out_all(self):
         while True:
-            work, result, collective, transfer = self.queue.get()
+            work, result, collective, transfer, copies = self.queue.get()
             transfer.begin = time.perf_counter()
+            originals = [copy.clone() for copy in copies]
             try:
                 collective().wait()
             except Exception as problem:  # the waiting thread raises it
@@ -95,35 +100,62 @@ class SlowLink(dist.ProcessGroup):
             sent_bytes = rounds * transfer.bytes * (self.size() - 1) / self.size()
             time.sleep(LATENCY + sent_bytes / BANDWIDTH)
             transfer.end = time.perf_counter()
+            if transfer.kind == "all_reduce" and not all(map(torch.equal, result, originals)):
+                work.future.set_exception(RuntimeError(
+                    "a tensor was changed between its all_reduce and the handle's wait()"))
+                continue
+            tensors = result[0] if transfer.kind == "all_gather" else result
+            for tensor, copy in zip(tensors, copies):
+                tensor.data.copy_(copy)  # only now, so that before wait() the old values are there
             work.future.set_result(result)
 
-    def issue(self, kind, result, collective, tensors):
-        """Put a collective into the queue. tensors: the whole ones; result: those it writes."""
+    def issue(self, kind, result, copies, collective, tensors):
+        """Put a collective into the queue, and return its handle.
+
+        result: the tensors that the caller will read; copies: those that the collective writes;
+        tensors: the whole ones
+        """
         work = Work()
         tensor_bytes = sum(tensor.nbytes for tensor in tensors)
         transfer = Transfer(kind, tensor_bytes, time.perf_counter())
         step.transfers.append(transfer)
-        self.queue.put((work, result, collective, transfer))
+        self.queue.put((work, result, collective, transfer, copies))
         return work
 
     def allreduce(self, tensors, opts):
-        return self.issue(
-            "all_reduce", tensors, lambda: self.gloo.allreduce(tensors, opts), tensors)
+        copies = [tensor.detach().clone() for tensor in tensors]
+        return self.issue("all_reduce", tensors, copies,
+                          lambda: self.gloo.allreduce(copies, opts), tensors)
 
     def broadcast(self, tensors, opts):
-        return self.issue(
-            "broadcast", tensors, lambda: self.gloo.broadcast(tensors, opts), tensors)
+        copies = [tensor.detach().clone() for tensor in tensors]
+        return self.issue("broadcast", tensors, copies,
+                          lambda: self.gloo.broadcast(copies, opts), tensors)
 
     def allgather(self, outputs, inputs, opts):
-        return self.issue(
-            "all_gather", outputs, lambda: self.gloo.allgather(outputs, inputs, opts), outputs[0])
+        copies = [torch.empty_like(tensor) for tensor in outputs[0]]
+        return self.issue("all_gather", outputs, copies,
+                          lambda: self.gloo.allgather([copies], inputs, opts), outputs[0])
 
     def reduce_scatter(self, outputs, inputs, opts):
-        return self.issue("reduce_scatter", outputs,
-                          lambda: self.gloo.reduce_scatter(outputs, inputs, opts), inputs[0])
+        copies = [torch.empty_like(tensor) for tensor in outputs]
+        return self.issue("reduce_scatter", outputs, copies,
+                          lambda: self.gloo.reduce_scatter(copies, inputs, opts), inputs[0])
+
+    def all_gather_single(self, output, tensor, opts):
+        parts = list(output.chunk(self.size()))
+        return self.allgather([parts], [tensor], dist.distributed_c10d.AllgatherOptions())
+
+    def reduce_scatter_single(self, output, tensor, opts):
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = opts.reduceOp
+        return self.reduce_scatter([output], [list(tensor.chunk(self.size()))], options)
+
+    _allgather_base = all_gather_single  # its name in older PyTorch
+    _reduce_scatter_base = reduce_scatter_single
 
     def barrier(self, opts):
-        return self.issue("barrier", [], self.gloo.barrier, [])
+        return self.issue("barrier", [], [], self.gloo.barrier, [])
 
 
 dist.Backend.register_backend("slow_link", SlowLink, devices=["cpu"])

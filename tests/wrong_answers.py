@@ -20,8 +20,15 @@ WRONG = {
     (1, "a sum"): ([(MEAN_OF_EACH, "")], "divide once by the number"),
     (1, "the hook waits"): ([(", async_op=True)\n", ")\n"), ("            work.wait()\n", "")],
                             "waits 8 times during backward"),
+    (1, "divides before the wait"): (
+        [("        self.started.append((parameter, work))\n",
+          "        parameter.grad /= dist.get_world_size()\n"
+          "        self.started.append((parameter, work))\n"),
+         ("            work.wait()\n            parameter.grad /= dist.get_world_size()\n",
+          "            work.wait()\n")], "changed between its all_reduce and"),
     (1, "not reset"): (
-        [("        self.started.clear()\n", "")], "have to reset for the next one?"),
+        [("        self.missing = [len(bucket) for bucket in self.buckets]\n", "")],
+        "have to reset for the next one?"),
     (1, "from the first parameter"): (
         [("reversed(list(model.parameters()))", "model.parameters()")],
         "it sends [232, 440, 280] bytes"),

@@ -81,13 +81,13 @@ def checks(file):
 
 
 def check_jobs(file, folder, whole, steps):
-    killed = random.randrange(4 * SAVE_STEPS + 1, 5 * SAVE_STEPS)
+    killed = random.randrange(6 * SAVE_STEPS + 1, 7 * SAVE_STEPS - 1)  # steps 59 and on: epoch 3
     run(file, folder, 2, signal.SIGKILL, killed)
     yield f"job 1, 2 ranks, rank 1 is killed after step {killed}: it leaves checkpoint.pt", (
         (folder / "checkpoint.pt").exists()), (
         f"no signal announces SIGKILL, so save after every {SAVE_STEPS} steps, too")
 
-    delay = random.randrange(22, 29)
+    delay = random.randrange(29, 36)  # into epoch 4
     results, problem, has_happened = run(file, folder, 3, signal.SIGTERM, delay)
     yield "job 2, 3 ranks, goes on", not problem or has_happened, (
         f"{problem}. Every rank has to load the checkpoint, and to begin at the same step")
@@ -98,6 +98,8 @@ def check_jobs(file, folder, whole, steps):
     end = begin + len(results[0]["images"])
     yield f"  they end within {SAVE_STEPS} steps", end <= begin + delay + SAVE_STEPS, (
         f"they train to step {end}: after SIGTERM, which only rank 1 got, all leave main()")
+    yield "  they leave no digits.pt", not (folder / "digits.pt").exists(), (
+        "the job script takes this file for the end of training: leave main() before it is saved")
     savers = [rank for rank, result in enumerate(results) if result["saves"]]
     yield "  one rank saves, with torch.save", len(savers) == 1, (
         f"ranks {savers} save: ranks that write the same file at the same time may corrupt it"
