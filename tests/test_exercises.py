@@ -91,14 +91,14 @@ def test_exercise_9_s_command_makes_its_records(name):
         assert len(re.findall(pattern, record)) >= count, record + result.err
 
 
-@pytest.mark.parametrize("number", cases(NUMBERS, slow=[8]))
+@pytest.mark.parametrize("number", cases(NUMBERS, slow=[4, 8]))
 def test_an_untouched_exercise_gets_a_hint(number, tmp_path):
     result = run_grader(number, (FOLDERS[number] / "exercise.py").read_text(), tmp_path)
     assert result.code == FAILED and "hint: " in result.out
     assert "Traceback" not in result.out + result.err
 
 
-@pytest.mark.parametrize(("number", "name"), cases(WRONG, slow=[1, 3, 4, 8, 11]))
+@pytest.mark.parametrize(("number", "name"), cases(WRONG, slow=[1, 2, 3, 4, 6, 8, 11]))
 def test_each_mistake_gets_its_hint(number, name, tmp_path):
     changes, hint = WRONG[number, name]
     text = solution(number, tmp_path)
