@@ -17,7 +17,8 @@ SPEED = "8 * 64 / (COMPUTE_SECONDS + 2 * 1 / 2 * GRADIENT_BYTES / BANDWIDTH)"
 WRONG = {
     (1, "nothing is sent at the start"): (
         [("dist.broadcast(parameter.data, 0)", "pass")], "draws its own weights"),
-    (1, "a sum"): ([(MEAN_OF_EACH, "")], "divide once by the number"),
+    (1, "two ranks assumed"): (
+        [(MEAN_OF_EACH, "            parameter.grad /= 2\n")], "divide once by the number"),
     (1, "the hook waits"): ([(", async_op=True)\n", ")\n"), ("            work.wait()\n", "")],
                             "waits 8 times during backward"),
     (1, "divides before the wait"): (
@@ -125,8 +126,8 @@ WRONG = {
          ("    if prefetch:\n        blocks[0]", "    if False:\n        blocks[0]")],
         "after the next block of backward"),
     (11, "a view"): ([("[dist.get_rank()].clone()", "[dist.get_rank()]")], "until you clone() it"),
-    (11, "a sum"): (
-        [("        self.shard.grad /= dist.get_world_size()\n", "")],
+    (11, "two ranks assumed"): (
+        [("        self.shard.grad /= dist.get_world_size()\n", "        self.shard.grad /= 2\n")],
         "divided once by their number"),
     (11, "forward does not drop"): (
         [("            tensor = block.module(tensor)\n        block.drop()\n",

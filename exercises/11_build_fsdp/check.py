@@ -12,9 +12,9 @@ import torch._dynamo  # imported once for all ranks, because optimizers need it
 from runner import NotRun, flatten, is_close, load_exercise, on_ranks
 from torch import nn
 
-RANKS, LAYERS, STEPS, LR = 2, 3, 3, 0.1
-WIDTH = 4  # of the small network; blocks have 8 width^2 + 5 width parameters
-TIMED_LAYERS, TIMED_WIDTH, TIMED_BATCH = 6, 128, 2048
+RANKS, LAYERS, STEPS, LR = 3, 3, 3, 0.1
+WIDTH = 3  # of the small network; blocks have 8 width^2 + 5 width parameters
+TIMED_RANKS, TIMED_LAYERS, TIMED_WIDTH, TIMED_BATCH = 2, 6, 128, 2048
 PRETENDED_RANKS = 8
 TOP = Path(__file__).resolve().parents[2]
 
@@ -25,7 +25,7 @@ def checks(file):
     for prefetch in False, True:
         yield from check_training(file, prefetch)
         recorded = on_ranks(file, lambda rank, prefetch=prefetch: time_steps(file, prefetch),
-                            RANKS, "slow_link")[0]
+                            TIMED_RANKS, "slow_link")[0]
         scale = scale or recorded.seconds / slow_link.CHARACTERS
         slow_link.draw_step(f"prefetch={prefetch}", recorded, scale)
     print("  (F forward, B forward again and backward, . waiting, g all-gather, r reduce-scatter)")

@@ -7,10 +7,10 @@ import torch
 from runner import flatten, flatten_gradients, is_close, load_exercise, on_ranks
 from torch import nn
 
-RANKS, STEPS, BUCKET_BYTES = 2, 3, 280
+RANKS, STEPS, BUCKET_BYTES = 3, 3, 280
 SIZES = [240, 40, 200, 40, 200, 40, 160, 32]  # bytes of build_model()'s parameters
 BUCKETS = [432, 280, 240]  # of them, from the last to the first
-LAYERS, WIDTH, BATCH = 8, 384, 1024  # of the timed network
+TIMED_RANKS, LAYERS, WIDTH, BATCH = 2, 8, 384, 1024  # for the timed network
 TIMED_BUCKET_BYTES = 1_000_000
 CLASSES = "PerParameter", "Flat", "Overlapped", "Bucketed"
 MEAN_HINT = (
@@ -40,7 +40,7 @@ def checks(file):
     for name in CLASSES:
         yield from check_class(file, name)
         recorded = on_ranks(
-            file, lambda rank, name=name: time_class(file, name), RANKS, "slow_link")[0]
+            file, lambda rank, name=name: time_class(file, name), TIMED_RANKS, "slow_link")[0]
         scale = scale or recorded.seconds / slow_link.CHARACTERS
         slow_link.draw_step(name, recorded, scale)
     print("  (F forward, B backward, A finish(), . waiting, = sending: "
