@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, default_convert
 
 from workshop import data, devices, flags
-from workshop.ranks import check_world_size, run
+from workshop.ending import run
+from workshop.ranks import check_world_size
 from workshop.report import Report
 
 
@@ -35,8 +36,9 @@ def main():
     parser.add_argument("--profile", metavar="FILE", help="trace of steps 6 to 8, for perfetto.dev")
     args = parser.parse_args()
     device = torch.device("cpu")
-    if args.device != "cpu" and torch.cuda.is_available():
-        device = torch.device("cuda")
+    gpu = torch.accelerator.current_accelerator(check_available=True)  # cuda, xpu, ... or None
+    if args.device != "cpu" and gpu and gpu.type != "mps":
+        device = gpu
         torch.set_float32_matmul_precision("high")  # TF32: 10 of fp32's 23 mantissa bits
         torch.backends.cudnn.benchmark = not torch.version.hip  # try algorithms; not on AMD
     devices.check_device(args, device)  # exits if --device asks for a GPU that is not there
@@ -53,7 +55,7 @@ def main():
     layout = torch.channels_last if is_nvidia else torch.contiguous_format
     sampler = RandomSampler(train, generator=torch.Generator())
     # `train` returns whole batches as arrays, faster than image by image; a GPU gets pinned memory.
-    options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
+    options = {"collate_fn": default_convert, "pin_memory": device.type != "cpu"}
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)
     test_batches = DataLoader(test, batch, sampler=range(len(test)), **options)
 

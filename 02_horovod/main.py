@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, default_convert
 
 from workshop import data, devices, flags
-from workshop.ranks import check_world_size, run
+from workshop.ending import run
+from workshop.ranks import check_world_size
 from workshop.report import Report
 
 
@@ -38,9 +39,10 @@ def main():
     args = parser.parse_args()
     device = torch.device("cpu")
     supports_gpus = hvd.cuda_built() or hvd.rocm_built()
-    if args.device != "cpu" and torch.cuda.is_available() and supports_gpus:
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)  # from here on, "cuda" is this rank's own GPU
+    gpu = torch.accelerator.current_accelerator(check_available=True)  # cuda, xpu, ... or None
+    if args.device != "cpu" and gpu and supports_gpus:
+        device = torch.device(gpu.type, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device)  # from here on, "cuda" is this rank's own GPU
         torch.set_float32_matmul_precision("high")  # TF32: chapter 1
         torch.backends.cudnn.benchmark = not torch.version.hip
     device = devices.check_device(args, device)  # the CPU on all ranks, if two would share a GPU
@@ -60,7 +62,7 @@ def main():
     is_nvidia = device.type == "cuda" and not torch.version.hip
     layout = torch.channels_last if is_nvidia else torch.contiguous_format
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
+    options = {"collate_fn": default_convert, "pin_memory": device.type != "cpu"}
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)
     test_batches = DataLoader(test, batch, sampler=range(rank, len(test), world_size), **options)
 

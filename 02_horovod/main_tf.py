@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from workshop import data, flags
-from workshop.ranks import check_world_size, refuse, run
+from workshop.ending import run
+from workshop.ranks import check_world_size, refuse
 from workshop.report import Report
 
 
@@ -44,8 +45,8 @@ def main():
     if 1 < len(gpus) < hvd.local_size():
         refuse("more ranks than GPUs on a node: start one rank per GPU, or use --device cpu")
     gpus = [gpus[local_rank % len(gpus)]] if gpus else []  # %: index 0 if each rank sees one GPU
-    if args.device == "cuda" and not gpus:
-        refuse("--device cuda: no GPU, or a TensorFlow or Horovod without GPUs: use --device cpu")
+    if args.device == "gpu" and not gpus:
+        refuse("--device gpu: no GPU, or a TensorFlow or Horovod without GPUs: use --device cpu")
     tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # allocate as needed, not all at once

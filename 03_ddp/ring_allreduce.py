@@ -17,8 +17,9 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from workshop.devices import gather
+from workshop.ending import run
 from workshop.flags import Parser, refuse_unwritable
-from workshop.ranks import find_ranks, run
+from workshop.ranks import find_ranks
 
 WARM_UP = 2  # runs that are not timed
 step_bytes = []  # what this rank has sent, in each step

@@ -25,8 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workshop.data import load_digits
 from workshop.devices import gather
+from workshop.ending import run
 from workshop.flags import Parser
-from workshop.ranks import find_ranks, run
+from workshop.ranks import find_ranks
 
 LAYERS, IMAGES, PIXELS, CLASSES = 4, 1437, 64, 10
 LEARNING_RATE, TOLERANCE = 1.5, 1e-12  # the rate per 256 images of batch: the linear rule

@@ -20,7 +20,7 @@ def load():
 
 def main():
     torch.manual_seed(0)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
     train, test = load()
     train_loader = DataLoader(train, batch_size=64, shuffle=True,

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split  # DDP
 
-from workshop.ranks import catch_sigterm, find_ranks, run  # `from ranks import`, in another folder
+from workshop.ranks import find_ranks, refuse  # DDP: `from ranks import`, in another folder
 
 
 def load():
@@ -43,8 +43,8 @@ def ignore_sigterm(_):
 
 def save(file, state):  # RESUME: every rank calls it; rank 0 writes
     generators = [torch.get_rng_state()]  # RESUME: of dropout, noise, ...
-    if torch.cuda.is_available():
-        generators.append(torch.cuda.get_rng_state())
+    if torch.accelerator.is_available():
+        generators.append(torch.get_device_module().get_rng_state())
     state["generators"] = gather(generators)
     if dist.get_rank() == 0:
         torch.save(state, f"{file}.tmp")
@@ -55,8 +55,8 @@ def set_generators(saved):
     if len(saved) == dist.get_world_size():  # RESUME: else this job draws other random numbers
         state, *gpu_state = saved[dist.get_rank()]
         torch.set_rng_state(state)
-        if gpu_state and torch.cuda.is_available():
-            torch.cuda.set_rng_state(*gpu_state)
+        if gpu_state and torch.accelerator.is_available():
+            torch.get_device_module().set_rng_state(*gpu_state)
 
 
 def main():
@@ -66,14 +66,15 @@ def main():
     find_ranks()  # DDP: for mpiexec and srun; it sets the variables that torchrun sets
     local_rank = int(os.environ["LOCAL_RANK"])  # DDP: my number on this node
     device, backend = torch.device("cpu"), "gloo"  # DDP: the library that connects CPUs
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())  # DDP: its own GPU
-        torch.cuda.set_device(device)  # DDP: from here on, "cuda" is this GPU
-        backend = "cpu:gloo,cuda:nccl"  # DDP: NCCL connects GPUs
+    gpu = torch.accelerator.current_accelerator(check_available=True)  # cuda, xpu, ... or None
+    if gpu and gpu.type != "mps":
+        device = torch.device(gpu.type, local_rank % torch.accelerator.device_count())  # DDP
+        torch.accelerator.set_device_index(device)  # DDP: from here on, "cuda" is this GPU
+        backend = f"cpu:gloo,{gpu.type}:{dist.get_default_backend_for_device(gpu)}"  # DDP: NCCL
     dist.init_process_group(backend)  # DDP: all ranks connect
     rank, world_size = dist.get_rank(), dist.get_world_size()  # DDP
     if 64 % world_size:
-        raise SystemExit("the ranks have to divide 64, the images per step")
+        refuse("the ranks have to divide 64, the images per step")  # rank 0 prints it
     torch.manual_seed(0)
     if rank == 0:  # DDP: one rank prints; flush, as output to a launcher is buffered
         print(f"{world_size} ranks on {device}", flush=True)  # DDP
@@ -99,7 +100,9 @@ def main():
 
     step, loss_sum, checkpoints = 0, 0.0, [None]
     # RESUME: a scheduler sends SIGTERM before it ends the job
-    sigterms = catch_sigterm() if args.checkpoint else []
+    sigterms = []
+    if args.checkpoint:
+        signal.signal(signal.SIGTERM, lambda *_: sigterms.append(True))
     if rank == 0 and args.checkpoint and os.path.exists(args.checkpoint):
         checkpoints = [torch.load(args.checkpoint, map_location="cpu")]
     dist.broadcast_object_list(checkpoints, 0)  # RESUME: rank 0 reads the file for all ranks
@@ -148,4 +151,5 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)  # DDP: exits cleanly; if one rank fails, all end
+    main()
+    dist.destroy_process_group()  # DDP: after main(), which holds the DDP object

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, DistributedSampler, default_convert
 from workshop import data, devices, flags
 from workshop.checkpoints import find_latest, save
 from workshop.ds_config import import_deepspeed, initialize, read_config
-from workshop.ranks import find_ranks, run
+from workshop.ending import run
+from workshop.ranks import find_ranks
 from workshop.report import Report
 
 CONFIG = Path(__file__).with_name("ds_config.json")
@@ -41,10 +42,11 @@ def main():
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), default="cnn")
     args = parser.parse_args()
     device, backend = torch.device("cpu"), "gloo"  # the library that connects CPUs
-    if args.device != "cpu" and torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)  # from here on, "cuda" is this rank's own GPU
-        backend = "cpu:gloo,cuda:nccl"  # NCCL connects GPUs
+    gpu = torch.accelerator.current_accelerator(check_available=True)  # cuda, xpu, ... or None
+    if args.device != "cpu" and gpu and gpu.type != "mps":
+        device = torch.device(gpu.type, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device)  # from here on, "cuda" is this rank's own GPU
+        backend = f"cpu:gloo,{gpu.type}:{dist.get_default_backend_for_device(gpu)}"  # cuda: NCCL
         torch.set_float32_matmul_precision("high")  # TF32: chapter 1
         torch.backends.cudnn.benchmark = not torch.version.hip
     dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))  # all ranks connect
@@ -69,7 +71,7 @@ def main():
     is_nvidia = device.type == "cuda" and not torch.version.hip
     layout = torch.channels_last if is_nvidia else torch.contiguous_format
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
-    options = {"collate_fn": default_convert, "pin_memory": device.type == "cuda"}
+    options = {"collate_fn": default_convert, "pin_memory": device.type != "cpu"}
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)
     test_batches = DataLoader(test, batch, sampler=range(rank, len(test), world_size), **options)
 

@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsdp import shard
 from transformer import parts
+from workshop.ending import run
 from workshop.flags import Parser
-from workshop.ranks import find_ranks, run
+from workshop.ranks import find_ranks
 
 CONTEXT = 64  # bytes in a sequence
 WARM_UP = 3  # steps that do not count: they create Adam's moments and DDP's buckets

@@ -19,7 +19,8 @@ from sharded import load, load_from_rank_0, save
 from text import generate, load_text
 from transformer import parts
 from workshop import devices, flags
-from workshop.ranks import find_ranks, run
+from workshop.ending import run
+from workshop.ranks import find_ranks
 from workshop.report import Report
 
 

@@ -21,7 +21,8 @@ from transformer import parts
 from workshop import devices, flags
 from workshop.checkpoints import find_latest, save
 from workshop.ds_config import exit_on_failure, import_deepspeed, initialize, read_config
-from workshop.ranks import find_ranks, run
+from workshop.ending import run
+from workshop.ranks import find_ranks
 from workshop.report import Report
 
 CONFIG = Path(__file__).with_name("ds_config.json")

@@ -22,7 +22,8 @@ from sharded import load, load_from_rank_0, save
 from text import generate, load_text
 from transformer import parts
 from workshop import devices, flags
-from workshop.ranks import find_ranks, run
+from workshop.ending import run
+from workshop.ranks import find_ranks
 from workshop.report import Report
 
 # How the ranks of a group divide the layers. Between two layers each rank has some of the tokens;

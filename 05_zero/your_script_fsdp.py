@@ -6,6 +6,7 @@
 """
 
 import argparse
+import signal
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from text import load_text
 from transformer import parts
-from workshop.ranks import catch_sigterm, find_ranks, run  # `from ranks import`, in another folder
+from workshop.ranks import find_ranks, refuse  # `from ranks import`, in another folder
 
 SHAPE = {"layers": 3, "width": 96, "heads": 4, "context": 64}
 GLOBAL_BATCH = 32  # sequences per step, on all ranks together
@@ -85,7 +86,7 @@ def main():
     args = parser.parse_args()
     rank, world_size, local_rank = find_ranks()
     if GLOBAL_BATCH % world_size:
-        raise SystemExit(f"the ranks have to divide {GLOBAL_BATCH}, the sequences per step")
+        refuse(f"the ranks have to divide {GLOBAL_BATCH}, the sequences per step")
     device, backend, precision = torch.device("cpu"), "gloo", args.precision or "fp32"
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -101,7 +102,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)  # FSDP: after fully_shard
     step, sigterms = 0, []
     if args.checkpoint:  # RESUME: a scheduler sends SIGTERM before it ends the job
-        sigterms = catch_sigterm()
+        signal.signal(signal.SIGTERM, lambda *_: sigterms.append(True))
         saved = sorted(Path(args.checkpoint).glob("step*/.metadata"))  # FSDP: it is written last
         if saved := gather(saved)[0]:  # FSDP: rank 0 decides for all
             step = load(model, optimizer, saved[-1].parent)
@@ -142,4 +143,5 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)
+    main()
+    dist.destroy_process_group()

@@ -26,8 +26,9 @@ from functools import partial
 
 from cluster.records import append_records
 from workshop.devices import gather, short_reason
+from workshop.ending import run
 from workshop.flags import Parser, refuse_unwritable
-from workshop.ranks import find_launcher, find_ranks, run
+from workshop.ranks import find_launcher, find_ranks
 
 SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the last on GPUs only
 # For bash: wait until the rank closes the pipe; if $1 seconds have passed, print $2, and kill it

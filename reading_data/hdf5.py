@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from workshop.devices import gather
+from workshop.ending import run
 from workshop.flags import Parser
-from workshop.ranks import find_ranks, run
+from workshop.ranks import find_ranks
 
 PATH, IMAGES = Path("data/images.h5"), 4096  # the file, and how many it has
 SIDE, BATCH = 64, 64  # pixels; images per step and rank

@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from workshop.data import load_digits
 from workshop.devices import gather
+from workshop.ending import run
 from workshop.flags import Parser
-from workshop.ranks import find_ranks, run
+from workshop.ranks import find_ranks
 
 FOLDER, CHECKPOINT = Path("data/stream"), Path("data/stream.pt")
 

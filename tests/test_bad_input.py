@@ -17,7 +17,7 @@ BAD_FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
     ("--batch-size 1438", "1437 training images, fewer than the .*--dataset synthetic"),
     ("--dataset synthetic --image-size 3", "--image-size"),
     ("--dataset mnist --image-size 9", "--image-size: mnist has images of 28 pixels; only digits"),
-    ("--device cuda", "GPU.* --device cpu"),
+    ("--device gpu", "GPU.* --device cpu"),
     ("--precision bf16 --model resnet18 --device cpu", "up to 16 x 16 pixels"),
     ("--dataset mnist --data-dir {}/file", "mnist is missing or incomplete.*--dataset digits"),
     ("--results {}/missing/new", "cannot write .*missing/new"),

@@ -114,8 +114,8 @@ def test_failure_in_deepspeed_initialize_is_reported(folder):
 
 
 def test_a_failing_rank_tells_mpiexec():
-    """MPICH's mpiexec can miss that a rank has exited, so ranks.run() asks it to end the job."""
-    program = "import sys; from workshop.ranks import run; run(lambda: sys.exit('a mistake'))"
+    """MPICH's mpiexec can miss that a rank has exited, so ending.run() asks it to end the job."""
+    program = "import sys; from workshop.ending import run; run(lambda: sys.exit('a mistake'))"
     reader, writer = os.pipe()
     variables = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": str(writer), "MPI_LOCALRANKID": "0"}
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT / "03_ddp", pass_fds=[writer],

@@ -124,7 +124,7 @@ def test_contradictory_variables_are_refused(chapter, launcher, variables, messa
     ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2: ranks count"),
     ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a", "GROUP_WORLD_SIZE": "1",
       "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "torchrun knows of 1: start one per"),
-    ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE=two does not tell"),
+    ({"RANK": "0", "WORLD_SIZE": "two"}, "RANK=0 does not tell"),
     ({"PET_NNODES": "2"}, "PET_NNODES=2, but")])  # pods without torchrun
 def test_variables_that_do_not_give_a_world_are_refused(variables, message, monkeypatch):
     monkeypatch.setattr(os, "environ", variables.copy())
@@ -200,7 +200,7 @@ def test_local_rank_selects_the_gpu():
 def test_two_ranks_never_share_a_gpu(chapter, gpus, tmp_path):
     """All ranks train on the CPU, and one line says so; in a batch job, or by --device, refused."""
     hook, flags = ["gpus.py", *gpus], ("--max-steps", 1, "--results", tmp_path / "results")
-    refusal = run(chapter, 2, *flags, "--device", "cuda", hook=hook)
+    refusal = run(chapter, 2, *flags, "--device", "gpu", hook=hook)
     assert_refused(refusal, "GPU of its own.* or use --device cpu")
     if gpus[1] == "same":
         refusal = run(chapter, 2, *flags, hook=hook, env={"PBS_JOBID": "7"})

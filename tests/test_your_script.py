@@ -31,14 +31,6 @@ OWN_DISK = ("parse_args()\n", """parse_args()
     if args.checkpoint and os.environ.get("RANK", "0") != "0":
         args.checkpoint += " of another node"
 """)
-IN_VAIN = ("            step += 1\n", """            step += 1
-            if step == 2 and rank == 1:  # rank 0 waits for it in the next step
-                dist.recv(pid := torch.zeros(1, dtype=torch.int), 0)
-                os.kill(pid.item(), signal.SIGTERM)
-                dist.recv(pid, 0)
-            elif step == 2:
-                dist.send(torch.tensor([os.getpid()], dtype=torch.int), 1)
-""")
 ORDER = """from torch.utils.data import DistributedSampler
 
 class Order(DistributedSampler):
@@ -121,12 +113,6 @@ def test_package_does_not_import_pytorch_into_a_tensorflow_program():
     program = ("import sys, workshop.data, workshop.flags, workshop.report; "
                "sys.exit('torch' in sys.modules)")
     assert run_command([sys.executable, "-c", program], cwd=ROOT).code == 0
-
-@pytest.mark.fault
-def test_sigterm_ends_ranks_that_wait_in_vain(tmp_path):
-    script = copy_for_fp64(CONVERTED, tmp_path, IN_VAIN, ("catch_sigterm()", "catch_sigterm(1)"))
-    result = forked.run([script, "--checkpoint", "c"], 2, environment(), 60, tmp_path)
-    assert result.code == 1 and result.err.count("SIGTERM: waited 1 s") == 1, result
 
 
 def test_the_losses_of_the_page_of_traps_have_one_rank_s_gradient():

@@ -43,13 +43,13 @@ def count_nodes(local_rank: int) -> int:
 def check_device(args: argparse.Namespace, device: object) -> object:
     """Return this torch.device, or, on all ranks, the CPU if NCCL would refuse two ranks' GPUs.
 
-    All ranks have to call this function, after they have connected. With --device cuda, or in a
+    All ranks have to call this function, after they have connected. With --device gpu, or in a
     batch job that has GPUs, they exit instead of changing to the CPU.
     """
     import torch
     gpus = gather(identify_gpu(device) if device.type != "cpu" else None)
     if None in gpus or len(set(gpus)) < len(gpus):
-        if args.device == "cuda" or (any(gpus) and not JOB_IDS.isdisjoint(os.environ)):
+        if args.device == "gpu" or (any(gpus) and not JOB_IDS.isdisjoint(os.environ)):
             refuse(f"--device {args.device}: not every rank has a GPU of its own: start one rank "
                    "per GPU, or use --device cpu")
         device = torch.device("cpu")
@@ -68,7 +68,7 @@ def identify_gpu(device: object) -> str:
     NCCL_MULTI_RANK_GPU_ENABLE=1 ranks may share a GPU (since 2.30, src/init.cc:1055).
     """
     import torch
-    properties = torch.cuda.get_device_properties(device)
+    properties = torch.get_device_module(device).get_device_properties(device)
     address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     gpu = f"UUID {getattr(properties, 'uuid', device)}"
     if None not in address:

@@ -64,7 +64,7 @@ def add_training_flags(parser, lr, samples, batch_size, epochs):
         help=f"learning rate for a global batch of 256 {samples}; other batches scale it ({lr})")
     add("--warmup-epochs", type=float, default=0, help="epochs of rising learning rate (0)")
     add("--seed", type=int, default=0)
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    add("--device", choices=("auto", "cpu", "gpu"), default="auto")
     add("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
     add("--checkpoint", metavar="PATH", help="file or folder to save to after each whole epoch")
     add("--resume", nargs="?", const=True, choices=("auto",), metavar="auto",

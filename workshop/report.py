@@ -38,7 +38,7 @@ class Report:
 
     def __init__(self, args, rank=0, samples="images", **record):
         self.args, self.rank, self.samples, self.record = args, rank, samples, record
-        self.step_seconds, self.gpu = [], None  # gpu: the module torch.cuda
+        self.step_seconds, self.gpu = [], None  # gpu: torch.cuda, torch.xpu, ...
         self.profiler = None
         torch = sys.modules.get("torch")  # None in a TensorFlow program
         if torch and record["device"] != "cpu":

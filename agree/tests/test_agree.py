@@ -29,7 +29,7 @@ NO_PROBLEMS = "no problems found"
 def test_a_failure_is_reported_before_the_script_ends_the_job(tmp_path):
     """The course's ranks.run() tells mpiexec to end the job, but not before agree's line."""
     script = tmp_path / "mine.py"
-    script.write_text("import torch\nfrom workshop.ranks import run\n\n\n"
+    script.write_text("import torch\nfrom workshop.ending import run\n\n\n"
                       "def main():\n    raise ValueError\n\n\nrun(main)\n")
     result = run_command([*MPIEXEC, script], timeout=180,
                          env={"PYTHONPATH": f"{FOLDER}{os.pathsep}{ROOT}"})

@@ -115,6 +115,7 @@ def fake_gpu():
     for module in torch.cuda, torch.accelerator:
         module.is_available, module.device_count = lambda: True, lambda: 1
         module.current_stream = FakeStream
+    torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     torch.cuda.current_device = torch.accelerator.current_device_index = lambda: 0
     torch.cuda.set_device = torch.accelerator.set_device_index = set_device
     torch.cuda._lazy_init = fake_tensor.init_gpu_context = lambda *_: None

@@ -29,9 +29,9 @@ def fake_gpus():
     import torch
     import torch.distributed as dist
 
-    torch.cuda.is_available = lambda: True
-    torch.cuda.device_count = lambda: count
-    torch.cuda.set_device = select_gpu
+    torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+    torch.accelerator.device_count = lambda: count
+    torch.accelerator.set_device_index = select_gpu
     stream = SimpleNamespace(is_capturing=lambda: False)  # Adam calls it
     torch.accelerator.current_stream = lambda: stream
     torch.cuda.get_device_properties = lambda gpu: SimpleNamespace(uuid=str(gpu.index))
