@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # Aurora (ALCF): PBS, 6 Intel GPUs per node, each visible as two GPUs, Cray PALS, Slingshot 11. Written from its
 # documentation; not tried by us. Sources, at docs.alcf.anl.gov/aurora, read in August 2026: [1] data-science/frameworks/pytorch
-# [2] data-science/frameworks/oneCCL  [3] running-jobs-aurora. PyTorch calls these GPUs xpu and
-# their NCCL xccl: write both into main.py and workshop/devices.py.
-# Chapter 2 does not run: Horovod 0.28.1 does not support Intel GPUs. The doctor does not check Intel GPUs. Submit with:
+# [2] data-science/frameworks/oneCCL  [3] running-jobs-aurora. PyTorch calls these GPUs xpu, and
+# the library that connects them xccl; the chapters ask PyTorch for both (torch.accelerator, in PyTorch 2.7 and later).
+# Chapter 2 trains on CPUs: Horovod 0.28.1 does not support Intel GPUs. Submit with:
 #     qsub -A PROJECT -q debug -l select=2 -l filesystems=flare -v SITE=aurora submit.pbs
 # Queues, with their nodes and hours [3]: debug 1-2, 1 h; debug-scaling 2-256, 1 h; capacity 1-16, 168 h
 
