@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import pytest
 
-from cluster.plan import check, layouts
+from cluster.plan import layouts
 from cluster.plan.step import make_cluster
 from cluster.plan.transformer import Transformer
 from tools.pages import plan
@@ -26,7 +26,7 @@ JSON.stringify(INPUTS.map(([sizes, gpu, gpus, perNode, nodeLink, sequences]) => 
   const plans = rank(transformer(sizes), PLANNER.gpus[gpu], cluster, sequences);
   return plans.map(plan => ({kind: plan.kind, layout: plan.layout, step: plan.step,
     memory: plan.memory, fits: plan.fits, speed: plan.tokensPerSecond, mfu: plan.mfu,
-    limit: limit(plan), lost: whyItLost(plans[0], plan)}));
+    limit: limit(plan)}));
 }))"""
 CHANGE = """
 JSON.stringify(CHANGES.map(fields => {
@@ -78,8 +78,7 @@ def ranked(model, gpu, gpus, per_node, node_link, sequences):
              "step": plan.with_camel_case(one.step),
              "memory": asdict(one.memory) | {
                  "reserved": one.memory.reserved, "inUse": one.memory.in_use}, "fits": one.fits,
-             "speed": one.tokens_per_second, "mfu": one.mfu, "limit": layouts.limit(one),
-             "lost": layouts.why_it_lost(plans[0], one)} for one in plans]
+             "speed": one.tokens_per_second, "mfu": one.mfu, "limit": one.limit} for one in plans]
 
 
 @in_chromium
@@ -90,8 +89,8 @@ def test_javascript_and_python_rank_200_random_inputs_alike(tmp_path):
     pages = open_page(tmp_path, RANK, INPUTS=[
         [plan.with_camel_case(model), *others] for model, *others in inputs])
     kinds = {one["kind"] for plans in expected for one in plans}
-    limits = {one["limit"].split(":")[0] for plans in expected for one in plans}
-    assert kinds == set(layouts.KINDS) and len(limits) == 5  # the inputs reach all of them
+    limits = {one["limit"] for plans in expected for one in plans}
+    assert len(kinds) == 6 and len(limits) == 5  # the inputs reach all of them
     for values, python, page in zip(inputs, expected, pages, strict=True):
         assert len(python) == len(page), values
         for one, other in zip(python, page):
@@ -112,11 +111,9 @@ def test_the_form_shows_the_python_plans_or_one_line(tmp_path):
         {"layers": 80, "gpus": 96, "batch": 8192 * 4}, {"batch": 2**22, "gpu": "v100", "gpus": 1}]
     first, second, heads, kv_heads, layers, batch, last = open_page(
         tmp_path, CHANGE, CHANGES=changes)
-    llama = check.read_model({
-        "layers": "80", "width": "8192", "heads": "64", "kv_heads": "8", "ffn": "28672",
-        "vocabulary": "128256", "context": "8192", "parameters_billion": "70"})
     for (best, rows), model, gpu, gpus, batch_tokens in (
-            (first, plan.OUR_GPT, "h100", 64, 2**20), (second, llama, "a100", 256, 2**22)):
+            (first, plan.MODELS["GPT, 32 layers"], "h100", 64, 2**20),
+            (second, plan.MODELS["Llama 3.1 70B"], "a100", 256, 2**22)):
         usual = read_gpus()[gpu]
         expected = ranked(model, gpu, gpus, usual.gpus_per_node, usual.node_link,
                           batch_tokens / model.context)
@@ -124,19 +121,11 @@ def test_the_form_shows_the_python_plans_or_one_line(tmp_path):
         assert f"{model.parameters / 1e9:.1f} billion parameters on {gpus} GPUs" in best
         for row in expected:
             fits = {"yes": "fits", "perhaps": "may not fit", "no": "does not fit"}[row["fits"]]
-            reason = row["limit"] if row is expected[0] else row["lost"]
-            assert re.search(rf"{re.escape(row['kind'])}: [\d.,]+ of [\d.]+ GiB, {fits};[^;]+% "
-                             + re.escape(reason), rows), row
+            assert re.search(rf"{re.escape(row['kind'])}: [\d.,]+ of [\d.]+ GiB, {fits};[^;]+%, "
+                             f"limited by {row['limit']}", rows), row
     for message, words in (
             (heads, "heads: must divide the width, 8192"),
             (kv_heads, "heads of K and V: must divide the heads"), (layers, "layers: .+"),
             (batch, "4 sequences do not divide among 96 GPUs")):
         assert re.fullmatch(words, message[0]) and message[1] == "", message
     assert last[0].startswith("None fits; the smallest: ")
-
-
-@pytest.mark.check
-def test_no_published_run_has_the_layouts_that_the_page_calls_unchecked():
-    runs, _ = check.read_runs()
-    assert not [run for run in runs if run.layout.replicas > 1]
-    assert "DDP" not in set(check.speed_errors(runs).layout)

@@ -96,6 +96,18 @@ class Layout:
     def gpus(self) -> int:
         return self.data * self.context * self.tensor * self.pipeline
 
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step, on all GPUs."""
+        return self.data * self.micro_batch * self.micro_batches
+
+
+def kind_of(layout: Layout) -> str:
+    """Return what layouts have in common that differ in numbers only, such as "FSDP + tensor"."""
+    kind = ["HSDP" if layout.replicas > 1 else ("DDP", "ZeRO-1", "ZeRO-2", "FSDP")[layout.zero]]
+    kind += [name for name in ("tensor", "context", "pipeline") if getattr(layout, name) > 1]
+    return " + ".join(kind)
+
 
 @dataclass(frozen=True)
 class Software:
