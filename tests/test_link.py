@@ -1,22 +1,17 @@
-"""Numbers on compute against the link and the memory follow from the model and the logs."""
+"""Numbers on compute against the link follow from the model."""
 
-import re
 from dataclasses import replace
 from math import inf
 
 import pytest
-import torch
 from conftest import ROOT
 from tolerances import ARITHMETIC, assert_close
-from torch.utils.flop_counter import FlopCounterMode
-from torchvision.models import resnet50
 
 from cluster.plan import link
 from cluster.plan.step import CENTRAL, Cluster, transformer_step
 from cluster.plan.transformer import Layout, Transformer
 from workshop.gpus import read_gpus
 
-RECORDS = ROOT / "assets" / "records"
 PAGE = " ".join(word for name in ("03_ddp/README.md", "docs/PARALLELISM.md", "docs/SHEET.md")
                 for word in (ROOT / name).read_text().split())
 
@@ -35,52 +30,6 @@ def test_at_the_limit_computing_takes_as_long_as_sending(way, zero, hiding, name
     many_ranks = cluster.ranks / (cluster.ranks - 1)
     ratio = step.data * many_ranks / (hiding * step.compute)
     assert_close("sending over computing", abs(ratio - 1), ARITHMETIC)
-
-
-def test_the_numbers_of_resnet50_on_the_page():
-    gpu = read_gpus()["h200"]
-    with torch.device("meta"):
-        model, image = resnet50(num_classes=10), torch.zeros(1, 3, 224, 224)
-    with FlopCounterMode(display=False) as counter:
-        model(image)
-    forward, parameters = counter.get_total_flops(), sum(p.numel() for p in model.parameters())
-    training = 3 * forward
-    plain = re.search(r"bf16, channels last +([\d.]+) images/s", read("gpu_first.txt"))
-    compiled = re.search(r"== compile\n\s*\(([\d.]+),", read("gpu_third.txt"))
-    speed, faster = float(plain[1]), float(compiled[1])
-    tokens = training / (6 * parameters)  # of an image
-    at_this_rate = replace(gpu, matmul_share=speed * training / gpu.peak)
-    needed = link.hidden_from("DDP", at_this_rate, nodes=2) / tokens
-    for text in (f"{forward / 1e9:.1f} GFLOPs in forward",
-                 f"{speed:,.0f} images/s are {speed * training / gpu.peak:.1%}".replace("%", " %"),
-                 f"{faster:,.0f}, with `torch.compile`, are "
-                 f"{faster * training / gpu.peak:.1%}".replace("%", " %"),
-                 f"{gpu.peak / gpu.memory_rate:.0f} FLOPs",
-                 f"counts as {tokens:.0f} tokens: {training / 1e9:.1f} GFLOPs over "
-                 f"6 x {parameters / 1e6:.1f} million",
-                 f"needs only {needed:.0f} images"):
-        assert text in PAGE, text
-
-
-def test_the_shares_of_kernels_on_the_page():
-    """Of the fifteen longest kernels of three steps of 256 images."""
-    log = read("gpu_fourth.txt")
-    milliseconds, count = re.search(r"(\d+) ms in ([\d,]+) kernels", log).groups()
-    total, kernels = 1000 * int(milliseconds), int(count.replace(",", ""))
-    spent = dict.fromkeys(("batch_norm", "elementwise", "conv"), 0)
-    for time, name in re.findall(r"^ +(\d+) us  (.*)$", log, re.M):
-        kind = ("conv" if re.search("gemm|Conv|cutlass", name) else
-                next((kind for kind in spent if kind in name), "other"))
-        spent[kind] = spent.get(kind, 0) + int(time)
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        resnet50(num_classes=10)(torch.zeros(256, 3, 224, 224))
-    rate = 3 * 3 * counter.get_total_flops() / spent["conv"] * 1e6 / read_gpus()["h200"].peak
-    for text in (f"kernels take {percent(spent['batch_norm'] / total)} of the GPU's time",
-                 f"at least {percent(spent['elementwise'] / total)}.",
-                 f"at least {percent(spent['conv'] / total)}, so even they reach at most "
-                 f"{percent(rate)}",
-                 f"{kernels / 3:,.0f} kernels, of {total / kernels:.0f} us"):
-        assert text in PAGE, text
 
 
 def test_the_page_s_arithmetic():
@@ -111,7 +60,3 @@ def test_the_page_s_arithmetic():
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def read(name: str) -> str:
-    return (RECORDS / name).read_text()
