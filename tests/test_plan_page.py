@@ -104,28 +104,22 @@ def test_javascript_and_python_rank_200_random_inputs_alike(tmp_path):
 
 @in_chromium
 def test_the_form_shows_the_python_plans_or_one_line(tmp_path):
-    changes = [
-        {},
+    llama, *refused, last = open_page(tmp_path, CHANGE, CHANGES=[
         {"model": "Llama 3.1 70B", "gpu": "a100", "slider-gpus": 8, "batch": 2**22},
         {"heads": 60}, {"heads": 64, "kvHeads": 5}, {"kvHeads": "", "layers": ""},
-        {"layers": 80, "gpus": 96, "batch": 8192 * 4}, {"batch": 2**22, "gpu": "v100", "gpus": 1}]
-    first, second, heads, kv_heads, layers, batch, last = open_page(
-        tmp_path, CHANGE, CHANGES=changes)
-    for (best, rows), model, gpu, gpus, batch_tokens in (
-            (first, plan.MODELS["GPT, 32 layers"], "h100", 64, 2**20),
-            (second, plan.MODELS["Llama 3.1 70B"], "a100", 256, 2**22)):
-        usual = read_gpus()[gpu]
-        expected = ranked(model, gpu, gpus, usual.gpus_per_node, usual.node_link,
-                          batch_tokens / model.context)
-        assert best.startswith(f"Recommended, the fastest that fits: {expected[0]['kind']}. "), best
-        assert f"{model.parameters / 1e9:.1f} billion parameters on {gpus} GPUs" in best
-        for row in expected:
-            fits = {"yes": "fits", "perhaps": "may not fit", "no": "does not fit"}[row["fits"]]
-            assert re.search(rf"{re.escape(row['kind'])}: [\d.,]+ of [\d.]+ GiB, {fits};[^;]+%, "
-                             f"limited by {row['limit']}", rows), row
-    for message, words in (
-            (heads, "heads: must divide the width, 8192"),
-            (kv_heads, "heads of K and V: must divide the heads"), (layers, "layers: .+"),
-            (batch, "4 sequences do not divide among 96 GPUs")):
-        assert re.fullmatch(words, message[0]) and message[1] == "", message
+        {"layers": 80, "gpus": 96, "batch": 8192 * 4}, {"batch": 2**22, "gpu": "v100", "gpus": 1}])
+    usual, model = read_gpus()["a100"], plan.MODELS["Llama 3.1 70B"]
+    expected = ranked(model, "a100", 256, usual.gpus_per_node, usual.node_link,
+                      2**22 / model.context)
+    best, rows = llama
+    assert best.startswith(f"Recommended, the fastest that fits: {expected[0]['kind']}. "), best
+    assert f"{model.parameters / 1e9:.1f} billion parameters on 256 GPUs" in best
+    for row in expected:
+        fits = {"yes": "fits", "perhaps": "may not fit", "no": "does not fit"}[row["fits"]]
+        assert re.search(rf"{re.escape(row['kind'])}: [\d.,]+ of [\d.]+ GiB, {fits};[^;]+%, "
+                         f"limited by {row['limit']}", rows), row
+    for (message, rows), words in zip(refused, (
+            "heads: must divide the width, 8192", "heads of K and V: must divide the heads",
+            "layers: .+", "4 sequences do not divide among 96 GPUs"), strict=True):
+        assert re.fullmatch(words, message) and rows == "", message
     assert last[0].startswith("None fits; the smallest: ")
