@@ -31,19 +31,21 @@ def show_hardware(args, description: str) -> None:
 
 
 def speed_range(gpu, speed: float | None) -> tuple[float, float, float, str]:
-    """Return factors of a predicted speed: central, low, high; and which runs were like that.
+    """Return factors of a predicted speed: central, low, high; and where the range comes from.
 
     speed: the central one, measured by a run of the user's own.
     """
     table = speed_errors(read_runs())
     if speed:
         high, low = 1 / table.calibrated.quantile([0.1, 0.9])
-        return speed, speed * low, speed * high, "calibrated by the smallest of their family"
+        return speed, speed * low, speed * high, (
+            "8 of 10 published runs, calibrated by the smallest of their family")
     if "assumed" in gpu.source:
         low, high = table.mfu.quantile([0.1, 0.9]) / table.mfu.median()
-        return 1, low, high, "MFU over its median: none has this GPU"
+        return 1, low, high, (
+            "the MFU of 8 of 10 published runs over its median: none had this GPU")
     high, low = 1 / judges(table).ratio.quantile([0.1, 0.9])
-    return 1, low, high, "those that no constant was fitted to"
+    return 1, low, high, "8 of 10 published runs that no constant was fitted to"
 
 
 def judges(table: pandas.DataFrame) -> pandas.DataFrame:
@@ -79,8 +81,8 @@ def show_transformer(args) -> None:
     if args.tokens:
         print(f"\n{args.tokens / 1e9:g} billion tokens")
         show_table([proposal_row(plan, args.tokens, central, low, high) for plan in best])
-    print(f"\nrange: {low / central:.2f} to {high / central:.2f} times the predicted speed, as 8 "
-          f"of 10 published runs: {meaning}\n"
+    print(f"\nrange: {low / central:.2f} to {high / central:.2f} times the predicted speed, as "
+          f"{meaning}\n"
           f"fits: yes, if {MEMORY_ERROR:.0%} more memory would, too; not modelled: docs/PLAN.md")
 
 
@@ -133,8 +135,8 @@ def show_footprint(args) -> None:
     show_hardware(args, f"{footprint['script']} as counted on {footprint['ranks']:,} ranks")
     show_table(rows)
     print(f"computing: at {central * share * args.gpu.matmul_share:.0%} of the peak in bf16; "
-          f"range: {slow / central:.2f} to {fast / central:.2f} times that speed, as 8 of 10\n"
-          f"published runs: {meaning}\n"
+          f"range: {slow / central:.2f} to {fast / central:.2f} times that speed, as\n"
+          f"{meaning}\n"
           "convolutions reach less, fp32 much less: give predicted / measured seconds of a step as "
           "--speed\n"
           "scaled: each rank keeps its batch; count it with `cluster.footprint --ranks N` instead")

@@ -32,7 +32,7 @@ class Constants:
     share: float = 0.5
     # Part of communication that is not hidden, even if computation takes longer
     exposed: float = 0.37
-    # Latency per rank of a ring, in an all-gather or a reduce-scatter beside computation
+    # Latency per rank of a ring, in an all-gather or a reduce-scatter during computation
     ring_hop: float = 12e-6
     # Time of the other kernels after torch.compile; speed of float8 matrix products. Both assumed
     compiled: float = 0.5
@@ -149,7 +149,7 @@ def transformer_step(model: Transformer, layout: Layout, gpu: Gpu, cluster: Clus
     checkpointing, exposed. Context parallelism: keys and values travel three times. FSDP: two
     all-gathers of bf16 and a reduce-scatter per micro-batch, once per step in a pipeline. DDP: an
     all-reduce of the gradients per step, ZeRO-1: a reduce-scatter and an all-gather of bf16,
-    behind the last backward, but after a pipeline.
+    during the last backward, but after a pipeline.
     """
     compute = compute_seconds_of(model, layout, gpu, software, constants)
     tokens = layout.micro_batch * model.context / layout.context

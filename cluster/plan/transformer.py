@@ -113,7 +113,7 @@ def kind_of(layout: Layout) -> str:
 class Software:
     """What runs a transformer. flash: FlashAttention and sequence parallelism with tensors.
 
-    gradient_bytes: per element that is reduced. overlap: tensor parallelism behind computation.
+    gradient_bytes: per element that is reduced. overlap: computation hides tensor parallelism.
     """
     flash: bool = True
     compiled: bool = False
