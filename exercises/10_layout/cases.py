@@ -97,9 +97,9 @@ def check_layout(number: int, case: Case, layout: tuple) -> Checks:
     plan, best = case.plan(*sizes, recompute), case.rank()[0]
     memory = plan.memory
     yield f"  {plan.name} fits", plan.fits != "no", (
-        f"GiB: {memory.state / 2**30:.0f} of state + "
+        f"memory: {memory.state / 2**30:.0f} GiB of state + "
         f"{(memory.activations + memory.work) / 2**30:.0f} of activations and temporary, with "
-        f"fragments {memory.reserved / 2**30:.0f} > {plan.gpu.memory / 2**30:.0f}")
+        f"fragments {memory.reserved / 2**30:.0f} > {plan.gpu.memory / 2**30:.0f} GiB")
     speed = plan.tokens_per_second / best.tokens_per_second
     yield f"  its speed is {speed:.0%} of the best", speed >= SPEED, (
         f"another layout is over a fifth faster. This one is limited by {plan.limit}")
