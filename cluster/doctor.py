@@ -174,7 +174,7 @@ def parse_flags():
     parser.add_argument("--timeout", type=float, default=60,
                         help="seconds to wait for other ranks (60)")
     parser.add_argument("--results", metavar="FILE",
-                        help="append the all-reduces as lines of JSON, for cluster.plan")
+                        help="append the all-reduces as lines of JSON")
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # of launchers
     args = parser.parse_args()
     refuse_unwritable(args.results)

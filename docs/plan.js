@@ -2,9 +2,8 @@
    layouts.rank needs with PyTorch's default software, without context parallelism and chunks.
    tools/pages/plan.py writes PLANNER; tests/test_plan_page.py compares this with the Python. */
 "use strict";
-const {constants, memoryConstants, gradientBytes, kinds: KINDS} = PLANNER, GIB = 2 ** 30;
+const {constants, memoryConstants, gradientBytes} = PLANNER, GIB = 2 ** 30;
 const roundHalfEven = x => x % 1 === 0.5 ? 2 * Math.round(x / 2) : Math.round(x);  // as Python
-const seconds = x => x >= 0.1 ? `${x.toFixed(2)} s` : `${(1000 * x).toFixed(3)} ms`;
 
 function transformer(sizes) {
   const {layers, width, heads, context, vocabulary, gated} = sizes;
@@ -125,18 +124,20 @@ function* layouts(model, gpus, perNode, sequences) {
   }
 }
 
-const kindOf = ({tensor, pipeline, zero, replicas}) => KINDS[pipeline > 1 ? (tensor > 1 ? 5 : 4)
-  : tensor > 1 ? 3 : replicas > 1 ? 2 : zero ? 1 : 0];
+function kindOf(layout) {
+  const state = layout.replicas > 1 ? "HSDP" : ["DDP", "ZeRO-1", "ZeRO-2", "FSDP"][layout.zero];
+  return [state, ...["tensor", "pipeline"].filter(name => layout[name] > 1)].join(" + ");
+}
 
 function rank(model, gpu, cluster, sequences) {
   const best = {};
   for (const layout of layouts(model, cluster.ranks, cluster.gpus, sequences)) {
     const kind = kindOf(layout), memory = rankMemory(model, layout);
     const step = transformerStep(model, layout, gpu, cluster);
-    const batchTokens = layout.data * layout.microBatch * layout.microBatches * model.context;
-    const tokensPerSecond = batchTokens / step.seconds / cluster.ranks;
-    const plan = {kind, layout, gpu, step, memory, fits: fits(memory, gpu), batchTokens,
-      tokensPerSecond, mfu: tokensPerSecond * model.flops / gpu.peak};
+    const tokens = layout.data * layout.microBatch * layout.microBatches * model.context;
+    const tokensPerSecond = tokens / step.seconds / cluster.ranks;
+    const plan = {kind, layout, gpu, step, memory, fits: fits(memory, gpu), tokensPerSecond,
+      mfu: tokensPerSecond * model.flops / gpu.peak};
     if (!best[kind] || order(plan, best[kind]) < 0) best[kind] = plan;
   }
   return Object.values(best).sort(order);
@@ -148,37 +149,11 @@ function order(one, other) {
     - one.tokensPerSecond : one.memory.reserved - other.memory.reserved);
 }
 
-function limit({kind, step, layout, memory, gpu, fits, batchTokens}) {
-  const gib = bytes => roundHalfEven(bytes / GIB), computed = step.compute + step.tensor;
-  const {pipeline, microBatch, microBatches, data} = layout, wait = seconds(step.dataExposed);
-  if (fits === "no") return `memory: ${gib(memory.state)} GiB of state + `
-    + `${gib(memory.activations + memory.work)} of activations and temporary, with fragments `
-    + `${gib(memory.reserved)} > ${gib(gpu.memory)} GiB`;
-  const longest = Math.max(step.dataExposed, step.bubble, step.tensor);
-  if (longest <= step.seconds / 5) return `compute: ${seconds(computed)} of computation, GPUs wait `
-    + `${wait} for parameters and gradients, ${seconds(step.data)} in all`;
-  const fifth = `> a fifth of ${seconds(step.seconds)}`;
-  if (longest !== step.dataExposed) return longest === step.bubble
-    ? `pipeline: ${seconds(step.bubble)} idle ${fifth}: ${pipeline - 1} stages to fill, `
-      + `${microBatches} micro-batches`
-    : `activations: ${seconds(step.tensor)} to send them ${fifth}`;
-  const equal = roundHalfEven(batchTokens / data / microBatches * step.data / computed);
-  return `link: GPUs wait ${wait} for parameters and gradients ${fifth}`
-    + ([KINDS[1], KINDS[3]].includes(kind) && step.data > computed ? "; sending = computing at "
-      + `${equal.toLocaleString("en-US")} tokens per micro-batch` : "")
-    + (microBatch * microBatches > 1 ? "" : ", but the batch is used up");
-}
-
-function whyItLost(best, other) {
-  if (other.fits === "no") return limit(other);
-  const slower = 1 - other.tokensPerSecond / best.tokensPerSecond;
-  const percent = roundHalfEven(Math.abs(slower) * 100);
-  if (slower < 0) return `${percent}% faster, but perhaps it does not fit`;
-  const parts = {compute: "recomputing and computing", tensor: "tensor or pipeline messages",
-    dataExposed: "exposed parameters and gradients", bubble: "the pipeline's idle time"};
-  const more = part => other.step[part] - best.step[part];
-  const most = Object.keys(parts).reduce((one, two) => more(two) > more(one) ? two : one);
-  return `${percent}% slower: ${seconds(more(most))} more of ${parts[most]}`;
+function limit({step, fits}) {
+  if (fits === "no") return "memory";
+  const waits = {link: step.dataExposed, pipeline: step.bubble, activations: step.tensor};
+  const longest = Object.keys(waits).reduce((one, two) => waits[two] > waits[one] ? two : one);
+  return waits[longest] > step.seconds / 5 ? longest : "compute";
 }
 
 /* The page; its form is in plan.html. */
@@ -193,14 +168,15 @@ const fill = values => fields.filter(({name}) => name in values)
 function showPlan(plan, best) {
   const {data, replicas, tensor, pipeline, microBatch, microBatches, checkpointing} = plan.layout;
   const {memory: {state, activations, work, inUse}, gpu, step} = plan;
-  const before = step.compute + step.tensor, id = KINDS.indexOf(plan.kind), first = plan === best;
+  const before = step.compute + step.tensor, id = plan.kind.replaceAll(" ", "");
+  const first = plan === best;
   const hidden = Math.min(before, step.data - step.dataExposed);
   const fit = {yes: "fits", perhaps: "may not fit", no: "does not fit"}[plan.fits];
   return `<details id="plan-${id}" class="${first ? "first" : ""}"
       ${first || element(id)?.matches("[open]:not(.first)") ? "open" : ""}>
     <summary><b>${plan.kind}</b>: ${show(inUse / GIB)} of ${show(gpu.memory / GIB)} GiB, ${fit};
-      ${show(plan.tokensPerSecond)} tokens/s per GPU, MFU ${show(100 * plan.mfu)}%
-      <br>${first ? limit(plan) : whyItLost(best, plan)}
+      ${show(plan.tokensPerSecond)} tokens/s per GPU, MFU ${show(100 * plan.mfu)}%,
+      limited by ${limit(plan)}
       ${bar(2 * gpu.memory, ["state", state], ["activations", activations], ["work", work],
         ["reserve", inUse - state - activations - work])}</summary>
     <p>data ${data / replicas} × replicas ${replicas} × tensor ${tensor} × pipeline ${pipeline},

@@ -106,7 +106,7 @@ WRONG = {
         "8 times the computed one: a node's link sends two all-gathers"),
     (10, "FSDP, though the state fits"): (
         [("(128, 1, 1, 1, 1, False, ddp)", "(128, 128, 1, 1, 1, False, ddp)")],
-        "another layout is over a fifth faster. This one is limited by link: GPUs wait"),
+        "another layout is over a fifth faster. This one is limited by link"),
     (10, "DDP, though it does not"): (
         [("(32, 32, 1, 1, 4, False, fsdp)", "(32, 1, 1, 1, 4, False, fsdp)")],
         "memory: 244 GiB of state"),

@@ -3,24 +3,24 @@
 A footprint of as many ranks is taken as it is. For another number of ranks each rank keeps its
 batch: FLOPs and activations stay; the group of all data-parallel ranks grows, and with it the
 share (n-1)/n that each rank sends; parameters, gradients and optimizer state shrink if they are
-sharded, which all-gathers show.
+sharded, which all-gathers show. Seconds are by the rules of step.py: the all-reduce of a growing
+group sends gradients in large buckets; all else takes turns with computation, in many calls.
 """
 
 from dataclasses import dataclass
 
 from cluster.plan.memory import Memory
-from cluster.plan.step import CENTRAL, make_cluster
+from cluster.plan.step import CENTRAL, Cluster, exposed_seconds
 from workshop.gpus import Gpu
 
 SHARDED = "parameters", "gradients", "master copy", "optimizer state"
+HOPS = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # latencies of a call, per rank
 
 
 @dataclass(frozen=True)
 class Row:
     """What one rank needs and how long its step takes, on a number of GPUs."""
-    gpus: int
-    nodes: int
-    exact: bool
+    is_counted: bool
     memory: Memory
     sent: float
     compute: float
@@ -36,14 +36,12 @@ def growing_groups(footprint: dict) -> list[dict]:
     return [entry for entry in sent if entry["ranks"] == largest]
 
 
-def plan_footprint(footprints: list[dict], gpu: Gpu, gpus: int, per_node: int, node_link: float,
-                   gpu_link: float, share: float) -> Row:
-    """Return a Row. share: of the rate of long matrix products that the program reaches."""
+def plan_footprint(footprints: list[dict], gpu: Gpu, cluster: Cluster, speed: float) -> Row:
+    """Return a Row. speed: share of the rate of long matrix products that the program reaches."""
     ranks = [record["ranks"] for record in footprints]
-    footprint = footprints[ranks.index(gpus) if gpus in ranks else -1]
-    factor = gpus / footprint["ranks"]
+    footprint = footprints[ranks.index(cluster.ranks) if cluster.ranks in ranks else -1]
+    factor = cluster.ranks / footprint["ranks"]
     growing = growing_groups(footprint)
-    cluster = make_cluster(gpus, per_node, node_link, gpu_link)
     sent = hidden = exposed = 0.0
     for entry in footprint["sent"]:
         size, stride = entry["ranks"], 1
@@ -52,19 +50,22 @@ def plan_footprint(footprints: list[dict], gpu: Gpu, gpus: int, per_node: int, n
             continue
         if size < footprint["ranks"] and entry["link"] != "inside a node":
             stride = footprint["ranks"] // size
-        share = (1 - 1 / size_now) / (1 - 1 / size) if size > 1 else 1
-        seconds = entry["bytes"] * share / cluster.group_rate(size_now, stride, CENTRAL.share)
-        sent += entry["bytes"] * share
+        growth = (1 - 1 / size_now) / (1 - 1 / size) if size > 1 else 1
+        sent += entry["bytes"] * growth
+        share, hops = CENTRAL.share, HOPS.get(entry["operation"], 0)
+        if entry in growing and entry["operation"] == "all-reduce":
+            share, hops = CENTRAL.usable, 0
+        seconds = (entry["bytes"] * growth / cluster.group_rate(size_now, stride, share)
+                   + entry["calls"] * hops * CENTRAL.ring_hop * (size_now - 1))
         if entry in growing:
             hidden += seconds
         else:
             exposed += seconds
-    compute = sum(footprint["flops"].values()) / (gpu.peak * gpu.matmul_share * share)
-    seconds = (max(compute, hidden) + CENTRAL.exposed * min(compute, hidden) + exposed)
+    compute = sum(footprint["flops"].values()) / (gpu.peak * gpu.matmul_share * speed)
+    seconds = compute + exposed_seconds(hidden, compute) + exposed
     roles = footprint["memory"]
     is_sharded = any("gather" in entry["operation"] for entry in growing)
-    state = sum(roles[role] / (factor if is_sharded else 1) for role in SHARDED)
-    saved = sum(roles[role] for role in SHARDED)
-    memory = Memory(state, roles["activations"],
-                    roles["peak"] - saved - roles["activations"])
-    return Row(gpus, cluster.nodes, gpus in ranks, memory, sent, compute, hidden + exposed, seconds)
+    kept = sum(roles[role] for role in SHARDED)
+    memory = Memory(kept / factor if is_sharded else kept, roles["activations"],
+                    roles["peak"] - kept - roles["activations"])
+    return Row(cluster.ranks in ranks, memory, sent, compute, hidden + exposed, seconds)

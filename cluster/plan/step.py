@@ -1,63 +1,26 @@
-"""How long a training step takes on many GPUs: a model that is small enough to be read.
+"""How long a transformer's step takes on many GPUs: a model that is small enough to be read.
 
-    from cluster.plan.step import Cluster, step_seconds
-    four = Cluster(nodes=4, gpus=8, node_link=3.1e9, gpu_link=80e9)
-    step_seconds(compute=0.25, gradient_bytes=102e6, cluster=four)
-
-The first half is DDP of any network whose compute time was measured. The second half is a
-transformer in any layout, from its sizes alone. Times are in seconds, sizes in bytes, rates in
-bytes/s in one direction. Not modelled: reading data, other jobs' traffic, mixtures of experts.
+Times are in seconds, sizes in bytes, rates in bytes/s in one direction. Not modelled: reading data,
+other jobs' traffic, mixtures of experts.
 """
 
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from cluster.plan.transformer import PYTORCH, Layout, Software, Transformer
 from workshop.gpus import Gpu
-
-MB = 2**20
-BUCKETS = {  # sizes of the first bucket and of all others
-    "DDP": (1 * MB, 25 * MB),  # Li et al., 2006.15704, and DistributedDataParallel's defaults
-    "Horovod": (64 * MB, 64 * MB),  # fusion buffer, of the published runs: the default before 0.21
-    "Horovod 0.21": (128 * MB, 128 * MB)}  # the default since (horovod/horovod, pull request 2468)
-
-
-def slowest_delay(n: int) -> float:
-    """Return the expected delay of the slowest of n ranks, in standard deviations.
-
-    This is the mean of the largest of n standard normal numbers: the integral of x d(P(x)^n), where
-    P is the normal distribution (David and Nagaraja, Order Statistics, section 3.1).
-    """
-    x = np.linspace(-8, 8, 4001)
-    midpoints = (x[1:] + x[:-1]) / 2
-    normal = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x])
-    return float(np.sum(midpoints * np.diff(normal ** n)))
 
 
 @dataclass(frozen=True)
 class Constants:
     """Constants of the model, the same for every prediction.
 
-    DDP's were chosen as the comments say, when all rows of assets/records/published.csv except
-    VGG-16 on 128 GPUs and the DGX-2 were known. The transformer's were fitted to the rows of
-    llm-foundry and BLOOM in published_llm.csv, together with the matmul_share of H100 and A100
-    in gpus.csv, by the sum of both sources' mean errors; tests/test_plan.py checks the minimum.
+    Fitted to the rows of llm-foundry and BLOOM in published_llm.csv, unless assumed, together with
+    the matmul_share of H100 and A100 in gpus.csv, by the sum of both projects' mean errors;
+    tests/test_plan.py checks the minimum.
     """
-    # Share of compute time in backward. Assumed: twice as many matrix products as in forward
-    backward: float = 2 / 3
     # Usable share of a link's nominal rate. Assumed: protocol and headers take the rest
     usable: float = 0.90
-    # Standard deviation of compute time, relative. Fitted to one row: 8 V100s of one node train
-    # ResNet-50 in FP32 at 2,855 images/s, one at 367 (NVIDIA DeepLearningExamples, PyTorch, v1.5)
-    jitter: float = (8 * 367 / 2855 - 1) / slowest_delay(8)
-    # Ring latency per hop, from GPU to GPU. Assumed
-    hop: float = 3e-6
-    # Tree latency per level between nodes, and once within the node. From all-reduces of 8 bytes
-    # on Polaris (argonne-lcf/alcf-nccl-tests): 20-47, 46-124, 100-183 us on 2, 8, 256 nodes
-    level: float = 20e-6
-
     # Attention's share of the rate of matrix products
     attention: float = 0.45
     # Bytes that all other kernels move, per token, block and element of the width
@@ -69,7 +32,7 @@ class Constants:
     share: float = 0.5
     # Part of communication that is not hidden, even if computation takes longer
     exposed: float = 0.37
-    # Latency per rank of a ring, in an all-gather or a reduce-scatter beside computation
+    # Latency per rank of a ring, in an all-gather or a reduce-scatter during computation
     ring_hop: float = 12e-6
     # Time of the other kernels after torch.compile; speed of float8 matrix products. Both assumed
     compiled: float = 0.5
@@ -77,10 +40,6 @@ class Constants:
 
 
 CENTRAL = Constants()
-OPTIMIST = Constants(
-    backward=3 / 4, usable=1.0, jitter=CENTRAL.jitter / 2, hop=1.5e-6, level=10e-6)
-PESSIMIST = Constants(
-    backward=1 / 2, usable=0.8, jitter=CENTRAL.jitter * 2, hop=6e-6, level=40e-6)
 
 
 @dataclass(frozen=True)
@@ -88,15 +47,13 @@ class Cluster:
     """Nodes of equal GPUs.
 
     node_link: rate of a node, all its network cards together; gpu_link: rate of a GPU to others of
-    its node. algorithm: "ring", one ring through all GPUs, or "tree", first within the
-    node, then between nodes (NCCL since 2.4; other libraries earlier). measured: node_link was
-    measured with an all-reduce (bus bandwidth), so Constants.usable does not apply to it.
+    its node. measured: node_link was measured with an all-reduce (bus bandwidth), so shares of the
+    rate do not apply to it.
     """
     nodes: int
     gpus: int
     node_link: float
     gpu_link: float
-    algorithm: str = "tree"
     measured: bool = False
 
     @property
@@ -114,66 +71,10 @@ class Cluster:
         return min(self.gpu_link * share, link * max(1, self.gpus // stride) / self.gpus)
 
 
-def make_cluster(gpus: int, per_node: int, node_link: float, gpu_link: float,
-                 measured: bool = False) -> Cluster:
+def make_cluster(gpus: int, per_node: int, node_link: float, gpu_link: float) -> Cluster:
     """Return the nodes that `gpus` GPUs fill; a single node may have fewer than `per_node`."""
     per_node = min(per_node, gpus)
-    return Cluster(-(-gpus // per_node), per_node, node_link, gpu_link, measured=measured)
-
-
-def all_reduce_seconds(size: float, cluster: Cluster, constants: Constants = CENTRAL) -> float:
-    """Return the seconds of an all-reduce: 2 (n-1)/n of the bytes over the slower link.
-
-    Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117, for the bytes. Latency: a
-    ring of N ranks has 2 (N-1) hops, a tree one level within the node and log2(nodes) between them.
-    """
-    nodes, gpus, ranks = cluster.nodes, cluster.gpus, cluster.ranks
-    if ranks == 1:
-        return 0.0
-    if cluster.algorithm == "tree":
-        node_share, gpu_share = (nodes - 1) / nodes, (gpus - 1) / gpus
-        latency = constants.level * (1 + math.log2(nodes))
-    else:
-        node_share = (ranks - 1) / ranks if nodes > 1 else 0
-        gpu_share = (ranks - 1) / ranks if gpus > 1 else 0
-        latency = constants.hop * 2 * (ranks - 1)
-    node_rate = cluster.node_link * (1 if cluster.measured else constants.usable)
-    gpu_rate = cluster.gpu_link * constants.usable
-    return latency + max(2 * node_share * size / node_rate, 2 * gpu_share * size / gpu_rate)
-
-
-def bucket_sizes(gradient_bytes: float, library: str = "DDP") -> list[float]:
-    """Return the buckets in the order in which backward fills them; their sum is gradient_bytes."""
-    first, other = BUCKETS[library]
-    sizes = [min(first, gradient_bytes)]
-    while (remaining := gradient_bytes - sum(sizes)) > 0.5:
-        sizes.append(min(other, remaining))
-    return sizes
-
-
-def timeline(compute: float, gradient_bytes: float, cluster: Cluster, library: str = "DDP",
-             overlap: bool = True, constants: Constants = CENTRAL) -> list[tuple]:
-    """Return the parts of one step as (name, start, end), in seconds.
-
-    `compute` is one GPU's forward and backward without communication. Backward fills the buckets
-    at an even pace (assumed). A bucket's all-reduce starts when all ranks have filled the bucket
-    and the previous all-reduce has ended; without overlap, not before the end of backward.
-    """
-    backward_end = compute * (1 + constants.jitter * slowest_delay(cluster.ranks))
-    forward_end = backward_end * (1 - constants.backward)
-    spans = [("forward", 0.0, forward_end), ("backward", forward_end, backward_end)]
-    fill_end = reduce_end = forward_end  # of the previous bucket
-    for size in bucket_sizes(gradient_bytes, library):
-        fill_end += backward_end * constants.backward * size / gradient_bytes
-        start = max(reduce_end, fill_end if overlap else backward_end)
-        reduce_end = start + all_reduce_seconds(size, cluster, constants)
-        spans.append(("all-reduce", start, reduce_end))
-    return spans
-
-
-def step_seconds(*step: object, **options: object) -> float:
-    """Return the seconds of one step; the arguments are those of timeline."""
-    return max(end for _, _, end in timeline(*step, **options))
+    return Cluster(-(-gpus // per_node), per_node, node_link, gpu_link)
 
 
 @dataclass(frozen=True)
@@ -189,6 +90,11 @@ class Step:
 
 RECOMPUTED = {  # share of forward's matrix products, attention and other kernels
     "none": (0, 0, 0), "operations": (0.25, 0, 1), "layers": (0.5, 0.5, 0.5), "full": (1, 1, 1)}
+
+
+def exposed_seconds(sending: float, computing: float, constants: Constants = CENTRAL) -> float:
+    """Return how long a GPU waits for what it sends while it computes."""
+    return max(sending - computing, 0) + constants.exposed * min(sending, computing)
 
 
 def slowest_stage(model: Transformer, stages: int) -> float:
@@ -243,7 +149,7 @@ def transformer_step(model: Transformer, layout: Layout, gpu: Gpu, cluster: Clus
     checkpointing, exposed. Context parallelism: keys and values travel three times. FSDP: two
     all-gathers of bf16 and a reduce-scatter per micro-batch, once per step in a pipeline. DDP: an
     all-reduce of the gradients per step, ZeRO-1: a reduce-scatter and an all-gather of bf16,
-    behind the last backward, but after a pipeline.
+    during the last backward, but after a pipeline.
     """
     compute = compute_seconds_of(model, layout, gpu, software, constants)
     tokens = layout.micro_batch * model.context / layout.context
@@ -282,7 +188,7 @@ def transformer_step(model: Transformer, layout: Layout, gpu: Gpu, cluster: Clus
                    / cluster.group_rate(across, stride, constants.usable))
 
     if layout.pipeline == 1:
-        exposed = max(data - micro_batch, 0) + constants.exposed * min(data, micro_batch)
+        exposed = exposed_seconds(data, micro_batch, constants)
         micro_batch += exposed
         exposed *= layout.micro_batches
         data *= layout.micro_batches

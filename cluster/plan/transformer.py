@@ -96,12 +96,24 @@ class Layout:
     def gpus(self) -> int:
         return self.data * self.context * self.tensor * self.pipeline
 
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step, on all GPUs."""
+        return self.data * self.micro_batch * self.micro_batches
+
+
+def kind_of(layout: Layout) -> str:
+    """Return what layouts have in common that differ in numbers only, such as "FSDP + tensor"."""
+    kind = ["HSDP" if layout.replicas > 1 else ("DDP", "ZeRO-1", "ZeRO-2", "FSDP")[layout.zero]]
+    kind += [name for name in ("tensor", "context", "pipeline") if getattr(layout, name) > 1]
+    return " + ".join(kind)
+
 
 @dataclass(frozen=True)
 class Software:
     """What runs a transformer. flash: FlashAttention and sequence parallelism with tensors.
 
-    gradient_bytes: per element that is reduced. overlap: tensor parallelism behind computation.
+    gradient_bytes: per element that is reduced. overlap: computation hides tensor parallelism.
     """
     flash: bool = True
     compiled: bool = False

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from runner import Checks
 
-from cluster.plan.layouts import MEMORY_ERROR, Plan, fits, kind_of, limit, rank
-from cluster.plan.memory import rank_memory
-from cluster.plan.step import Cluster, transformer_step
+from cluster.plan.layouts import Plan, make_plan, rank
+from cluster.plan.step import Cluster
 from cluster.plan.transformer import Layout, Transformer
 from workshop.gpus import Gpu, read_gpus
 
@@ -45,10 +44,7 @@ class Case:
         layout = Layout(data, 1, tensor, pipeline, zero, data // shard if zero == 3 else 1,
                         micro_batch, self.sequences // (data * micro_batch),
                         checkpointing="full" if recompute else "none")
-        memory = rank_memory(self.model, layout)
-        return Plan(kind_of(layout), self.model, layout, self.gpu, self.cluster,
-                    transformer_step(self.model, layout, self.gpu, self.cluster), memory,
-                    fits(memory, self.gpu, MEMORY_ERROR))
+        return make_plan(self.model, layout, self.gpu, self.cluster)
 
     def problems(self, data, shard, tensor, pipeline, micro_batch) -> Iterator[str]:
         """Yield what does not divide evenly."""
@@ -99,10 +95,14 @@ def check_layout(number: int, case: Case, layout: tuple) -> Checks:
     problem = next(case.problems(*sizes), "")
     yield "  everything divides evenly", not problem, problem
     plan, best = case.plan(*sizes, recompute), case.rank()[0]
-    yield f"  {plan.name} fits", plan.fits != "no", limit(plan)
+    memory = plan.memory
+    yield f"  {plan.name} fits", plan.fits != "no", (
+        f"memory: {memory.state / 2**30:.0f} GiB of state + "
+        f"{(memory.activations + memory.work) / 2**30:.0f} of activations and temporary, with "
+        f"fragments {memory.reserved / 2**30:.0f} > {plan.gpu.memory / 2**30:.0f} GiB")
     speed = plan.tokens_per_second / best.tokens_per_second
     yield f"  its speed is {speed:.0%} of the best", speed >= SPEED, (
-        f"another layout is over a fifth faster. This one is limited by {limit(plan)}")
+        f"another layout is over a fifth faster. This one is limited by {plan.limit}")
     step = plan.step
     ratio = seconds / step.seconds
     yield "  its seconds, within a quarter", abs(ratio - 1) <= ERROR, (

@@ -7,16 +7,18 @@ import json
 import re
 from dataclasses import asdict
 
-import pandas
-
 from cluster.launch import ROOT
-from cluster.plan import check, layouts, memory, step
+from cluster.plan import layouts, memory, step
 from cluster.plan.transformer import PYTORCH, Transformer
 from workshop.gpus import read_gpus
 
-OUR_GPT = Transformer(layers=32, width=4096, heads=32, context=4096, vocabulary=32_000)
 FIRST_GPU = "h100"
-PUBLISHED_MODELS = ("Llama 3.1 8B", "Llama 3.1 70B", "Llama 3.1 405B")
+LLAMA = {"context": 8192, "vocabulary": 128_256, "kv_heads": 8, "gated": True}
+MODELS = {
+    "GPT, 32 layers": Transformer(32, 4096, 32, context=4096, vocabulary=32_000),
+    "Llama 3.1 8B": Transformer(32, 4096, 32, ffn=14_336, **LLAMA),
+    "Llama 3.1 70B": Transformer(80, 8192, 64, ffn=28_672, **LLAMA),
+    "Llama 3.1 405B": Transformer(126, 16_384, 128, ffn=53_248, **LLAMA)}
 
 
 def camel_case(name: str) -> str:
@@ -30,19 +32,15 @@ def with_camel_case(instance: object) -> dict:
 
 def planner() -> dict:
     """Return what plan.js calls PLANNER: all numbers that the Python has outside of functions."""
-    runs = pandas.read_csv(check.PUBLISHED, dtype=str, keep_default_na=False)
-    first_runs = runs.drop_duplicates("model").set_index("model", drop=False)
-    models = {"GPT, 32 layers": OUR_GPT} | {
-        name: check.read_model(first_runs.loc[name]) for name in PUBLISHED_MODELS}
     return {
         "constants": with_camel_case(step.CENTRAL),
         "memoryConstants": {camel_case(name.lower()): getattr(memory, name) for name in (
             "LOGIT_BYTES", "RESERVED", "NVIDIA_SMI", "CONTEXT")},
-        "memoryError": layouts.MEMORY_ERROR, "batchTolerance": layouts.BATCH_TOLERANCE,
-        "kinds": layouts.KINDS, "recomputed": step.RECOMPUTED,
+        "memoryError": memory.MEMORY_ERROR, "batchTolerance": layouts.BATCH_TOLERANCE,
+        "recomputed": step.RECOMPUTED,
         "gradientBytes": PYTORCH.gradient_bytes,
         "gpus": {name: with_camel_case(gpu) for name, gpu in read_gpus().items()},
-        "models": {name: with_camel_case(model) for name, model in models.items()}}
+        "models": {name: with_camel_case(model) for name, model in MODELS.items()}}
 
 
 def page() -> str:
