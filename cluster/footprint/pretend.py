@@ -177,6 +177,8 @@ def fake_tensors() -> list[TorchDispatchMode]:
     nn.Module._apply, torch.chunk = convert, chunk
     torch.Tensor.__format__ = lambda tensor, _: str(tensor)
     torch.Tensor.__index__ = index_of
+    torch.amp.GradScaler._maybe_opt_step = (  # it would read that the gradients are infinite
+        lambda scaler, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs))
     return [FakeTensorMode(allow_non_fake_inputs=True), Scalars()]
 
 
