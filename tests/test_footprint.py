@@ -153,21 +153,6 @@ step(); step()
     assert (tmp_path / "old").read_text() == "kept"
 
 
-def test_the_shapes_of_a_distributed_tensor_are_no_memory(tmp_path):
-    """PyTorch finds an operation's output shape on fake tensors of the whole size, once."""
-    text = """
-from torch.distributed.tensor import Shard, distribute_tensor
-mesh = dist.init_device_mesh("cpu", (64,))
-shard = distribute_tensor(torch.ones(64_000), mesh, [Shard(0)], src_data_rank=None)
-step()
-shard + shard
-step()
-"""
-    (tmp_path / "script.py").write_text(SETUP + text)
-    record = footprint(tmp_path, "--ranks", 64, "--tensors", "fake", tmp_path / "script.py")
-    assert record["memory"]["peak"] < 64_000  # bytes; the whole tensor has 256,000
-
-
 def test_random_indices_and_counters_have_values_on_fake_tensors(tmp_path):
     """Samples drawn as nanoGPT does, and the step that AdamW counts in a tensor."""
     text = """

@@ -20,7 +20,6 @@ import torch.utils.flop_counter as flop_counter
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -147,8 +146,6 @@ class Watch(TorchDispatchMode):
         torch.UntypedStorage.resize_, DeviceMesh.__init__ = count_resize, note_mesh
         dist.Reducer._rebuild_buckets = rebuild_buckets
         replace_everywhere(dist.init_device_mesh, without_modes(dist.init_device_mesh))
-        ShardingPropagator._propagate_tensor_meta_non_cached = without_modes(
-            ShardingPropagator._propagate_tensor_meta_non_cached)  # its fake tensors are whole
 
     # The phases of a step.
 
