@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import _utils
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -169,9 +168,6 @@ def index_of(tensor):
 
 def fake_tensors() -> list[TorchDispatchMode]:
     """Return the modes under which all new tensors are fake."""
-    for name in "__getitem__", "_flatten", "_unflatten", "get_coordinate", "_get_all_submeshes":
-        if hasattr(DeviceMesh, name):
-            setattr(DeviceMesh, name, without_modes(getattr(DeviceMesh, name)))
     _utils._compute_local_shape_and_global_offset = without_modes(  # it reads offsets
         _utils._compute_local_shape_and_global_offset)
     nn.Module._apply, torch.chunk = convert, chunk
