@@ -8,9 +8,7 @@ A job is a command with all processes that it starts, such as the ranks of an mp
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -38,14 +36,6 @@ def rank_environment() -> dict[str, str]:
     """Return environment variables for ranks that share the cores: one thread per rank."""
     return os.environ | {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1",
                          "TF_NUM_INTEROP_THREADS": "1"}
-
-
-def free_port() -> int:
-    """Return a free port below the range that the system uses for outgoing connections."""
-    while True:
-        port = random.SystemRandom().randrange(20000, 30000)
-        with suppress(OSError), socket.create_server(("", port)):
-            return port
 
 
 def install_problem(chapter: str) -> str | None:
@@ -97,15 +87,10 @@ def run_job(arguments: list[object], timeout: float = 600, cwd: str | Path = ROO
 
 
 def describe_failure(problem: Exception) -> str:
-    """Return why a job failed, with its exit code and the last lines of its output."""
-    if isinstance(problem, subprocess.CalledProcessError):
-        reason = f"exit code {problem.returncode}"
-    elif isinstance(problem, subprocess.TimeoutExpired):
-        reason = f"timed out after {problem.timeout:.0f} s"
-    else:
-        return str(problem)
-    output = problem.output if isinstance(problem.output, str) else ""
-    return "\n".join([reason, *output.splitlines()[-10:]])
+    """Return why a job failed, with the last lines of its output."""
+    output = getattr(problem, "output", None)
+    lines = output.splitlines() if isinstance(output, str) else []
+    return "\n".join([str(problem), *lines[-10:]])
 
 
 def end_on_sigterm() -> None:

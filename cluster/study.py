@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 from tqdm import tqdm
 
-from cluster.launch import describe_failure, end_on_sigterm, rank_command, run_job
+from cluster.launch import ROOT, describe_failure, end_on_sigterm, rank_command, run_job
 from cluster.records import append_records, describe_machine, read_records
 
 BUSY = 0.1  # share of the cores: if other programs use more, a measured speed is not to be trusted
@@ -55,25 +55,32 @@ def own_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def run_for_records(arguments: list[object], timeout: float = 600) -> list[dict]:
-    """Run a command with --results FILE; return its records, with describe_machine() and others."""
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder, "results.jsonl")
+def run_for_records(arguments: list[object], timeout: float = 600, cwd: str | Path = ROOT,
+                    env: dict[str, str] | None = None, folder: Path | None = None) -> list[dict]:
+    """Run a command with --results FILE; return its records, with describe_machine() and others.
+
+    folder: for FILE, if not the system's for temporary files. Raises subprocess.SubprocessError.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        results = Path(temporary, "results.jsonl")
         with watch_load() as load:
-            run_job([*arguments, "--results", results], timeout)
-        return [record | describe_machine() | load for record in read_records(results)]
+            output = run_job([*arguments, "--results", results], timeout, cwd, env)
+        records = read_records(results)
+    if not records:
+        raise subprocess.SubprocessError("\n".join(["no record", *output.splitlines()[-10:]]))
+    return [record | describe_machine() | load for record in records]
 
 
 def run_chapter(chapter: str, ranks: int, *flags: object) -> dict:
-    """Run a chapter and return its record, as run_for_records() does. Raises as run_job() does."""
+    """Run a chapter and return its record, as run_for_records() does."""
     record, = run_for_records(rank_command(chapter, ranks, *flags))
     return record
 
 
 def find_records(path: str | Path, planned: dict) -> list[dict]:
-    """Return a file's records that have a planned run's names and values, unless it failed."""
-    return [record for record in read_records(path) if "failed" not in record
-            and all(record.get(name) == value for name, value in planned.items())]
+    """Return a file's records that have a planned run's names and values."""
+    return [record for record in read_records(path)
+            if all(record.get(name) == value for name, value in planned.items())]
 
 
 def run_unless_recorded(path: str | Path, planned: dict,

@@ -17,28 +17,23 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 
 import pandas
 from tqdm import tqdm
 
-from cluster.launch import ROOT, describe_failure, end_on_sigterm, install_problem, run_job
-from cluster.records import describe_machine, read_records
-from cluster.study import BUSY, find_records, run_unless_recorded, watch_load
+from cluster.launch import ROOT, describe_failure, end_on_sigterm, install_problem
+from cluster.records import read_records
+from cluster.study import BUSY, find_records, run_for_records, run_unless_recorded
 from workshop.flags import Parser
 
-STEPS = 35  # 5 to warm up, 30 timed
+STEPS = "35"  # 5 to warm up, 30 timed
+TIMEOUT = 1800  # seconds for a run
 SCRIPT = "submit.slurm"  # under PBS, too: without its header it is a shell script for any site
 TITLES = {"batch": "batch size; efficiency: compared with the best",
           "weak": "weak scaling, the batch per rank; efficiency: compared with the fewest ranks",
           "strong": "strong scaling, the global batch; efficiency: compared with the fewest ranks"}
-
-
-def flag_names(flags):
-    """Return the names of flags, without values after =."""
-    return {flag.partition("=")[0] for flag in flags}
 
 
 def plan_runs(args):
@@ -59,13 +54,11 @@ def plan_runs(args):
     return runs
 
 
-def script_command(planned, results):
+def script_command(planned):
     """Return the command of a run, its folder, and its environment variables."""
     batch_flag = "--global-batch-size" if planned["study"] == "strong" else "--batch-size"
-    flags = [batch_flag, str(planned["batch"]), "--results", str(results)]
-    flags += shlex.split(planned["flags"])
-    if "--epochs" not in flag_names(flags):  # enough for STEPS, even at one step per epoch
-        flags += ["--epochs", str(STEPS)]
+    flags = [batch_flag, planned["batch"], "--epochs", STEPS, "--max-steps", STEPS,
+             *shlex.split(planned["flags"])]
     ranks_per_node = int(os.environ.get("SLURM_NTASKS_PER_NODE", planned["ranks"]))
     folder = ROOT / planned["chapter"]
     variables = {"VENV": os.environ.get("VENV", sys.prefix), "SITE": planned["site"],
@@ -76,38 +69,18 @@ def script_command(planned, results):
     return [*shell, SCRIPT, *flags], folder, variables
 
 
-def measure(args, **planned):
-    """Do a run; return its record, or {"failed": the reason}."""
-    # Next to the results, because rank 0 may be on another node
-    with tempfile.TemporaryDirectory(dir=args.results.parent) as folder:
-        results = Path(folder, "results.jsonl")
-        arguments, chapter_folder, variables = script_command(planned, results)
-        try:
-            with watch_load() as load:
-                output = run_job(arguments, args.timeout, chapter_folder, os.environ | variables)
-        except subprocess.TimeoutExpired as problem:
-            return {"failed": describe_failure(problem)}
-        except subprocess.CalledProcessError as problem:
-            return {"failed": find_reason(problem.output) or f"exit code {problem.returncode}"}
-        records = read_records(results)
-    if not records:
-        return {"failed": find_reason(output) or "no record"}
+def measure(folder, **planned):
+    """Do a run; return its record. Raises subprocess.SubprocessError if it fails.
+
+    folder: for temporary files; rank 0, perhaps on another node, has to see it.
+    """
+    command, chapter, variables = script_command(planned)
+    records = run_for_records(command, TIMEOUT, chapter, os.environ | variables, folder)
     if records[0]["ranks"] != planned["ranks"]:
-        return {"failed": f"{records[0]['ranks']} ranks were started: "
-                f"`launch` of the site {planned['site']} must start RANKS ranks"}
-    launcher = {"launcher": f"{SCRIPT}, SITE={planned['site']}"}
-    return records[0] | describe_machine() | load | launcher
-
-
-def find_reason(output):
-    """Return the line that says why a run failed: the first of main.py, or else the last line."""
-    last_line = ""
-    for line in output.splitlines():
-        if line.startswith("main.py: "):
-            return line
-        if not line.startswith("srun: "):
-            last_line = line
-    return last_line
+        raise subprocess.SubprocessError(
+            f"{records[0]['ranks']} ranks were started: `launch` of the site {planned['site']} "
+            "must start RANKS ranks")
+    return records[0] | {"launcher": f"{SCRIPT}, SITE={planned['site']}"}
 
 
 def summary(records: pandas.DataFrame) -> pandas.DataFrame:
@@ -116,14 +89,11 @@ def summary(records: pandas.DataFrame) -> pandas.DataFrame:
     Efficiency is images/s per rank, relative to the run with the fewest ranks and the same chapter,
     flags, site and processor. In the batch study it is images/s, relative to the best batch size.
     """
-    if "others" in records:  # None in a batch job
-        records = records.astype({"others": float})
+    records = records.astype({"others": float})  # None in a batch job
     series = ["study", "flags", "site", "processor", "chapter"]
     runs = records.groupby([*series, "ranks", "batch"])
     rows = runs["images_per_second"].agg(median="median", least="min", most="max", repeats="size")
-    rows = rows.join(runs[["device", "cpus", "nodes"]].first())
-    if "others" in records:
-        rows = rows.join(runs["others"].max())
+    rows = rows.join(runs[["device", "cpus", "nodes"]].first()).join(runs["others"].max())
     rows = rows.reset_index()
     best = rows.groupby(series)["median"].transform("max")
     rows["per_rank"] = rows["median"] / rows["ranks"]
@@ -143,7 +113,7 @@ def remarks(row):
     spread = (row.most - row.least) / row.median
     if spread > 0.2:
         texts.append(f"spread {spread:.0%}")
-    if getattr(row, "others", 0) > BUSY:
+    if row.others > BUSY:
         texts.append(f"other programs used up to {row.others:.0%} of the cores")
     return "; ".join(texts)
 
@@ -165,7 +135,7 @@ def parse_args():
     usage = "%(prog)s batch|weak|strong ... [options] [-- FLAGS of main.py]"
     parser = Parser(__doc__, usage=usage)
     add = parser.add_argument
-    add("studies", nargs="+", choices=("batch", "weak", "strong"))
+    add("studies", nargs="+", choices=tuple(TITLES))
     add("--chapters", nargs="+", default=["03_ddp"], help="folders with a main.py (03_ddp)")
     add("--ranks", nargs="+", type=int, default=[1, 2, 4],
         help="numbers of ranks for weak and strong (1 2 4)")
@@ -174,35 +144,26 @@ def parse_args():
     add("--batch-size", type=int, default=64,
         help="batch per rank for weak, global batch for strong (64)")
     add("--repeats", type=int, default=5, help="repeats of each run (5)")
-    add("--timeout", type=int, default=1800, help="time limit of a run in seconds (1800)")
     add("--results", type=Path, required=True, metavar="FILE",
         help="file to append a JSON line per run to")
     args = parser.parse_args(arguments[:end])
     args.flags = arguments[end + 1:]
     args.chapters = [chapter.rstrip("/") for chapter in args.chapters]
     args.results = args.results.absolute()
-    if "--max-steps" not in flag_names(args.flags):
-        args.flags += ["--max-steps", str(STEPS)]
-    refuse_impossible(args, parser.error)
-    return args
-
-
-def refuse_impossible(args, refuse):
-    """Refuse arguments with which each run would fail."""
-    if min(*args.ranks, *args.batch_sizes, args.batch_size, args.repeats, args.timeout) < 1:
-        refuse("--ranks, --batch-sizes, --batch-size, --repeats and --timeout: must be 1 or more")
-    for flag in flag_names(args.flags) & {"--batch-size", "--global-batch-size", "--results"}:
-        refuse(f"sweep.py sets {flag}: put it before --")
+    if min(*args.ranks, *args.batch_sizes, args.batch_size, args.repeats) < 1:
+        parser.error("--ranks, --batch-sizes, --batch-size and --repeats: must be 1 or more")
+    for flag in args.flags:
+        if flag.partition("=")[0] in ("--batch-size", "--global-batch-size", "--results"):
+            parser.error(f"sweep.py sets {flag}: put it before --")
     for chapter in args.chapters:
         if not os.path.isfile(ROOT / chapter / SCRIPT):
-            refuse(f"{chapter} is not a chapter: name folders with a submit script, such as 03_ddp")
+            parser.error(f"{chapter} is not a chapter: name folders with a submit script, such as "
+                         "03_ddp")
         if problem := install_problem(chapter):
-            refuse(problem)
-    try:
-        open(args.results, "a").close()
-        tempfile.TemporaryDirectory(dir=args.results.parent).cleanup()
-    except OSError:
-        refuse(f"cannot write {args.results}: name a file in a folder that you can write to")
+            parser.error(problem)
+    if not os.access(args.results.parent, os.W_OK):
+        parser.error(f"cannot write {args.results}: name a file in a folder that you can write to")
+    return args
 
 
 def main():
@@ -210,18 +171,18 @@ def main():
     end_on_sigterm()
     plan = plan_runs(args)
     runs = [planned for planned in plan if not find_records(args.results, planned)]
-    completed = len(plan) - len(runs)
-    print(f"{completed} of {len(plan)} runs are in {args.results} already", file=sys.stderr)
+    print(f"{len(plan) - len(runs)} of {len(plan)} runs are in {args.results} already",
+          file=sys.stderr)
     failed = 0
     with tqdm(runs, unit="run", disable=None) as bar:
         for planned in bar:
-            record, = run_unless_recorded(args.results, planned, partial(measure, args))
-            if "failed" in record:
+            try:
+                run_unless_recorded(args.results, planned, partial(measure, args.results.parent))
+            except subprocess.SubprocessError as problem:
                 failed += 1
                 name = "{study} {chapter} on {ranks}, batch {batch}".format_map(planned)
-                bar.write(f"{name}: {record['failed']}", file=sys.stderr)
-    records = [record for record in read_records(args.results) if "failed" not in record]
-    if records:
+                bar.write(f"{name}: {describe_failure(problem)}", file=sys.stderr)
+    if records := read_records(args.results):
         print(table(pandas.DataFrame(records)))
     if failed:
         sys.exit(f"sweep.py: {failed} of {len(runs)} runs failed; "

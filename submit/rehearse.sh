@@ -68,7 +68,7 @@ report() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report w
     fi
     cat "$log.submit" >>"$log"
     reasons=$({
-        grep -E "^(wrong|doctor.py|main.py|qsub|[A-Za-z.]*Error): |error: .*(code|fail)" "$log"
+        grep -E "^(wrong|doctor|main.py|qsub|[A-Za-z.]*Error): |error: .*(code|fail)" "$log"
         grep -A1 "^Last error:" "$log"  # of NCCL
     } | sort -u | head -n 4)
     printf '%s: not ready\n%s\n    full log: %s\n' "$name" "${reasons:-$(tail -n 3 "$log")}" "$log"

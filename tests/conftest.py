@@ -33,8 +33,8 @@ from cluster.launch import (
     rank_environment,
     start_job,
 )
-from cluster.parameters import parameters
 from cluster.records import read_records
+from tools.measuring.parameters import parameters
 
 BIN = Path(sys.executable).parent
 PROGRAMS = Path(__file__).with_name("programs")

@@ -7,8 +7,10 @@ that every rank's imports take, in tests that do not test the launcher.
 import contextlib
 import multiprocessing
 import os
+import random
 import runpy
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -20,14 +22,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cluster.launch import free_port
-
 GRACE_PERIOD = 10  # seconds in which the other ranks must end after a failure
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([
     "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.distributed.nn",
     "torch._dynamo", "torchvision", "sklearn.datasets", "tqdm", "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer"])
+
+
+def free_port():
+    """Return a free port below the range that the system uses for outgoing connections."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 30000)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def rank_main(arguments, cwd, env, out, err):

@@ -9,7 +9,7 @@ from conftest import BIN, ROOT, run_concurrently
 from test_launchers import ALLOCATION, OPENMPI_MPIEXEC, srun_variables
 from tolerances import COUNT
 
-from cluster.facts import VARIABLES, examine, find_problems
+from cluster.doctor.facts import examine, find_problems
 
 DOCTOR = ["-m", "cluster.doctor"]
 PYTHON = [sys.executable, *DOCTOR]
@@ -21,7 +21,7 @@ MPIEXEC = [BIN / "mpiexec", "-n", 2]
 def assert_reported(finding, results):
     """Assert that the doctor prints this finding and no traceback, and that each process fails."""
     output = "".join(output for _, output in results)
-    assert re.search(f"^doctor.py: (rank 1: )?.*{finding}", output, re.M), output
+    assert re.search(f"^doctor: (rank 1: )?.*{finding}", output, re.M), output
     assert "Traceback" not in output and "no problems" not in output, output
     assert all(code for code, _ in results), output
 
@@ -41,19 +41,14 @@ def test_one_and_two_ranks_without_a_fault():
 @pytest.mark.parametrize(("finding", "command", "variables"), [
     ("SLURM_NTASKS=4, but", [*WITHOUT_SIBLINGS, *PYTHON], ALLOCATION),  # a batch script's process
     ("mpiexec comes from Open MPI", [*OPENMPI_MPIEXEC, "-n", 2, *PYTHON], {}),
-    ("No module named 'psutil', in [^,]*python$", [sys.executable, "-S", *DOCTOR],
+    ("No module named 'psutil', in [^,]*python; PYTHONPATH", [sys.executable, "-S", *DOCTOR],
      {"PYTHONPATH": str(ROOT)}),
-    ("not a numpy, in FOLDER/numpy.py, found by PYTHONPATH=FOLDER: unset it", [*MPIEXEC, *PYTHON],
+    ("not a numpy, in FOLDER/numpy.py; PYTHONPATH=FOLDER: unset it", [*MPIEXEC, *PYTHON],
      {"PYTHONPATH": "FOLDER"}),
-    ("FOLDER/libstdc.*too short.* found by LD_LIBRARY_PATH=FOLDER", PYTHON,
-     {"LD_LIBRARY_PATH": "FOLDER"}),
-    ("MASTER_ADDR=x.invalid has no address", PYTHON,
-     {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x.invalid", "MASTER_PORT": "9"}),
     ("Unable to find address for: none9: set GLOO_SOCKET_IFNAME", [*MPIEXEC, *PYTHON],
      {"GLOO_SOCKET_IFNAME": "none9"})])
 def test_what_keeps_a_rank_from_training_is_reported(finding, command, variables, tmp_path):
     (tmp_path / "numpy.py").write_text("raise ImportError('not a numpy')")
-    (tmp_path / "libstdc++.so.6").touch()
     variables = {name: value.replace("FOLDER", str(tmp_path)) for name, value in variables.items()}
     finding = finding.replace("FOLDER", re.escape(str(tmp_path)))
     assert_reported(finding, run_concurrently((command, variables)))
@@ -111,19 +106,14 @@ NODE_1, NODE_2 = {"node": "nid1"}, {"node": "nid2"}
     (NODE_1, NODE_2 | {"versions": "torch 1"}, ["wrong: nid2: versions differ"]),
     (SLURM_JOB, {}, ["note: the job has 4 GPUs per node, and PyTorch sees none",
                      "note: the job has 2 nodes (SLURM_JOB_NUM_NODES), and these ranks are on 1"]),
-    ({"has_driver": True, "CUDA_VISIBLE_DEVICES": ""}, {}, ["wrong: vm: a rank sees no GPU"]),
-    ({"CONDA_PREFIX": "/", "is_venv": False}, {}, ["note: python is that of"]),
-    ({"CONDA_PREFIX": "/", "is_venv": True}, {}, []),
-    (NODE_1 | {"MASTER_PORT": "57062"}, NODE_2, ["note: MASTER_PORT=57062 is one of the ports"]),
-    (NODE_1 | {"MASTER_PORT": "29500"}, NODE_2, []),
-    ({"MASTER_PORT": "57062"}, {}, [])])  # one node
+    ({"has_driver": True, "CUDA_VISIBLE_DEVICES": ""}, {}, ["wrong: vm: a rank sees no GPU"])])
 def test_facts_of_two_ranks_give_these_findings(rank_0, rank_1, findings, monkeypatch):
     """The facts are made up, so neither a GPU nor a second node is needed."""
     monkeypatch.setenv("LOCAL_RANK", "0")
-    facts = examine(dict.fromkeys(VARIABLES, "not set"))
+    facts = examine()
     assert facts["gpu_problem"], facts  # PyTorch's own reason: the tests see no GPU
     facts |= {"node": "vm", "has_driver": False, "gpu_problem": "", "cores": [0, 1], "all_cores": 4,
-              "own_packages": [], "gloo": "10.0.0.1", "outgoing_ports": [32768, 60999]}
+              "own_packages": [], "gloo": "10.0.0.1"}
     ranks = [facts | rank_0, facts | rank_1 | {"local_rank": 1}]
     lines = [f"{severity}: {text}" for severity, text in find_problems(ranks)]
     assert len(lines) == len(findings), lines

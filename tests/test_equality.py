@@ -13,7 +13,7 @@ from conftest import case, copy_and_edit, run, train
 from sklearn.datasets import load_digits
 from tolerances import TIES, assert_close, assert_equal_in_fp64, distance
 
-from cluster.parameters import parameters
+from tools.measuring.parameters import parameters
 
 EPOCHS = 5
 SINGLE, HVD, DDP, DEEPSPEED = "01_single_node", "02_horovod", "03_ddp", "04_deepspeed"

@@ -124,7 +124,7 @@ def test_a_rank_of_1024_with_billions_of_parameters_needs_seconds(tmp_path):
     ("step()", (), "ended before its second optimizer step"),
     ("step(model); step(model)", (), "no collective of torch.distributed"),
     ("raise SystemExit('--batch-size 3: use a multiple of 2')", (), "--batch-size 3: use a mul"),
-    ("model.cuda()", (), r"script.py:11: asks for CUDA"),
+    ("model.cuda()", (), r"script.py:11: .*(CUDA|NVIDIA)"),
     ("torch.multiprocessing.spawn(print)", (), "starts processes of its own"),
     ("loss = model(torch.ones(8, 4)).sum()\nwhile loss.item() < 2: pass", ("--tensors", "fake"),
      r"script.py:12: .*values"),
@@ -133,7 +133,6 @@ def test_a_rank_of_1024_with_billions_of_parameters_needs_seconds(tmp_path):
 def test_what_cannot_be_counted_gets_one_line(text, flags, message, tmp_path):
     result = run_script(tmp_path, text, *flags)
     assert result.code == 2 and len(result.err.splitlines()) == 1, result.err
-
     assert re.search(message, result.err), result.err
 
 
@@ -154,21 +153,6 @@ step(); step()
     assert (tmp_path / "old").read_text() == "kept"
 
 
-def test_the_shapes_of_a_distributed_tensor_are_no_memory(tmp_path):
-    """PyTorch finds an operation's output shape on fake tensors of the whole size, once."""
-    text = """
-from torch.distributed.tensor import Shard, distribute_tensor
-mesh = dist.init_device_mesh("cpu", (64,))
-shard = distribute_tensor(torch.ones(64_000), mesh, [Shard(0)], src_data_rank=None)
-step()
-shard + shard
-step()
-"""
-    (tmp_path / "script.py").write_text(SETUP + text)
-    record = footprint(tmp_path, "--ranks", 64, "--tensors", "fake", tmp_path / "script.py")
-    assert record["memory"]["peak"] < 64_000  # bytes; the whole tensor has 256,000
-
-
 def test_random_indices_and_counters_have_values_on_fake_tensors(tmp_path):
     """Samples drawn as nanoGPT does, and the step that AdamW counts in a tensor."""
     text = """
@@ -182,18 +166,3 @@ for _ in range(2):
     (tmp_path / "script.py").write_text(SETUP + text)
     record = footprint(tmp_path, "--ranks", 8, "--tensors", "fake", tmp_path / "script.py")
     assert record["flops"]["forward"] == 2 * 24 * 4 * 2
-
-
-def test_another_rank_gets_what_rank_0_broadcasts(tmp_path):
-    text = """
-width = [8 if dist.get_rank() == 0 else None]
-dist.broadcast_object_list(width)
-model = torch.nn.Linear(width[0], 2)
-ddp = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for _ in range(2):
-    ddp(torch.ones(4, width[0])).sum().backward()
-    optimizer.step()
-"""
-    result = run_script(tmp_path, text, "--rank", 3, ranks=4)
-    assert result.code == 0 and "rank 3" in result.out, result.err

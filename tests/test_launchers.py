@@ -17,9 +17,9 @@ from conftest import (
     run_concurrently,
     run_for_record,
 )
+from forked import free_port
 from tolerances import FP64, assert_close
 
-from cluster.launch import free_port
 from workshop.ranks import check_world_size, find_ranks
 
 DDP = ROOT / "03_ddp" / "main.py"

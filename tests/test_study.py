@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 import time
-from argparse import Namespace
 
 import pandas
 import psutil
@@ -76,18 +75,18 @@ def test_weak_and_strong_scaling_on_two_ranks(tmp_path):
 @pytest.mark.check
 @pytest.mark.fault
 @pytest.mark.parametrize(("script", "reason"), [
-    ("echo '{\"ranks\": 1}' > results.jsonl", "1 ranks were started: .* must start RANKS ranks"),
-    ("sleep 50", "timed out after 1 s"),
-    ("echo one; echo two; exit 3", "two")])
+    ("echo '{\"ranks\": 1}' > $2", "1 ranks were started: .* must start RANKS ranks"),
+    ("sleep 50", "timed out after 1 seconds"), ("echo two", "no record\ntwo"),
+    ("echo one; echo two; exit 3", "exit status 3.\none\ntwo")])
 def test_a_run_without_a_record_says_why(script, reason, tmp_path, monkeypatch):
-    def fake_command(planned_run, results):
-        return ["bash", "-c", script], results.parent, {}
-
-    monkeypatch.setattr(sweep, "script_command", fake_command)
-    args = Namespace(results=tmp_path / "r.jsonl", timeout=1)
+    command = ["bash", "-c", script, "bash"]  # followed by --results FILE
+    monkeypatch.setattr(sweep, "script_command", lambda planned: (command, tmp_path, {}))
+    monkeypatch.setattr(sweep, "TIMEOUT", 1)
     start = time.monotonic()
-    record = sweep.measure(args, ranks=2, site="here")
-    assert re.fullmatch(f"{reason}.*", record["failed"]) and time.monotonic() - start < 20
+    with pytest.raises(subprocess.SubprocessError) as failure:
+        sweep.measure(tmp_path, ranks=2, site="here")
+    assert re.search(f"{reason}$", launch.describe_failure(failure.value))
+    assert time.monotonic() - start < 20
 
 
 @pytest.mark.check

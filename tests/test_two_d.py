@@ -8,7 +8,7 @@ from conftest import assert_refused, numbers, run
 from test_zero import FSDP, plain_loop, train
 from tolerances import FP64, assert_close
 
-from cluster.parameters import named_parameters
+from tools.measuring.parameters import named_parameters
 
 TWO_D = "05_zero/two_d.py"
 

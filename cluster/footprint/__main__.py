@@ -11,16 +11,15 @@ computer can do it, on real ones. Nothing is written, downloaded or sent.
 
 import argparse
 import os
-import runpy
+import socket
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
-from cluster.footprint.internals import check_internals
-from cluster.footprint.report import Refusal, add_places, check_collectives, show
+from cluster.footprint.report import add_links, check_collectives, show
+from workshop.devices import gather
 from workshop.flags import Parser, refuse_unwritable
-from workshop.ranks import find_launcher
+from workshop.ranks import find_launcher, run
 
 
 def parse_args():
@@ -40,10 +39,8 @@ def parse_args():
     args = parser.parse_args()
     if args.ranks is None and (args.rank or args.tensors):
         parser.error("--rank and --tensors need --ranks")
-    for flag in "ranks", "gpus_per_node", "seconds":
-        value = getattr(args, flag)
-        if value is not None and value < 1:
-            parser.error(f"--{flag.replace('_', '-')} {value}: use at least 1")
+    if min(args.ranks or 1, args.gpus_per_node, args.seconds) < 1:
+        parser.error("--ranks, --gpus-per-node and --seconds: use at least 1")
     if args.ranks and not 0 <= args.rank < args.ranks:
         parser.error(f"--rank {args.rank}: {args.ranks} ranks count from 0")
     if args.ranks and args.ranks > args.gpus_per_node and args.ranks % args.gpus_per_node:
@@ -51,44 +48,26 @@ def parse_args():
                      f"{args.gpus_per_node}, or fewer ranks than that")
     if not os.path.isfile(args.script):
         parser.error(f"{args.script}: no such file")
-    try:
-        refuse_unwritable(args.results)
-    except SystemExit as refusal:
-        parser.error(refusal.code)
+    refuse_unwritable(args.results)
     return args
 
 
-def run_script(args, modes):
-    """Run the script under the modes. It should not return, because its second step ends it."""
-    sys.argv = [args.script, *args.arguments]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(args.script)))
-    try:
-        with ExitStack() as stack:
-            for mode in modes:
-                stack.enter_context(mode)
-            runpy.run_path(args.script, run_name="__main__")
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
-    raise Refusal(f"{args.script} ended before its second optimizer step: give it more steps "
-                  "(or it does not use torch.optim, or not in this process)")
-
-
-def watch_real_ranks(args):
+def watch_real_rank(args):
     """Run the script on this rank, among those that the launcher has started; does not return."""
     import torch.distributed as dist
 
-    from cluster.footprint.watch import Watch
+    from cluster.footprint.watch import Watch, run_script
     start = time.monotonic()
 
     def end():
         _, rank, ranks = find_launcher()
         footprint = watch.footprint | {"rank": rank, "tensors": "real", "pretended": False}
-        try:
-            check_collectives(footprint, ranks)
-        except Refusal as refusal:  # not raised, because the script would print a traceback
-            refuse(refusal, rank)
-        footprints = add_places(footprint)
+        if problem := check_collectives(footprint, ranks):  # no exception: the script might print
+            if rank == 0:
+                print(f"footprint: {problem}", file=sys.stderr, flush=True)
+            os._exit(2)
+        add_links(footprint, gather(socket.gethostname()))
+        footprints = gather(footprint)
         if rank == 0:
             show(args, footprints, time.monotonic() - start)
         if dist.is_initialized():
@@ -98,32 +77,18 @@ def watch_real_ranks(args):
 
     watch = Watch(end)
     watch.install()
-    run_script(args, [watch])
-
-
-def refuse(refusal, rank):
-    """Print the refusal on rank 0; exit with code 2."""
-    if rank == 0:
-        print(f"footprint: {refusal}", file=sys.stderr, flush=True)
-    os._exit(2)
+    sys.exit(run_script(args, [watch]))
 
 
 def main():
     args = parse_args()
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # a compiled function would hide its operations
-    try:
-        check_internals()
-        if args.ranks:
-            from cluster.footprint.child import footprint_of
-            start = time.monotonic()
-            show(args, [footprint_of(args, run_script)], time.monotonic() - start)
-        else:
-            watch_real_ranks(args)
-    except Refusal as refusal:
-        refuse(refusal, find_launcher()[1])
-    except KeyboardInterrupt:
-        sys.exit("footprint: interrupted")
+    if not args.ranks:
+        watch_real_rank(args)
+    from cluster.footprint.child import footprint_of
+    start = time.monotonic()
+    show(args, [footprint_of(args)], time.monotonic() - start)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -6,7 +6,6 @@ tensors have shapes and no values.
 
 import functools
 import os
-import pickle
 import traceback
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import _utils
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -38,12 +36,8 @@ def set_variables(rank: int, ranks: int, gpus_per_node: int):
     os.environ.update({name: str(value) for name, value in values.items()})
 
 
-def pretend_group(rank: int, ranks: int, broadcasts: list[bytes]):
-    """Let init_process_group() connect to nobody; every rank's objects are this rank's.
-
-    broadcasts: pickled lists of objects that rank 0 has broadcast. Rank 0 appends to it; another
-    rank takes them from it.
-    """
+def pretend_group(rank: int, ranks: int):
+    """Let init_process_group() connect to nobody; every rank's objects are this rank's."""
     init_process_group, new_group = dist.init_process_group, dist.new_group
 
     def init_fake_group(backend=None, *_, **__):
@@ -57,27 +51,13 @@ def pretend_group(rank: int, ranks: int, broadcasts: list[bytes]):
     def all_gather_object(objects, value, *_, **__):
         objects[:] = [value] * len(objects)
 
-    def gather_object(value, objects=None, *_, **__):
-        if objects is not None:
-            objects[:] = [value] * len(objects)
-
-    def broadcast_object_list(objects, *_, **__):
-        if rank == 0:
-            broadcasts.append(pickle.dumps(objects))
-        elif broadcasts:
-            objects[:] = pickle.loads(broadcasts.pop(0))
-
-    def scatter_object_list(output, objects=None, *_, **__):
-        output[0] = objects[rank] if objects else None
-
-    def monitored_barrier(*_, **__):
+    def broadcast_object_list(*_, **__):
         pass
 
-    for function in (all_gather_object, gather_object, broadcast_object_list,
-                     scatter_object_list, monitored_barrier):
-        replace_everywhere(getattr(dist, function.__name__), function)
     replace_everywhere(init_process_group, init_fake_group)
     replace_everywhere(new_group, new_fake_group)
+    replace_everywhere(dist.all_gather_object, all_gather_object)
+    replace_everywhere(dist.broadcast_object_list, broadcast_object_list)
 
 
 def average_by_hook(fake: bool):
@@ -91,30 +71,24 @@ def average_by_hook(fake: bool):
     @functools.wraps(initialize)
     def with_hook(ddp, *args, **kwargs):
         initialize(ddp, *args, **kwargs | ({"init_sync": False} if fake else {}))
-        hooks = []  # of the script
 
         def average(_, bucket):
-            if hooks:
-                state, hook = hooks[0]
-                return hook(state, bucket)
             buffer, future = bucket.buffer(), Future()
             parts = [buffer]
             if fake and not ddp.find_unused_parameters:
                 sizes = [gradient.numel() for gradient in bucket.gradients()]
                 parts = buffer.split(bucket_sizes(sizes, buffer.element_size(),
                                                   ddp.bucket_bytes_cap))
-                ddp.reducer.sizes = ddp.reducer.sizes or (len(sizes) + 1, len(parts))
             for part in parts:
                 dist.all_reduce(part)
             future.set_result(buffer)
             return future
 
         ddp.register_comm_hook(None, average)
-        ddp.register_comm_hook = lambda state, hook: hooks.append((state, hook))
-        if fake:
-            ddp.reducer = FixedReducer(ddp.reducer)
 
     DistributedDataParallel.__init__ = with_hook
+    if fake:
+        dist.Reducer._rebuild_buckets = lambda _: False
 
 
 def bucket_sizes(sizes: list[int], element_bytes: int, cap: int) -> list[int]:
@@ -130,24 +104,6 @@ def bucket_sizes(sizes: list[int], element_bytes: int, cap: int) -> list[int]:
             buckets.append(0)
         buckets[-1] += size
     return buckets
-
-
-class FixedReducer:
-    """DDP's reducer, which keeps its first bucket, but sends what making the final ones would."""
-
-    def __init__(self, reducer):
-        self.reducer, self.sizes, self.rebuilt = reducer, (), False
-
-    def __getattr__(self, name):
-        return getattr(self.reducer, name)
-
-    def _rebuild_buckets(self):
-        if self.rebuilt or not self.sizes:  # before the first backward
-            return False
-        for size in self.sizes:  # rank 0's order of parameters, and sizes of buckets
-            dist.broadcast(torch.empty(size, dtype=torch.int32), 0)
-        self.rebuilt = True
-        return True
 
 
 class Scalars(TorchDispatchMode):
@@ -212,23 +168,14 @@ def index_of(tensor):
 
 def fake_tensors() -> list[TorchDispatchMode]:
     """Return the modes under which all new tensors are fake."""
-    for name in "__getitem__", "_flatten", "_unflatten", "get_coordinate", "_get_all_submeshes":
-        if hasattr(DeviceMesh, name):
-            setattr(DeviceMesh, name, without_modes(getattr(DeviceMesh, name)))
     _utils._compute_local_shape_and_global_offset = without_modes(  # it reads offsets
         _utils._compute_local_shape_and_global_offset)
-    nn.Module._apply, torch.chunk, torch.Tensor.__deepcopy__ = convert, chunk, copy_tensor
+    nn.Module._apply, torch.chunk = convert, chunk
     torch.Tensor.__format__ = lambda tensor, _: str(tensor)
     torch.Tensor.__index__ = index_of
     torch.amp.GradScaler._maybe_opt_step = (  # it would read that the gradients are infinite
         lambda scaler, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs))
     return [FakeTensorMode(allow_non_fake_inputs=True), Scalars()]
-
-
-def copy_tensor(tensor, memo):
-    """Replace Tensor.__deepcopy__, which copies a storage: a fake tensor has none."""
-    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    return memo.setdefault(id(tensor), copy)
 
 
 def chunk(tensor, chunks, dim=0):
@@ -239,17 +186,17 @@ def chunk(tensor, chunks, dim=0):
     return (*[tensor.narrow(dim, 0, size)] * ((length - 1) // size), last)
 
 
+@torch.no_grad()
 def convert(module, function, recurse=True):
     """Replace nn.Module._apply, which cannot exchange a fake tensor: keep what does not change."""
     for child in module.children() if recurse else ():
         child._apply(function)
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            with torch.no_grad():
-                new = function(parameter)
-            if (new.dtype, new.device.type) != (parameter.dtype, parameter.device.type):
-                module._parameters[name] = nn.Parameter(new, parameter.requires_grad)
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            module._buffers[name] = function(buffer)
+    for tensors in module._parameters, module._buffers:
+        for name, tensor in tensors.items():
+            new = tensor if tensor is None else function(tensor)
+            if new is None or (new.dtype, new.device.type) == (tensor.dtype, tensor.device.type):
+                continue
+            if tensors is module._parameters:
+                new = nn.Parameter(new, tensor.requires_grad)
+            tensors[name] = new
     return module

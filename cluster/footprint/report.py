@@ -2,44 +2,23 @@
 
 import json
 import resource
-import socket
 import sys
 
 
-class Refusal(Exception):
-    """The reason, in one line, why there is no footprint."""
+def check_collectives(footprint: dict, ranks: int) -> str:
+    """Return what is wrong if several ranks have called no collective, else ""."""
+    if ranks == 1 or footprint["sent"]:
+        return ""
+    return (f"{ranks} ranks, but the step calls no collective of torch.distributed: each rank "
+            "trains alone (Horovod's collectives are not counted)")
 
 
-def check_collectives(footprint: dict, ranks: int) -> None:
-    """Raise Refusal if several ranks have called no collective."""
-    if ranks > 1 and not footprint["sent"]:
-        raise Refusal(f"{ranks} ranks, but the step calls no collective of torch.distributed: each "
-                      "rank trains alone (Horovod's collectives are not counted)")
-
-
-def add_places(footprint: dict, gpus_per_node: int = 0) -> list[dict]:
-    """Return the ranks' footprints, in which each collective says if it stays inside a node.
-
-    gpus_per_node: of pretended nodes, whose only footprint is this one (0: real ones).
-    """
-    import torch.distributed as dist
-    footprints = [footprint]
-    if gpus_per_node:
-        def node(rank):
-            return rank // gpus_per_node
-    else:
-        hosts = [socket.gethostname()]
-        if dist.is_initialized():
-            hosts, footprints = [None] * dist.get_world_size(), [None] * dist.get_world_size()
-            dist.all_gather_object(hosts, socket.gethostname())
-            dist.all_gather_object(footprints, footprint)
-        node = hosts.__getitem__
-    for footprint in footprints:
-        for row in footprint["sent"]:
-            nodes = {node(rank) for rank in row["ranks"]}
-            row |= {"ranks": len(row["ranks"]),
-                    "link": "inside a node" if len(nodes) == 1 else "between nodes"}
-    return footprints
+def add_links(footprint: dict, nodes: list) -> None:
+    """Say of each collective whether it stays inside a node. nodes: of all ranks."""
+    for row in footprint["sent"]:
+        is_inside = len({nodes[rank] for rank in row["ranks"]}) == 1
+        row |= {"ranks": len(row["ranks"]),
+                "link": "inside a node" if is_inside else "between nodes"}
 
 
 def show(args, footprints: list[dict], seconds: float) -> None:

@@ -4,10 +4,14 @@ Works on real tensors and on fake ones, which have shapes without memory.
 """
 
 import functools
+import os
+import re
+import runpy
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +20,6 @@ import torch.utils.flop_counter as flop_counter
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -24,22 +27,10 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-# For each operation that sends: its name, and which argument this rank passes.
-SENDS = {
-    "allreduce_": ("all-reduce", 0), "all_reduce": ("all-reduce", 0),
-    "allreduce_coalesced_": ("all-reduce", 0), "all_reduce_coalesced": ("all-reduce", 0),
-    "allgather_": ("all-gather", 1), "_allgather_base_": ("all-gather", 1),
-    "all_gather_into_tensor": ("all-gather", 0), "allgather_coalesced_": ("all-gather", 1),
-    "allgather_into_tensor_coalesced_": ("all-gather", 1),
-    "all_gather_into_tensor_coalesced": ("all-gather", 0),
-    "reduce_scatter_": ("reduce-scatter", 1), "_reduce_scatter_base_": ("reduce-scatter", 1),
-    "reduce_scatter_tensor": ("reduce-scatter", 0),
-    "reduce_scatter_tensor_coalesced_": ("reduce-scatter", 1),
-    "reduce_scatter_tensor_coalesced": ("reduce-scatter", 0),
-    "alltoall_": ("all-to-all", 1), "alltoall_base_": ("all-to-all", 1),
-    "all_to_all_single": ("all-to-all", 0), "shard_dim_alltoall": ("all-to-all", 0),
-    "broadcast_": ("broadcast", 0), "broadcast": ("broadcast", 0), "reduce_": ("reduce", 0),
-    "gather_": ("gather", 1), "scatter_": ("scatter", 1), "send": ("send", 0)}
+SENDING = re.compile("all-?reduce|all-?gather|reduce-scatter|all-?to-?all|broadcast|gather|"
+                     "scatter|reduce|send")
+SPELLING = {"allreduce": "all-reduce", "allgather": "all-gather", "alltoall": "all-to-all"}
+OUTPUT_FIRST = {"all-gather", "reduce-scatter", "all-to-all", "gather", "scatter"}  # in c10d
 NOT_SENDING = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_tensor",
                "_wrap_tensor_autograd"}
 
@@ -107,7 +98,7 @@ class Watch(TorchDispatchMode):
         """limit: bytes above which MemoryError is raised (0: none)."""
         super().__init__()
         self.end, self.limit = end, limit
-        self.phase, self.depth, self.in_step, self.backwards = "set-up", 0, False, 0
+        self.phase, self.in_step, self.backwards = "set-up", False, 0
         self.storages = {}  # {identity: Storage}
         self.total, self.saved = Counter(), Counter()  # bytes now: {device type: bytes}
         self.references = Counter()  # {identity: times that autograd has saved it}
@@ -119,7 +110,7 @@ class Watch(TorchDispatchMode):
         self.step_calls = {}  # {id of an optimizer: calls of step() in each of its steps}
         self.last_backward = {}  # {id of an optimizer: number of backwards before its last step}
         self.segments = [Segment()]
-        self.saving = saved_tensors_hooks(self.save, lambda saved: saved.tensor)
+        self.is_counting = True  # collectives
         self.footprint = None
 
     def install(self):
@@ -128,9 +119,11 @@ class Watch(TorchDispatchMode):
         modules.register_module_forward_hook(self.after_forward, always_call=True)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
+        saved_tensors_hooks(self.save, lambda saved: saved.tensor).__enter__()
         torch.autograd.backward = self.around_backward(torch.autograd.backward)
         torch.autograd.grad = self.around_backward(torch.autograd.grad)
         resize, initialize = torch.UntypedStorage.resize_, without_modes(DeviceMesh.__init__)
+        rebuild = dist.Reducer._rebuild_buckets
 
         def count_resize(storage, size):
             resize(storage, size)
@@ -139,38 +132,38 @@ class Watch(TorchDispatchMode):
                 self.note_storage(storage, self.storages[storage._cdata].device)
             return storage
 
+        def rebuild_buckets(reducer):
+            self.is_counting = False  # DDP broadcasts their order, once
+            try:
+                return rebuild(reducer)
+            finally:
+                self.is_counting = True
+
         def note_mesh(mesh, *args, **kwargs):
             initialize(mesh, *args, **kwargs)
             self.meshes.append(mesh)
 
         torch.UntypedStorage.resize_, DeviceMesh.__init__ = count_resize, note_mesh
+        dist.Reducer._rebuild_buckets = rebuild_buckets
         replace_everywhere(dist.init_device_mesh, without_modes(dist.init_device_mesh))
-        ShardingPropagator._propagate_tensor_meta_non_cached = without_modes(
-            ShardingPropagator._propagate_tensor_meta_non_cached)  # its fake tensors are whole
 
     # The phases of a step.
 
     def before_forward(self, module, _):
-        self.depth += 1
         self.modules.append(module)
-        if self.depth > 1 or self.phase == "backward" or not torch.is_grad_enabled():
+        if len(self.modules) > 1 or self.phase == "backward" or not torch.is_grad_enabled():
             return
         if not any(module is model for model in self.models):
             self.models.append(module)
-        if self.phase != "forward":
-            self.saving.__enter__()
-            self.phase = "forward"
+        self.phase = "forward"
 
     def after_forward(self, *_):
-        self.depth -= 1
         self.modules.pop()
 
     def around_backward(self, function):
         def backward(*args, **kwargs):
             if self.phase == "backward":  # within another one
                 return function(*args, **kwargs)
-            if self.phase == "forward":
-                self.saving.__exit__()
             self.phase = "backward"
             try:
                 return function(*args, **kwargs)
@@ -217,7 +210,7 @@ class Watch(TorchDispatchMode):
         self.storages[identity].bytes = size
         self.update_peak()
         if self.limit and self.total["cpu"] > self.limit:
-            raise MemoryError
+            raise MemoryError(f"above {self.limit:,} bytes, half of this computer's free memory")
 
     def forget(self, identity):
         storage = self.storages.pop(identity)
@@ -328,17 +321,35 @@ class Watch(TorchDispatchMode):
 
     def note_collective(self, operation, args):
         name = operation.__name__.partition(".")[0]
-        if name in NOT_SENDING:
+        if name in NOT_SENDING or not self.is_counting:
             return
-        kind, index = SENDS[name]
+        kind = SENDING.search(name.replace("_", "-"))[0]
+        kind = SPELLING.get(kind, kind)
         self.communicated.update(leaf.untyped_storage()._cdata for leaf in tree_leaves(args)
                                  if isinstance(leaf, torch.Tensor))
         group = group_name(operation, args)
         ranks = dist.get_world_size(dist.distributed_c10d._resolve_process_group(group))
-        size = sum(leaf.nbytes for leaf in tree_leaves(args[index])
+        is_second = operation.namespace == "c10d" and kind in OUTPUT_FIRST
+        size = sum(leaf.nbytes for leaf in tree_leaves(args[is_second])
                    if isinstance(leaf, torch.Tensor))
         self.segments[-1].calls[kind, group] += 1
         self.segments[-1].sent[kind, group] += ring_bytes(kind, size, ranks)
+
+
+def run_script(args, modes: list) -> str:
+    """Run the script under the modes. Return why this returns: its second step should end it."""
+    sys.argv = [args.script, *args.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(args.script)))
+    try:
+        with ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode)
+            runpy.run_path(args.script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    return (f"{args.script} ended before its second optimizer step: give it more steps (or it does "
+            "not use torch.optim, or not in this process)")
 
 
 def without_modes(function):

@@ -25,8 +25,7 @@ def measure(width):
             run_job([sys.executable, "-m", "cluster.footprint", "--ranks", RANKS, "--results",
                      results, ROOT / PROGRAM, "--width", width, "--wrapper", wrapper])
             footprint, = read_records(results)
-        sent[wrapper] = sum(row["bytes"] for row in footprint["sent"]
-                            if row["operation"] != "broadcast")  # DDP's, in the second step only
+        sent[wrapper] = sum(row["bytes"] for row in footprint["sent"])
     return record | {"sent": sent}
 
 

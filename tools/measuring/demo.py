@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from cluster.launch import ROOT, install_problem
-from cluster.parameters import parameters
 from cluster.records import FIGURES, RECORDS
 from cluster.study import BUSY, run_chapter, run_study
 from tools import style
+from tools.measuring.parameters import parameters
 from workshop.flags import Parser
 
 REPEATS, IMAGE_SIZE, BATCH, GPT_BATCH = 3, 24, 64, 384

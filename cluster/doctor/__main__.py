@@ -12,7 +12,6 @@ import argparse
 import json
 import math
 import os
-import re
 import site
 import socket
 import statistics
@@ -34,7 +33,7 @@ SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the l
 # For bash: wait until the rank closes the pipe; if $1 seconds have passed, print $2, and kill it
 WATCHDOG = 'read -t "$1"; if [ "$SECONDS" -ge "$1" ]; then echo "$2" >&2; kill -KILL "$3"; fi'
 
-MPI_ADVICE = "try `mpiexec -n 2 hostname`, then the site's own MPI example"
+MPI_ADVICE = "under mpiexec try `mpiexec -n 2 hostname`, then the site's own MPI example"
 RENDEZVOUS_ADVICE = ("start all ranks, with one MASTER_ADDR, the address of rank 0's node, and one "
                      "MASTER_PORT, free there and open in the firewall; if they start late: "
                      "--timeout")
@@ -51,30 +50,20 @@ def refuse_broken_packages():
         import torch
     except (ImportError, OSError) as problem:
         files = [frame.filename for frame in traceback.extract_tb(problem.__traceback__)]
-        file = ["", *filter(os.path.isabs, files[1:])][-1]
-        sys.exit(f"{short_reason(problem)}, in {file or sys.executable}"
-                 f"{why_this_file(str(problem), file)}")
+        file = [sys.executable, *filter(os.path.isabs, files[1:])][-1]
+        sys.exit(f"{short_reason(problem)}, in {file}{describe_folders()}")
     if not hasattr(torch, "accelerator"):  # added in 2.6, the oldest that was tried
         sys.exit(f"torch {torch.__version__} in {torch.__file__} is older than 2.6, the oldest "
-                 f"that the chapters were tried with{why_this_file('', torch.__file__)}")
+                 f"that the chapters were tried with{describe_folders()}")
 
 
-def why_this_file(text, file):
-    """Return which variable or folder brought a file into this program, or a library, as text."""
-    advice = "unset it, or unload the module that sets it"
-    for folder in filter(os.path.isabs, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
-        if re.search(re.escape(folder.rstrip("/")) + r"/[^/\s]+\.so", text):
-            return f", found by LD_LIBRARY_PATH={folder}: {advice}"
-    python_path = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(":")
-                   if path]
-    for path in [file, *re.findall(r"/[^\s()':,]+", text)]:
-        folder = max((folder for folder in sys.path if path.startswith(f"{folder}/")), key=len,
-                     default="")  # the one in which Python has found it
-        if folder in python_path:
-            return f", found by PYTHONPATH={folder}: {advice}"
-        if folder == site.getusersitepackages():
-            return f", found in your own {folder}: export PYTHONNOUSERSITE=1"
-    return ""
+def describe_folders():
+    """Return as text the folders outside the environment that Python and libraries search."""
+    advice = [f"{name}={os.environ[name]}: unset it, if the file comes from there"
+              for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if os.environ.get(name)]
+    if (folder := site.getusersitepackages()) in sys.path:
+        advice.append(f"python searches your own {folder}: export PYTHONNOUSERSITE=1")
+    return "; ".join(["", *advice])
 
 
 def refuse_unknown_launcher():
@@ -90,14 +79,6 @@ def refuse_unknown_launcher():
                  "and would train alone: start them with mpiexec, srun or torchrun")
 
 
-def refuse_unknown_host(host):
-    """Exit if MASTER_ADDR has no address here: PyTorch would try again until its time-out."""
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError as problem:
-        sys.exit(f"MASTER_ADDR={host} has no address on {socket.gethostname()}: {problem.strerror}")
-
-
 @contextmanager
 def stage(name, advice, seconds, rank):
     """End this rank with one line if the block hangs or raises an exception.
@@ -105,7 +86,7 @@ def stage(name, advice, seconds, rank):
     A process of its own watches the rank, because MPI_Init can block all threads.
     """
     limit = math.ceil(3 + seconds * min(2, rank + 1))  # after PyTorch's; rank 0's first
-    line = f"doctor.py: {name} timed out after {seconds:g} s: {advice}"
+    line = f"doctor: {name} timed out after {seconds:g} s: {advice}"
     command = ["bash", "-c", WATCHDOG, "bash", str(limit), line, str(os.getpid())]
     with subprocess.Popen(command, stdin=subprocess.PIPE):
         try:
@@ -118,16 +99,14 @@ def stage(name, advice, seconds, rank):
 
 def judge(store, launcher, rank, world_size):
     """Let rank 0 judge the facts of all ranks; all ranks exit if something is wrong."""
-    from cluster.facts import find_problems, print_facts
+    from cluster.doctor.facts import find_problems, print_facts
     if rank == 0:
-        names = [f"facts of rank {other}" for other in range(world_size)]
-        ranks = [json.loads(store.get(name)) for name in names]
+        ranks = [json.loads(store.get(f"facts of rank {other}")) for other in range(world_size)]
         print_facts(ranks, launcher)
         findings = find_problems(ranks)
         for severity, text in findings:
             print(f"{severity}: {text}")
-        severities = {severity for severity, _ in findings}
-        store.set("verdict", "wrong" if "wrong" in severities else "no problems")
+        store.set("verdict", "wrong" if "wrong" in dict(findings) else "right")
     if store.get("verdict") == b"wrong":
         time.sleep(1)  # until rank 0 has printed
         sys.exit(1)
@@ -169,8 +148,8 @@ def time_all_reduce(size, device):
 
 
 def parse_flags():
-    """Return the flags; exit if one is wrong."""
-    parser = Parser(__doc__)
+    sys.argv[0] = "doctor"  # the name in messages
+    parser = Parser(__doc__, prog="doctor")
     parser.add_argument("--timeout", type=float, default=60,
                         help="seconds to wait for other ranks (60)")
     parser.add_argument("--results", metavar="FILE",
@@ -190,23 +169,20 @@ def main():
     import torch
     import torch.distributed as dist
 
-    from cluster import facts
+    from cluster.doctor import facts
 
-    variables = facts.read_variables()
     launcher, rank, world_size = find_launcher()
     if world_size == 1:
         refuse_unknown_launcher()
     guarded = partial(stage, seconds=args.timeout, rank=rank)
-    uses_mpi = launcher in ("MPICH", "Open MPI")
-    with guarded("MPI_Init" if uses_mpi else "find_ranks()", MPI_ADVICE if uses_mpi else ""):
+    with guarded("find_ranks()", MPI_ADVICE):  # it may call MPI_Init
         find_ranks()  # it sets MASTER_ADDR and MASTER_PORT
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    refuse_unknown_host(host)
     timeout = timedelta(seconds=args.timeout)
     with guarded(f"rendezvous at {host}:{port}", RENDEZVOUS_ADVICE):
         store, *_ = next(dist.rendezvous("env://", timeout=timeout))
     with guarded("looking at this rank's GPUs", facts.GPU_ADVICE):
-        store.set(f"facts of rank {rank}", json.dumps(facts.examine(variables)))
+        store.set(f"facts of rank {rank}", json.dumps(facts.examine()))
     with guarded("waiting for what the other ranks see", RENDEZVOUS_ADVICE):
         judge(store, launcher, rank, world_size)
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from importlib.metadata import distributions
 from importlib.util import find_spec
-from pathlib import Path
 
 import psutil
 import torch
@@ -17,9 +16,8 @@ from workshop.devices import identify_gpu
 
 OWN_PACKAGES = site.getusersitepackages()  # ~/.local/lib/python3.N/site-packages
 DRIVERS = "/dev/nvidia0", "/usr/lib/wsl/lib/libcuda.so.1"  # the latter in WSL2
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_PORT",
-             "TORCHELASTIC_RUN_ID", "SLURM_GPUS_ON_NODE", "SLURM_JOB_NUM_NODES",
-             "CONDA_PREFIX", "ROCR_VISIBLE_DEVICES")
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME",
+             "SLURM_GPUS_ON_NODE", "SLURM_JOB_NUM_NODES")
 IMPORTS = {"mpi4py": "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI",
            "horovod": "import horovod.torch as hvd; hvd.init",
            "deepspeed": "import deepspeed"}  # none of these calls MPI_Init
@@ -32,31 +30,23 @@ NETWORK_ADVICE = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the si
 
 # The facts of a rank
 
-def read_variables():
-    """Return {name: value} of VARIABLES, before find_ranks() sets some of them."""
-    return {name: os.environ.get(name, "not set") for name in VARIABLES}
-
-
-def examine(variables):
-    """Return what this rank sees, as a dictionary that JSON can hold; it includes `variables`."""
+def examine():
+    """Return what this rank sees, as a dictionary that JSON can hold."""
     local_rank = int(os.environ["LOCAL_RANK"])
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = [identify_gpu(index) for index in range(count)]
     cores = range(os.cpu_count())
-    ports = Path("/proc/sys/net/ipv4/ip_local_port_range")
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cores = os.sched_getaffinity(0)
     return {"node": socket.gethostname(), "local_rank": local_rank, "gpus": gpus,
             "gpu": gpus[local_rank % count] if gpus else None,
             "gpu_problem": find_gpu_problem(local_rank),
             "cuda": torch.version.cuda or f"none, ROCm: {torch.version.hip}",
-            "prefix": sys.prefix, "is_venv": sys.prefix != sys.base_prefix,
             "has_driver": any(map(os.path.exists, DRIVERS)),
             "cores": sorted(cores), "all_cores": os.cpu_count(),
             "versions": describe_versions(), "own_packages": find_own_packages(),
             "gloo": gloo_interface(), "interfaces": ", ".join(psutil.net_if_addrs()),
-            "outgoing_ports": list(map(int, ports.read_text().split())) if ports.exists() else [],
-            **variables}
+            **{name: os.environ.get(name, "not set") for name in VARIABLES}}
 
 
 def find_gpu_problem(local_rank):
@@ -132,11 +122,6 @@ def find_job_problems(ranks, nodes):
     if first["own_packages"]:
         yield "note", (f"{', '.join(first['own_packages'])} come from your own {OWN_PACKAGES}, not "
                        "from the environment: export PYTHONNOUSERSITE=1")
-    conda = first["CONDA_PREFIX"]
-    if os.path.isdir(conda) and not first["is_venv"] and not os.path.samefile(
-            conda, first["prefix"]):
-        yield "note", (f"python is that of {first['prefix']}, not of the active conda environment "
-                       f"{conda}: conda deactivate, then conda activate; or {conda}/bin/python")
     gpus = to_number(first["SLURM_GPUS_ON_NODE"])
     if gpus and not any(facts["gpus"] for facts in ranks):
         yield "note", (f"the job has {gpus} GPUs per node, and PyTorch sees none of them; it is "
@@ -146,11 +131,6 @@ def find_job_problems(ranks, nodes):
     if to_number(first["SLURM_JOB_NUM_NODES"]) > nodes:
         yield "note", (f"the job has {first['SLURM_JOB_NUM_NODES']} nodes (SLURM_JOB_NUM_NODES), "
                        f"and these ranks are on {nodes}: see submit/README.md, Without a site file")
-    port, outgoing = to_number(first["MASTER_PORT"]), first["outgoing_ports"]
-    from_torchrun = first["TORCHELASTIC_RUN_ID"] != "not set"  # it already listens at this port
-    if nodes > 1 and outgoing and not from_torchrun and outgoing[0] <= port <= outgoing[1]:
-        yield "note", (f"MASTER_PORT={port} is one of the ports for outgoing connections, so "
-                       f"sometimes it is in use: set it to one below {outgoing[0]}")
 
 
 def find_gpu_problems(node_ranks, any_gpu):

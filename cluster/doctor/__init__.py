@@ -1,0 +1,1 @@
+"""What keeps ranks from training together?"""
