@@ -2,6 +2,7 @@
 SHELL := bash
 VENV ?= .venv
 PYTHON ?= python3
+PASSES ?= 3
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 # Only tracked files, not an attendee's own scripts
@@ -30,8 +31,8 @@ grades: setup ## print which exercises this clone has solved, as one line of JSO
 	@"$(VENV)/bin/python" exercises/grade.py all
 
 demo: SETUP_FLAGS = --packages
-demo: setup ## train every chapter's network on 1 and 2 ranks; print and draw the speed-ups
-	@"$(VENV)/bin/python" -m tools.measuring.demo
+demo: setup ## train every chapter's network on 1 and 2 ranks; print and draw the speed-ups (PASSES=1: without ranges)
+	@"$(VENV)/bin/python" -m tools.measuring.demo --passes $(PASSES)
 
 gpu: setup ## test a node's GPUs: correctness, and speed (PARTS=nccl: without speed)
 	@"$(VENV)/bin/python" tests/gpu $(PARTS)

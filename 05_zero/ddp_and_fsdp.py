@@ -21,8 +21,8 @@ from workshop.ending import run
 from workshop.flags import Parser
 from workshop.ranks import find_ranks
 
-CONTEXT = 64  # bytes in a sequence
-WARM_UP = 3  # steps that do not count: they create Adam's moments and DDP's buckets
+LAYERS, CONTEXT, BATCH = 3, 64, 8  # BATCH: sequences per rank, of CONTEXT bytes
+WARM_UP, STEPS = 3, 30  # warm-up steps create Adam's moments and DDP's buckets
 
 
 def make_model(wrapper, shape):
@@ -51,42 +51,35 @@ def train_step(model, optimizer, text):
 def main():
     rank, world_size, _ = find_ranks()
     parser = Parser(__doc__)
-    add = parser.add_argument
-    add("--wrapper", choices=("DDP", "FSDP"), help="only one of them (both)")
-    add("--layers", type=int, default=3)
-    add("--width", type=int, default=96)
-    add("--batch-size", type=int, default=8, help="sequences per rank (8)")
-    add("--steps", type=int, default=30, help="timed steps of each (30)")
-    add("--results", metavar="FILE", help="append one JSON line with all times")
+    parser.add_argument("--width", type=int, default=96)
+    parser.add_argument("--wrapper", choices=("DDP", "FSDP"), help="only one of them (both)")
+    parser.add_argument("--results", metavar="FILE", help="append one JSON line with all times")
     args = parser.parse_args()
     dist.init_process_group("gloo")
-    shape = {"layers": args.layers, "width": args.width, "heads": 4, "context": CONTEXT}
+    shape = {"layers": LAYERS, "width": args.width, "heads": 4, "context": CONTEXT}
     wrappers = [args.wrapper] if args.wrapper else ["DDP", "FSDP"]
     models = {wrapper: make_model(wrapper, shape) for wrapper in wrappers}
     optimizers = {wrapper: torch.optim.Adam(model.parameters(), lr=1e-3)
                   for wrapper, model in models.items()}
-    parameters = sum(parameter.numel() for parameter in models[wrappers[0]].parameters())
-    seconds = {wrapper: [] for wrapper in wrappers}
-    losses = {}
+    seconds, losses = {wrapper: [] for wrapper in wrappers}, {}
     generator = torch.Generator().manual_seed(rank)  # other sequences on each rank
-    for step in range(WARM_UP + args.steps):
-        text = torch.randint(256, (args.batch_size, CONTEXT + 1), generator=generator)
+    for step in range(WARM_UP + STEPS):
+        text = torch.randint(256, (BATCH, CONTEXT + 1), generator=generator)
         for wrapper in wrappers:
             elapsed, losses[wrapper] = train_step(models[wrapper], optimizers[wrapper], text)
             if step >= WARM_UP:
-                seconds[wrapper].append(elapsed)
+                seconds[wrapper].append(round(elapsed, 5))
     if rank == 0:
+        parameters = sum(weight.numel() for weight in models[wrappers[0]].parameters())
         print(f"GPT: {parameters:,} parameters, fp32, CPU, {world_size} ranks, "
-              f"{args.batch_size} sequences each")
-        for wrapper in wrappers:
-            times = [1000 * elapsed for elapsed in seconds[wrapper]]
+              f"{BATCH} sequences each")
+        for wrapper, times in seconds.items():
+            low, median, high = (1000 * of(times) for of in (min, statistics.median, max))
             print(f"{wrapper:5} loss {losses[wrapper]:.4f}, ms per step: median "
-                  f"{statistics.median(times):.1f}, {min(times):.1f} to {max(times):.1f}")
+                  f"{median:.1f}, {low:.1f} to {high:.1f}")
         if args.results:
-            rounded = {wrapper: [round(elapsed, 5) for elapsed in times]
-                       for wrapper, times in seconds.items()}
-            record = {"ranks": world_size, "parameters": parameters,
-                      "batch_size": args.batch_size, "seconds": rounded}
+            record = {"ranks": world_size, "parameters": parameters, "batch_size": BATCH,
+                      "seconds": seconds}
             with open(args.results, "a") as file:
                 file.write(f"{json.dumps(record)}\n")
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last

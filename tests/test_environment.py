@@ -43,16 +43,16 @@ def test_setup_of_a_ready_environment_prints_nothing(ready_venv, tmp_path):
 
 @pytest.mark.check
 def test_another_site_or_a_failed_setup_is_not_ready(ready_venv, monkeypatch):
-    assert set_up.ready(ready_venv)
+    assert set_up.has_packages(ready_venv)
     for name in set_up.SITE_VARIABLES:
         with monkeypatch.context() as patch:
             patch.setenv(name, "another")
-            assert not set_up.ready(ready_venv)
+            assert not set_up.has_packages(ready_venv)
     monkeypatch.setattr(set_up, "make_venv", lambda *_: 1 / 0)
     (ready_venv / set_up.STAMP).write_text("other pins")
     with pytest.raises(ZeroDivisionError):
-        set_up.create_environment(ready_venv)
-    assert not set_up.ready(ready_venv)
+        set_up.set_up(ready_venv, packages_only=False)
+    assert not set_up.has_packages(ready_venv)
 
 
 @pytest.mark.fault
@@ -61,7 +61,7 @@ def test_a_new_environment_without_a_network_says_what_to_do(tmp_path):
            "PIP_FIND_LINKS": "", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
     message = failing_setup_message("--venv", tmp_path / "venv", env=pip)
     assert "No matching distribution found for uv" in message and "https_proxy" in message
-    assert not set_up.ready(tmp_path / "venv")
+    assert not set_up.has_packages(tmp_path / "venv")
 
 
 @pytest.mark.check
@@ -71,7 +71,7 @@ def test_missing_tools_are_reported_before_set_up_starts(tmp_path, monkeypatch, 
     set_up.check_machine()
     assert capsys.readouterr().out.count("\n") == 1
     monkeypatch.setattr(set_up.importlib.util, "find_spec", lambda name: None)
-    packages = r"apt install python3-venv g\+\+ make python3-dev$"
+    packages = r"apt install python3-venv g\+\+ make git python3-dev$"
     with pytest.raises(set_up.SetUpFailed, match=packages):
         set_up.check_machine()
 
@@ -86,15 +86,21 @@ def test_unknown_site_and_foreign_environment_are_refused(ready_venv):
 
 @pytest.mark.fault
 def test_failed_horovod_build_leaves_the_rest_working(ready_venv, tmp_path, monkeypatch):
-    """First its source differs, then a compiler is missing."""
+    """Its source is not the one that the patches are for; it is not built again."""
     (tmp_path / "CMakeLists.txt").write_text("set(CMAKE_CXX_STANDARD 20)")
     monkeypatch.setattr(build_horovod, "cache_key", lambda venv: "")
-    monkeypatch.setattr(build_horovod, "build", lambda *_: build_horovod.change(tmp_path))
+    monkeypatch.setattr(build_horovod, "build", lambda *_: build_horovod.patch(tmp_path))
     monkeypatch.setattr(sys, "prefix", ready_venv)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for tools, reason in ([], "differs from version 0.28.1"), (["g++"], "apt install g++"):
-        monkeypatch.setattr(
-            build_horovod, "missing_build_tools", lambda include, tools=tools: tools)
-        set_up.add_horovod(ready_venv, "")
-        assert reason in install_problem("02_horovod") and install_problem("03_ddp") is None
-        assert set_up.ready(ready_venv)
+    set_up.add_horovod(ready_venv, "")
+    assert "of version 0.28.1" in install_problem("02_horovod")
+    assert install_problem("03_ddp") is None
+    assert set_up.has_packages(ready_venv) and not set_up.should_build_horovod(ready_venv)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("missing", [["g++"], []])
+def test_horovod_is_built_as_soon_as_a_compiler_is_installed(ready_venv, monkeypatch, missing):
+    monkeypatch.setattr(build_horovod, "missing_build_tools", lambda include: missing)
+    (ready_venv / set_up.WITHOUT_HOROVOD).write_text(f"{set_up.COMPILER_ADVICE} g++")
+    assert set_up.should_build_horovod(ready_venv) == (not missing)

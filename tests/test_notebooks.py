@@ -11,7 +11,6 @@ from conftest import ROOT, tracked_files
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
-from tools.notebooks import ready
 from tools.pages import notebooks
 
 PATHS = tracked_files(notebooks.notebooks())
@@ -68,7 +67,8 @@ def test_a_wrong_kernel_prints_the_command_to_run():
     program = ("import runpy, sys;"
                "sys.path[:] = [path for path in sys.path if 'site-packages' not in path];"
                "runpy.run_path(sys.argv[1], run_name='__main__'); import tools")
-    command = [os.path.realpath(sys.executable), "-I", "-c", program, ready.__file__]
+    command = [os.path.realpath(sys.executable), "-I", "-c", program,
+               ROOT / "tools/notebooks/ready.py"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert re.match(r"No module named matplotlib.*make setup && .*jupyter lab\n", result.stderr)
     assert result.returncode == 1  # so the next cell fails: it cannot import tools

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from steps import SetUpFailed, lock_folder, run, step
+from steps import lock_folder, run, step
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SETTINGS = {
@@ -26,42 +26,6 @@ SETTINGS = {
     "CXXFLAGS": "-include stdexcept -include cstdint",  # g++ 13 no longer includes them by itself
     "LDFLAGS": "-Wl,-rpath,$ORIGIN/../../../..",  # the environment's libmpi, relative to Horovod
 }
-CHANGES = [  # (file in Horovod 0.28.1, old text, new text)
-    # PyTorch 2.14 needs C++20; gloo, which both libraries link to, has to be C++20, too
-    ("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
-    ("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
-    # An unused assignment to constants, which g++ 14 and newer reject
-    ("third_party/flatbuffers/include/flatbuffers/stl_emulation.h",
-     "  FLATBUFFERS_CONSTEXPR_CPP14 span &operator=(const span &other)\n"
-     "      FLATBUFFERS_NOEXCEPT {\n"
-     "    data_ = other.data_;\n    count_ = other.count_;\n  }\n", ""),
-    # This source includes a header that is missing from TensorFlow's wheel
-    ("horovod/tensorflow/CMakeLists.txt",
-     "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc", ""),
-    # Still -O3, but without -g, which more than doubles the build time
-    ("setup.py", "else 'RelWithDebInfo'", "else 'Release'"),
-]
-WITHOUT_CUDA = [
-    # Build gloo once, and, as one unit, the sources common to the PyTorch and TensorFlow libraries:
-    # half the compile time. As released, each is built twice.
-    ("horovod/tensorflow/CMakeLists.txt", "LIBS compatible17_gloo)", "LIBS gloo)"),
-    ("CMakeLists.txt", "if(HAVE_GLOO AND (DEFINED Tensorflow_CXX17 AND Tensorflow_CXX17))",
-     "if(FALSE)"),
-    ("CMakeLists.txt", "#MXNet\n", """add_library(horovod_common OBJECT ${SOURCES})
-target_include_directories(horovod_common PRIVATE \
-${EIGEN_INCLUDE_PATH} ${FLATBUFFERS_INCLUDE_PATH})
-set_target_properties(horovod_common PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
-"""),
-    ("horovod/tensorflow/CMakeLists.txt", "SHARED ${SOURCES}",
-     "SHARED $<TARGET_OBJECTS:horovod_common>"),
-    ("horovod/torch/CMakeLists.txt", "SHARED ${SOURCES}",
-     "SHARED $<TARGET_OBJECTS:horovod_common>"),
-    ("horovod/torch/CMakeLists.txt", 'PROPERTIES PREFIX "")',
-     'PROPERTIES PREFIX "" UNITY_BUILD ON)'),
-    # Ignore CUDA even if PyTorch was built for it or nvcc is installed
-    ("cmake/Modules/FindPytorch.cmake", "(torch.version.cuda is not None)", "False"),
-    ("CMakeLists.txt", "    enable_language(CUDA)\n", ""),
-]
 ALL_REDUCE_CODE = """
 import torch, tensorflow, horovod.torch as hvd, horovod.tensorflow as tf_hvd
 hvd.init(), tf_hvd.init()
@@ -71,21 +35,23 @@ assert hvd.mpi_built() and hvd.gloo_built()
 """
 
 
-def missing_build_tools(include: str) -> list:
+def missing_build_tools(include):
     """Return the Debian packages that the build needs and this machine lacks.
 
     include: the folder of Python's headers.
     """
     is_installed = {"g++": shutil.which(os.environ.get("CXX", "g++")), "make": shutil.which("make"),
+                    "git": shutil.which("git"),  # applies the patches
                     "python3-dev": os.path.exists(f"{include}/Python.h")}
     return [package for package, installed in is_installed.items() if not installed]
 
 
-def changes():
-    """Return the changes to Horovod's source, with or without CUDA."""
-    if os.environ.get("HOROVOD_GPU_OPERATIONS"):
-        return CHANGES
-    return CHANGES + WITHOUT_CUDA
+def patches():
+    """Return the files with changes to Horovod's source."""
+    names = ["horovod.patch"]
+    if not os.environ.get("HOROVOD_GPU_OPERATIONS"):
+        names.append("horovod_without_cuda.patch")
+    return [Path(__file__).with_name(name) for name in names]
 
 
 def cache_key(venv):
@@ -97,18 +63,17 @@ def cache_key(venv):
     compiler = subprocess.check_output([os.environ.get("CXX", "g++"), "--version"])
     options = sorted((name, value) for name, value in os.environ.items()
                      if re.match("HOROVOD_|SITE_MPICC", name))
-    parts = libraries, python, compiler, options, SETTINGS, changes()
+    changes = [path.read_text() for path in patches()]
+    parts = libraries, python, compiler, options, SETTINGS, changes
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def change(source):
-    """Patch the unpacked source. Raises SetUpFailed if the source is not 0.28.1."""
-    for name, old, new in changes():
-        text = (source / name).read_text()
-        if old not in text:
-            raise SetUpFailed(f"cannot patch Horovod: {name} differs from version 0.28.1, the only "
-                              f"one that {__file__} can patch")
-        (source / name).write_text(text.replace(old, new))
+def patch(source):
+    """Change the unpacked source. Raises SetUpFailed if it is not the version of the patches."""
+    outside_git = dict(os.environ, GIT_CEILING_DIRECTORIES=str(source.parent))
+    run(["git", "apply", "--whitespace=nowarn", *patches()],
+        "cannot patch Horovod: tools/environment has patches of version 0.28.1 only",
+        cwd=str(source), env=outside_git)
 
 
 def build(venv, folder):
@@ -125,19 +90,15 @@ def build(venv, folder):
         run([*pip, "download", *options, "--no-binary", ":all:", "--dest", scratch,
              "--group", "horovod"], "could not download Horovod's source", cwd=str(ROOT))
         archive, = Path(scratch).glob("*.tar.gz")
-        run(["tar", "-xzf", archive, "-C", scratch], "could not unpack Horovod's source")
+        shutil.unpack_archive(str(archive), scratch)
         source = Path(scratch, archive.name[:-len(".tar.gz")])
-        change(source)
-        run([*pip, "wheel", "--verbose", *options, "--wheel-dir", f"{scratch}/wheel", source],
+        patch(source)
+        run([*pip, "wheel", "--verbose", *options, "--wheel-dir", folder, source],
             f"Horovod was not built; {folder}.log says why", r"\[ *\d+%\]", log=f"{folder}.log",
             env=variables)
-        unfinished = Path(f"{folder}.{os.getpid()}")
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(f"{scratch}/wheel", str(unfinished))
-        unfinished.rename(folder)  # so an incomplete wheel never has this name
 
 
-def install(venv: Path, try_ranks: bool = True) -> None:
+def install(venv, try_ranks=True):
     """Install Horovod from the user's cache, building it first if needed; test it on two ranks.
 
     try_ranks: False on a cluster, whose login nodes start no ranks. Raises SetUpFailed or OSError.
@@ -149,8 +110,8 @@ def install(venv: Path, try_ranks: bool = True) -> None:
     with lock_folder(cache):
         if not [*folder.glob("*.whl")]:
             build(venv, folder)
-    pip = [venv / "bin/python", "-m", "pip"]
-    run([*pip, "install", "--no-deps", "--force-reinstall", *folder.glob("*.whl")],
+    run([venv / "bin/python", "-m", "pip", "install", "--no-deps", "--force-reinstall",
+         *folder.glob("*.whl")],
         f"could not install the wheel: remove {folder} and run make setup again")
     if try_ranks:
         run([venv / "bin/mpiexec", "-n", "2", venv / "bin/python", "-c", ALL_REDUCE_CODE],

@@ -31,16 +31,16 @@ OLDEST, NEWEST = (3, 11), (3, 14)  # Python versions that the pins support
 STAMP = ".workshop-ready"  # file: a hash of the pins, and the values of SITE_VARIABLES
 SITE_VARIABLES = ("HOROVOD_GPU_OPERATIONS", "SITE_MPICC")  # of site files
 AGREE_STAMP = ".agree-ready"  # file: a hash of the installed agree/
-WITHOUT_HOROVOD = "without-horovod"  # file: why Horovod is missing; cluster/launch.py reads it
+WITHOUT_HOROVOD = "without-horovod"  # file: why Horovod is missing; install_problem() reads it
 NOT_BUILT_YET = "Horovod is not built yet: make setup"
 COMPILER_ADVICE = ("chapter 2 needs a C++ compiler, make and Python's headers: on Debian and "
                    "Ubuntu apt install ")
+ANOTHER_VENV = "or choose another folder with VENV=..."
 ADVICE = ("fix this and run make setup again: it continues where it stopped. Behind a proxy: "
           "export https_proxy=http://HOST:PORT. Disk full: make setup VENV=/roomy/place "
           "XDG_CACHE_HOME=/roomy/cache")
 CUDA_PINS = re.compile("^(?:nvidia-|cuda-|triton).*\n", re.M)  # dependencies of PyTorch
-ALL_REDUCE_CODE = "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2"
-SITE_PACKAGES_CODE = ("' '.join(package.name for package in "
+SITE_PACKAGES_CODE = ("*(package.name for package in "
                       "__import__('importlib.metadata').metadata.distributions() "
                       "if not str(package.locate_file('')).startswith(sys.prefix))")
 
@@ -52,34 +52,23 @@ def read(path):
 
 def evaluate_in(venv, expression):
     """Return an expression's value in the environment's Python as text, or "" if that fails."""
-    command = [str(venv / "bin/python"), "-c", f"import sys; print({expression})"]
-    try:
-        return subprocess.check_output(command, stderr=subprocess.DEVNULL,
-                                       universal_newlines=True).strip()
-    except (OSError, subprocess.CalledProcessError):
+    python = venv / "bin/python"
+    if not python.exists():
         return ""
+    command = [str(python), "-c", f"import sys; print({expression})"]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          universal_newlines=True).stdout.strip()
 
 
-def is_supported(version):
-    return OLDEST <= tuple(version)[:2] <= NEWEST
+def make_hash(*paths):
+    return hashlib.sha256("".join(map(read, paths)).encode()).hexdigest()
 
 
-def restore_site(venv):
-    """Set the site's variables as when the environment was made, unless a site file sets them."""
-    for name, value in zip(SITE_VARIABLES, read(venv / STAMP).split("\n")[1:]):
-        if value:
-            os.environ.setdefault(name, value)
-
-
-def make_stamp(first_line):
-    return "\n".join([first_line, *(os.environ.get(name, "") for name in SITE_VARIABLES)])
-
-
-def stamp():
+def stamp(unfinished=False):
     """Return the stamp of an environment with these pins, built for this site."""
-    parts = (read(REQUIREMENTS), build_horovod.CHANGES, build_horovod.WITHOUT_CUDA,
-             build_horovod.SETTINGS)
-    return make_stamp(hashlib.sha256(repr(parts).encode()).hexdigest())
+    pins = make_hash(REQUIREMENTS, Path(build_horovod.__file__), *build_horovod.patches())
+    site = [os.environ.get(name, "") for name in SITE_VARIABLES]
+    return "\n".join(["unfinished" if unfinished else pins, *site])
 
 
 def may_write(venv):
@@ -91,7 +80,7 @@ def has_packages(venv):
     return read(venv / STAMP) == stamp()
 
 
-def missing_compiler_message(venv):
+def compiler_problem(venv):
     """Return what to install before Horovod can be built, or "" if nothing is missing."""
     include = evaluate_in(venv, "__import__('sysconfig').get_path('include')")
     missing = build_horovod.missing_build_tools(include)
@@ -99,18 +88,9 @@ def missing_compiler_message(venv):
 
 
 def should_build_horovod(venv):
-    """True if Horovod's build was not tried yet, or its missing compiler is now installed."""
+    """True if Horovod's build has not been tried yet, and its compiler is installed."""
     reason = read(venv / WITHOUT_HOROVOD)
-    if reason.startswith(COMPILER_ADVICE):
-        return not missing_compiler_message(venv)
-    return reason == NOT_BUILT_YET
-
-
-def ready(venv, packages_only=False):
-    """True if nothing is to be done; Horovod is optional for users without write permission."""
-    if packages_only or not may_write(venv):
-        return has_packages(venv)
-    return has_packages(venv) and not should_build_horovod(venv)
+    return reason.startswith((NOT_BUILT_YET, COMPILER_ADVICE)) and not compiler_problem(venv)
 
 
 def check_machine():
@@ -127,33 +107,28 @@ def check_machine():
 
 
 def make_venv(venv, mpicc):
-    """Make an environment with pip and uv, unless there is one."""
+    """Make an environment with pip and uv, unless there is one, of this Python or another."""
+    version = sys.version.split()[0]
     uv, = re.findall("^uv==[0-9.]+", read(REQUIREMENTS), re.M)
     install_uv = ["-m", "pip", "install", "--disable-pip-version-check", "--only-binary=:all:", uv]
     if not evaluate_in(venv, "__import__('pip')"):
-        make_empty_venv(venv, mpicc, install_uv)
-    if not is_supported(map(int, evaluate_in(venv, "*sys.version_info[:2]").split())):
+        if OLDEST <= sys.version_info[:2] <= NEWEST:
+            step(f"1/3 a virtual environment in {venv}, with Python {version}")
+            options = ["--system-site-packages"] if mpicc else []
+            run([sys.executable, "-m", "venv", *options, venv], ADVICE)
+        else:
+            step(f"1/3 Python {version} is outside 3.11 to 3.14: uv looks for one or downloads it")
+            with tempfile.TemporaryDirectory() as folder:
+                run([sys.executable, "-m", "venv", folder], ADVICE)
+                run([f"{folder}/bin/python", *install_uv], ADVICE)
+                run([f"{folder}/bin/uv", "venv", "--system-certs", "--allow-existing", "--seed",
+                     "--python", ">=3.11,<3.15", venv],
+                    f"name a Python with PYTHON=python3.12, or {ADVICE}")
+    if evaluate_in(venv, f"{OLDEST} <= sys.version_info[:2] <= {NEWEST}") != "True":
         raise SetUpFailed(f"{venv} was made with an unsupported Python (3.11 to 3.14 work): remove "
-                          "it, or choose another folder with VENV=...")
+                          f"it, {ANOTHER_VENV}")
     if not (venv / "bin/uv").exists():
         run([venv / "bin/python", *install_uv], ADVICE)
-
-
-def make_empty_venv(venv, mpicc, install_uv):
-    """Create a venv with nothing but pip, from this Python, or from one that uv finds."""
-    version = sys.version.split()[0]
-    if is_supported(sys.version_info):
-        step(f"1/4 a virtual environment in {venv}, with Python {version}")
-        options = ["--system-site-packages"] if mpicc else []
-        run([sys.executable, "-m", "venv", *options, venv], ADVICE)
-        return
-    step(f"1/4 Python {version} is outside 3.11 to 3.14: uv looks for one or downloads it")
-    with tempfile.TemporaryDirectory() as uv_venv:
-        run([sys.executable, "-m", "venv", uv_venv], ADVICE)
-        run([f"{uv_venv}/bin/python", *install_uv], ADVICE)
-        run([f"{uv_venv}/bin/uv", "venv", "--system-certs", "--allow-existing", "--seed",
-             "--python", ">=3.11,<3.15", venv],
-            f"name a Python with PYTHON=python3.12, or {ADVICE}")
 
 
 def install(venv, *arguments):
@@ -163,34 +138,32 @@ def install(venv, *arguments):
         progress_pattern="(?:Downloading|Downloaded|Prepared|Installed) .*")
 
 
-def install_packages(venv):
-    """Install the pinned packages."""
-    pins = REQUIREMENTS
-    if "UV_TORCH_BACKEND" in os.environ:  # another CUDA needs other libraries
-        pins = venv / "pins.txt"
-        pins.write_text(CUDA_PINS.sub("", read(REQUIREMENTS)))
-    install(venv, "-r", "pyproject.toml", "-c", pins)
-
-
-def install_packages_of_site(venv, mpicc):
-    """Install the pinned packages that the site's Python lacks, and mpi4py for the site's MPI."""
+def site_packages(venv):
+    """Return the names of pinned packages that the site has, or that its MPI replaces."""
     installed = evaluate_in(venv, SITE_PACKAGES_CODE).split()
     names = {re.sub("[-_.]+", "-", name).lower() for name in installed}
     names -= {"pip", "setuptools"}  # Horovod's build needs the environment's own
     if "tensorflow" in names:
         names.add("tensorflow-cpu")
+    return names | {"mpich", "mpi4py"}
+
+
+def install_packages(venv, mpicc):
+    """Install the pinned packages; on a site those that it lacks, and mpi4py for its MPI."""
+    excluded = site_packages(venv) if mpicc else set()
     pins = read(REQUIREMENTS)
-    if "torch" in names:
+    if "torch" in excluded or "UV_TORCH_BACKEND" in os.environ:  # may be for another CUDA
         pins = CUDA_PINS.sub("", pins)
-    lines = [line for line in pins.splitlines()
-             if line.split("==")[0] not in {"mpich", "mpi4py", *names}]
-    (venv / "missing.txt").write_text("\n".join(lines))
-    install(venv, "--no-deps", "-r", venv / "missing.txt")
-    pin, = re.findall("^mpi4py==[0-9.]+", read(REQUIREMENTS), re.M)
-    run([venv / "bin/python", "-m", "pip", "install", "--no-deps", "--no-cache-dir",
-         "--force-reinstall", "--no-binary", "mpi4py", pin],
-        f"{mpicc} cannot compile mpi4py: are the site's modules loaded?",
-        env=dict(os.environ, MPICC=mpicc))
+    (venv / "pins.txt").write_text(pins)
+    (venv / "excluded.txt").write_text("\n".join(excluded))
+    install(venv, "-r", "pyproject.toml", "-c", venv / "pins.txt",
+            "--excludes", venv / "excluded.txt")
+    if mpicc:
+        pin, = re.findall("^mpi4py==[0-9.]+", pins, re.M)
+        run([venv / "bin/python", "-m", "pip", "install", "--no-deps", "--no-cache-dir",
+             "--force-reinstall", "--no-binary", "mpi4py", pin],
+            f"{mpicc} cannot compile mpi4py: are the site's modules loaded?",
+            env=dict(os.environ, MPICC=mpicc))
 
 
 def install_tests(venv):
@@ -205,8 +178,7 @@ def install_tests(venv):
 
 
 def agree_hash():
-    files = [ROOT / "agree/pyproject.toml", *sorted(ROOT.glob("agree/agree/*.py"))]
-    return hashlib.sha256("".join(map(read, files)).encode()).hexdigest()
+    return make_hash(ROOT / "agree/pyproject.toml", *sorted(ROOT.glob("agree/agree/*.py")))
 
 
 def install_agree(venv):
@@ -221,48 +193,51 @@ def install_agree(venv):
 
 
 def add_horovod(venv, mpicc):
-    """Install Horovod, or write down why it is missing."""
-    step("4/4 Horovod")
-    reason = missing_compiler_message(venv)
-    if not reason:
-        try:
-            build_horovod.install(venv, try_ranks=not mpicc)
-            (venv / WITHOUT_HOROVOD).unlink()
-            return
-        except (SetUpFailed, OSError, subprocess.CalledProcessError) as problem:
-            reason = f"{problem}; fix this, remove {venv / STAMP}, and run make setup again"
-    (venv / WITHOUT_HOROVOD).write_text(reason)
-    step(f"chapter 2 is left out, the other chapters work: {reason}")
+    """Install Horovod, or write down why that failed."""
+    step("3/3 Horovod")
+    try:
+        build_horovod.install(venv, try_ranks=not mpicc)
+        (venv / WITHOUT_HOROVOD).unlink()
+    except (SetUpFailed, OSError, subprocess.CalledProcessError) as problem:
+        reason = f"{problem}; fix this, remove {venv / STAMP}, and run make setup again"
+        (venv / WITHOUT_HOROVOD).write_text(reason)
+        step(f"chapter 2 is left out, the other chapters work: {reason}")
 
 
-def create_without_horovod(venv, mpicc):
+def add_packages(venv, mpicc):
     """Create or complete the environment except Horovod, keeping what is installed."""
     last_stamp = read(venv / STAMP)
     if mpicc and last_stamp and mpicc not in last_stamp.split("\n"):
-        raise SetUpFailed(f"{venv} was built for another site (SITE_MPICC differs): remove it, or "
-                          "choose another folder with VENV=...")
-    (venv / STAMP).write_text(make_stamp("unfinished"))
+        raise SetUpFailed(f"{venv} was built for another site (SITE_MPICC differs): remove it, "
+                          f"{ANOTHER_VENV}")
+    (venv / STAMP).write_text(stamp(unfinished=True))
     make_venv(venv, mpicc)
-    step("2/4 the pinned packages: 3.3 GB to download, unless uv has them in its cache")
-    if mpicc:
-        install_packages_of_site(venv, mpicc)
-    else:
-        install_packages(venv)
-        step("3/4 two MPI ranks")  # not on a cluster, whose login nodes cannot start any
-        run([venv / "bin/mpiexec", "-n", "2", venv / "bin/python", "-c", ALL_REDUCE_CODE],
-            f"mpiexec cannot start two ranks; try: {venv}/bin/mpiexec -n 2 hostname",
-            env=dict(os.environ, MPIEXEC_TIMEOUT="300"))
-    (venv / WITHOUT_HOROVOD).write_text(missing_compiler_message(venv) or NOT_BUILT_YET)
+    step("2/3 the pinned packages: 3.3 GB to download, unless uv has them in its cache")
+    install_packages(venv, mpicc)
+    (venv / WITHOUT_HOROVOD).write_text(compiler_problem(venv) or NOT_BUILT_YET)
     (venv / STAMP).write_text(stamp())
 
 
-def create_environment(venv, packages_only=False):
-    """Create or complete the environment; packages_only leaves Horovod out."""
+def set_up(venv, packages_only):
+    """Create or complete the environment. Raises SetUpFailed or OSError."""
+    for name, value in zip(SITE_VARIABLES, read(venv / STAMP).split("\n")[1:]):
+        if value:  # as when the environment was made, unless a site file sets another
+            os.environ.setdefault(name, value)
     mpicc = os.environ.get("SITE_MPICC")
-    if not has_packages(venv):
-        create_without_horovod(venv, mpicc)
-    if should_build_horovod(venv) and not packages_only:
-        add_horovod(venv, mpicc)
+    if has_packages(venv) and (packages_only or not may_write(venv)
+                               or not should_build_horovod(venv)):
+        return
+    if not may_write(venv):
+        raise SetUpFailed(f"{venv} is missing, unfinished, or made with other pins, and you may "
+                          "not write there: ask its owner to run make setup in a checkout like "
+                          f"yours, {ANOTHER_VENV}")
+    check_machine()
+    venv.mkdir(parents=True, exist_ok=True)
+    with lock_folder(venv):  # until another set-up has made it
+        if not has_packages(venv):
+            add_packages(venv, mpicc)
+        if should_build_horovod(venv) and not packages_only:
+            add_horovod(venv, mpicc)
     step(f"ready; to type commands yourself: . '{venv}/bin/activate'")
 
 
@@ -271,24 +246,14 @@ def main():
     parser.add_argument("--venv", help="its folder (.venv)")
     parser.add_argument("--packages", action="store_true", help="leave Horovod out")
     parser.add_argument("--tests", action="store_true", help="also install what the tests need")
-    parser.error = lambda message: parser.exit(2, f"set-up failed: {message}\n")  # in one line
     args = parser.parse_args()
     venv = Path(os.path.abspath(args.venv or str(ROOT / ".venv")))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else a build goes on
-    restore_site(venv)
     os.environ.update(PIP_USER="0", PIP_TARGET="", PIP_PREFIX="")  # a user's would miss the venv
     os.environ.pop("PIP_NO_USER", None)  # which pip takes for PIP_USER=1
     os.environ["PYTHONNOUSERSITE"] = "1"  # else packages in ~/.local would count as the site's
     try:
-        if not ready(venv, args.packages):
-            if not may_write(venv):
-                raise SetUpFailed(f"{venv} is missing, unfinished, or made with other pins, and "
-                                  "you may not write there: ask its owner to run make setup in a "
-                                  "checkout like yours, or choose another folder with VENV=...")
-            check_machine()
-            venv.mkdir(parents=True, exist_ok=True)
-            with lock_folder(venv):  # until another set-up has made it
-                create_environment(venv, args.packages)
+        set_up(venv, args.packages)
         install_agree(venv)
         if args.tests:
             install_tests(venv)

@@ -7,26 +7,24 @@ import signal
 import subprocess
 import threading
 import time
-from pathlib import Path
-from typing import TextIO
+from contextlib import suppress
 
 
 class SetUpFailed(Exception):
     """An error whose text says in one line what is wrong and what to do."""
 
 
-def step(text: str) -> None:
+def step(text):
     print(f"set-up: {text}", flush=True)
 
 
-def run(command: list, advice: str, progress_pattern: str = "$^", log: str = os.devnull,
-        **options: object) -> None:
+def run(command, advice, progress_pattern="$^", log=os.devnull, **options):
     """Run a command; print every seven seconds the elapsed time and the progress.
 
     progress_pattern: a regex, whose last match in the output is the progress. log: a file for the
     whole output. Raises SetUpFailed with the advice and, without a log, the command's error.
     """
-    lines, progress, finished = [], [""], threading.Event()
+    lines, progress, ended = [], [""], threading.Event()
     process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                universal_newlines=True, errors="replace", start_new_session=True,
@@ -34,7 +32,7 @@ def run(command: list, advice: str, progress_pattern: str = "$^", log: str = os.
 
     def report_progress():
         started = time.monotonic()
-        while not finished.wait(7):
+        while not ended.wait(7):
             step(f"{time.monotonic() - started:.0f} s {progress[-1]}".rstrip())
 
     threading.Thread(target=report_progress, daemon=True).start()
@@ -47,26 +45,21 @@ def run(command: list, advice: str, progress_pattern: str = "$^", log: str = os.
         os.killpg(process.pid, signal.SIGTERM)
         raise
     finally:
-        finished.set()
-
+        ended.set()
     with open(log, "w") as file:
         file.writelines(lines)
-    if code and log != os.devnull:
-        raise SetUpFailed(advice)
     if code:
         reason = " ".join("".join(lines[-10:]).split())[-400:]
-        raise SetUpFailed(f"{reason}: {advice}")
+        raise SetUpFailed(advice if log != os.devnull else f"{reason}: {advice}")
 
 
-def lock_folder(folder: Path) -> TextIO:
+def lock_folder(folder):
     """Lock a folder, waiting until it is free; closing the returned file unlocks it."""
     file = open(folder / ".workshop-lock", "a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:
         step(f"waiting for another set-up in {folder}")
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as problem:
-        step(f"{folder} cannot be locked (flock: {problem.strerror}): do not run another set-up at "
-             "the same time")
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
     return file

@@ -27,45 +27,47 @@ def table(records: pandas.DataFrame) -> str:
     Bytes per parameter by role, together, by ZeRO's formula, and sent in a step; activations in
     bytes per token of the rank's batch.
     """
-    rows, ranks = [], records["ranks"].max()
-    records = records[records["ranks"] == ranks]
-    for record in records.to_dict("records"):
-        count, memory = record["parameters"], record["memory"]
-        model_state = [memory[role] for role in ROLES]
-        sent = sum(row["bytes"] for row in record["sent"])
-        sizes = [*model_state, sum(model_state), record["formula"], sent]
-        tokens = GLOBAL_BATCH // ranks * SHAPE["context"]
-        rows.append([Path(record["script"]).name, record["stage"],
-                     *(f"{size / count:.3f}" for size in sizes),
-                     f"{memory['activations'] / tokens:,.0f}"])
-    names = ["", "", "", "", "", "", "model", "model state,", "sent in", "activations"]
-    columns = ["file", "stage", "parameters", "gradients", "master copy", "optimizer", "state",
-               "formula", "a step", "per token"]
-    frame = pandas.DataFrame(rows, columns=pandas.MultiIndex.from_arrays([names, columns]))
-    first = records.iloc[0]
-    return (f"{first['parameters']:,} parameters, {first['precision']}, rank 0 of {ranks}; bytes "
-            "per parameter; activations: bytes per token\n\n" + frame.to_string(index=False))
+    records = records[records["ranks"] == records["ranks"].max()].reset_index()
+    first = records.loc[0]
+    memory = pandas.DataFrame(list(records["memory"]))
+    frame = memory[list(ROLES)].rename(columns={"optimizer state": "optimizer"})
+    frame["model state"] = frame.sum(axis=1)
+    frame["formula"] = records["formula"]
+    frame["sent"] = [sum(row["bytes"] for row in rows) for rows in records["sent"]]
+    frame = (frame / first["parameters"]).map("{:.3f}".format)
+    tokens = GLOBAL_BATCH // first["ranks"] * SHAPE["context"]
+    frame["activations"] = (memory["activations"] / tokens).map("{:,.0f}".format)
+    frame.insert(0, "file", records["script"].map(lambda path: Path(path).name))
+    frame.insert(1, "stage", records["stage"])
+    return (f"{first['parameters']:,} parameters, {first['precision']}, rank 0 of "
+            f"{first['ranks']}; bytes per parameter; formula: of the model state; sent: in a "
+            f"step;\nactivations: bytes per token\n\n{frame.to_string(index=False)}")
 
 
-def measure(script: str, stage: int, ranks: int, precision: str) -> dict:
-    """Return what cluster.footprint says of a run, and ZeRO's formula for it."""
-    sys.path.insert(0, str(ROOT / "05_zero"))
-    from zero_formula import formula, parameter_count
-    flags = [flag for name, value in SHAPE.items() for flag in (f"--{name}", value)]
-    flags += ["--global-batch-size", GLOBAL_BATCH, "--precision", precision, "--device", "cpu"]
-    if script == "05_zero/main.py":
-        flags += ["--stage", stage]
+def count(program: str, ranks: int, *flags: object) -> dict:
+    """Return cluster.footprint's record of a program."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
         run_job([sys.executable, "-m", "cluster.footprint", "--ranks", ranks, "--tensors", "real",
-                 "--results", results, ROOT / script, *flags])
-        footprint, = read_records(results)
+                 "--results", results, ROOT / program, *flags])
+        record, = read_records(results)
+    return record
+
+
+def measure(script: str, stage: int, ranks: int, precision: str) -> dict:
+    """Return what a run keeps, sends and computes, and ZeRO's formula for it."""
+    sys.path.insert(0, str(ROOT / "05_zero"))
+    from zero_formula import formula, parameter_count
+    is_fsdp = script == "05_zero/fsdp.py"
+    flags = [flag for name, value in SHAPE.items() for flag in (f"--{name}", value)]
+    flags += ["--global-batch-size", GLOBAL_BATCH, "--precision", precision, "--device", "cpu"]
+    footprint = count(script, ranks, *flags, *([] if is_fsdp else ["--stage", stage]))
     sizes = {}
-    if precision == "fp32" or script == "05_zero/fsdp.py":  # fp32 shards are their own master copy
-        sizes = {"element_bytes": 4, "master": 4 * (stage > 0 and script != "05_zero/fsdp.py")}
+    if precision == "fp32" or is_fsdp:  # fp32 shards are their own master copy
+        sizes = {"element_bytes": 4, "master": 4 * (stage > 0 and not is_fsdp)}
     parameters = parameter_count(**SHAPE)
-    return {"parameters": parameters, "memory": footprint["memory"], "sent": footprint["sent"],
-            "flops": footprint["flops"],
+    return {"parameters": parameters,
+            **{name: footprint[name] for name in ("memory", "sent", "flops")},
             "formula": sum(formula(stage, ranks, parameters, **sizes).values()),
             **describe_machine()}
 

@@ -14,19 +14,12 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[2]
 MODULES = "matplotlib", "pandas", "torch", "ipywidgets"  # another Python rarely has all of them
 
-
-def find_problem():
-    """Return a line on a missing module and its cure; None in the workshop's environment."""
-    for module in MODULES:
-        if importlib.util.find_spec(module) is None:
-            return (f"No module named {module}: this kernel is {sys.executable}, not the "
-                    f"workshop's environment. Close the notebook and run: cd {TOP} && make setup "
-                    "&& .venv/bin/jupyter lab")
-    return None
-
-
-def prepare():
-    """Set the module path, the environment of commands, and the format of figures."""
+missing = [module for module in MODULES if importlib.util.find_spec(module) is None]
+if missing:
+    print(f"No module named {missing[0]}: this kernel is {sys.executable}, not the workshop's "
+          f"environment. Close the notebook and run: cd {TOP} && make setup && "
+          ".venv/bin/jupyter lab", file=sys.stderr)
+else:
     if str(TOP) not in sys.path:
         sys.path.append(str(TOP))
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -38,12 +31,4 @@ def prepare():
               "`!mpiexec` prints is in the notebook as it was downloaded")
     from matplotlib_inline.backend_inline import set_matplotlib_formats
     set_matplotlib_formats("retina", bbox_inches=None)  # sharp, in the cell's size
-
-
-if __name__ == "__main__":
-    problem = find_problem()
-    if problem:
-        print(problem, file=sys.stderr)
-    else:
-        prepare()
-        print("ready")
+    print("ready")

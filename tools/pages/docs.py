@@ -5,7 +5,6 @@ A comment names the content of the fence after it. WORDS must occur in exactly o
     <!-- lesson: PATH | WORDS | WORDS -->   lines of a file; the whole file without WORDS
     <!-- hunk: WORDS | WORDS -->            hunks of the page's diff
     <!-- output: PROGRAM RANKS FLAG... -->  a run's output, from assets/records/outputs.jsonl
-    <!-- sample: PROGRAM RANKS FLAG... -->  the same, but untested: it depends on the machine
     <!-- table: demo -->                    the table of `make demo`, from demo.jsonl
     <!-- table: zero PRECISION -->          the bytes of chapter 5, from zero.jsonl
     <!-- table: sweep STUDY -->             what cluster.sweep prints of scaling.jsonl
@@ -30,7 +29,7 @@ from tools.pages import figures
 
 DIFF = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(
-    r"<!-- (lesson|hunk|output|sample|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
+    r"<!-- (lesson|hunk|output|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
 # With pages, at any depth
 FOLDERS = ("docs", "[0-9]*", "agree", "exercises", "reading_data", "submit", "cluster")
 
@@ -43,16 +42,9 @@ def pages():
 
 def find_hunks(old_path, new_path):
     """Return the hunks of the diff of two files, each as the text of its - and + lines."""
-    old = (ROOT / old_path).read_text().splitlines()
-    new = (ROOT / new_path).read_text().splitlines()
-    hunks = []
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    for tag, old_start, old_end, new_start, new_end in matcher.get_opcodes():
-        if tag != "equal":
-            removed = [f"-{line}" for line in old[old_start:old_end]]
-            added = [f"+{line}" for line in new[new_start:new_end]]
-            hunks.append("\n".join(removed + added))
-    return hunks
+    old, new = ((ROOT / path).read_text().splitlines() for path in (old_path, new_path))
+    diff = "\n".join(list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:])
+    return [hunk.rstrip("\n") for hunk in re.split("^@@ .* @@\n", diff, flags=re.M)[1:]]
 
 
 def dedent_hunk(hunk):
@@ -97,16 +89,16 @@ def read_output(command_line):
 
 
 def make_table(name, selection=None):
-    """Return a table of assets/records or workshop/gpus.csv, as text."""
-    if name == "sweep":
-        records = pandas.DataFrame(read_records("scaling.jsonl"))
-        return sweep.table(records[records["study"] == selection])
+    """Return a table of a record in assets/records, as text."""
+    records = read_records(f"{name}.jsonl")
+    if name == "demo":
+        return demo.table(records)
+    if name == "zero":
+        return zero.table(pandas.DataFrame(records).query("precision == @selection"))
     if name == "link":
         return link.table()
-    if name == "demo":
-        return demo.table(read_records("demo.jsonl"))
-    records = pandas.DataFrame(read_records(f"{name}.jsonl"))
-    return zero.table(records[records["precision"] == selection])
+    records = pandas.DataFrame(read_records("scaling.jsonl"))
+    return sweep.table(records.query("study == @selection"))
 
 
 def render(text):
@@ -128,7 +120,7 @@ def render(text):
             content = make_table(*selection.split())
         else:
             content = read_output(selection)
-        content = "\n".join(line.rstrip() for line in content.splitlines())
+        content = re.sub(" +$", "", content.rstrip("\n"), flags=re.M)
         return f"<!-- {kind}: {selection} -->\n```{language}\n{content}\n```\n"
 
     return FENCE.sub(render_fence, text)

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from itertools import accumulate
 from statistics import median
 
 import nbformat
@@ -28,48 +27,6 @@ def trace():
                       color="white")
     axis.set(yticks=[0, 1], yticklabels=["GPU computes", "CPU launches"], xlabel="milliseconds")
     style.add_footer(figure, "ResNet-50, 224 pixels, on one NVIDIA H200, with the profiler on")
-    return figure
-
-
-DURATIONS = {"all-gather": 1.0, "forward": 1.5, "backward": 3.0, "reduce-scatter": 1.0}
-IN_TURN = [(name, block) for block in (1, 2, 3) for name in ("all-gather", "forward")]
-IN_TURN += [(name, block) for block in (3, 2, 1)
-            for name in ("all-gather", "backward", "reduce-scatter")]
-PREFETCHED = [  # and their starts: block n + 1 (in backward n - 1) is gathered while n computes
-    ("all-gather", 1, 0), ("forward", 1, 1), ("all-gather", 2, 1), ("forward", 2, 2.5),
-    ("all-gather", 3, 2.5), ("forward", 3, 4), ("all-gather", 3, 5.5), ("backward", 3, 6.5),
-    ("all-gather", 2, 6.5), ("backward", 2, 9.5), ("all-gather", 1, 9.5),
-    ("reduce-scatter", 3, 10.5), ("backward", 1, 12.5), ("reduce-scatter", 2, 12.5),
-    ("reduce-scatter", 1, 15.5)]
-
-
-def fsdp_step():
-    """Draw a step of FSDP on three blocks, with prefetch and without. Schematic."""
-    ends = list(accumulate(DURATIONS[name] for name, _ in IN_TURN))
-    in_turn = [(*task, end - DURATIONS[task[0]]) for task, end in zip(IN_TURN, ends)]
-    figure, axes = style.make_figure(5.2, 2, sharex=True, sharey=True)
-    variants = {"in turn: gather, compute, drop, reduce": in_turn,
-                "with prefetch: a block is gathered while the one before computes": PREFETCHED}
-    for axis, (title, spans) in zip(axes, variants.items()):
-        end = spans[-1][2] + DURATIONS["reduce-scatter"]
-        axis.barh(0, end, 0.8, color=style.ABSENT, label="waits")
-        for name, block, start in spans:
-            is_computing = name in ("forward", "backward")
-            color = style.STEP[name] if is_computing else style.COMMUNICATION
-            filled = "white" if name == "reduce-scatter" else color
-            axis.barh(0 if is_computing else 1, DURATIONS[name] - 0.12, 0.8, start + 0.06,
-                      facecolor=filled, edgecolor=color, linewidth=1.5, label=name)
-            axis.text(start + DURATIONS[name] / 2, 0 if is_computing else 1, block, ha="center",
-                      va="center_baseline",
-                      color="black" if name in ("forward", "reduce-scatter") else "white")
-        axis.set_title(title)
-        axis.set(xticks=[], yticks=[0, 1], yticklabels=["computes", "link"], ylim=(1.55, -0.55))
-        axis.tick_params(length=0)
-        axis.spines[:].set_visible(False)
-    handles, labels = axis.get_legend_handles_labels()
-    entries = dict(zip(labels, handles))
-    figure.legend(entries.values(), entries, loc="outside lower left", ncols=5, columnspacing=1)
-    figure.text(0.99, 0.99, "schematic, not measured", ha="right", va="top", style="italic")
     return figure
 
 
@@ -121,7 +78,6 @@ def loops():
 
 FIGURES = {
     "trace.png": trace,
-    "fsdp_step.png": fsdp_step,
     "ddp_and_fsdp.png": ddp_and_fsdp,
     "loops.png": loops,
     "demo.png": lambda: demo.draw(read_records("demo.jsonl"))}

@@ -21,7 +21,7 @@ def find_command_lines():
     """Return the command lines of all fences with a run's output, in the order of the pages."""
     command_lines = [match[2] for path in docs.pages()
                      for match in docs.FENCE.finditer(path.read_text())
-                     if match[1] in ("output", "sample")]
+                     if match[1] == "output"]
     return list(dict.fromkeys(command_lines))  # each once
 
 
