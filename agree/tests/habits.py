@@ -67,6 +67,16 @@ def for_gradients(model, operation):
     return edit
 
 
+def train_by_hand(operation, loss=mse, wrap=lambda model: model):
+    """Train with an operation on each gradient, in place of DDP or after it."""
+    model = start_with_network()
+    train(wrap(model), for_gradients(model, operation), loss)
+
+
+def halve(tensor):
+    tensor /= 2
+
+
 def rows(count=128):
     """Return the same data on all ranks."""
     generator = torch.Generator().manual_seed(1)
@@ -100,7 +110,10 @@ class Stream(IterableDataset):
             yield {"row": row, "sum": row.sum()}
 
 
-def train_on_stream(stream, model):
+def train_on_stream(divide):
+    """Train on a stream; divide it among the ranks, or give each rank the whole."""
+    rank, world_size = start()
+    stream, model = Stream(rank, world_size) if divide else Stream(0, 1), DDP(network())
     optimizer = sgd(model)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
     for batch in DataLoader(stream, batch_size=6):
@@ -110,14 +123,16 @@ def train_on_stream(stream, model):
         schedule.step()
 
 
-def micro_batches(after_backward=do_nothing):
+def clip_micro_batches(clipped):
+    """Train with two micro-batches per step; clip after those that are named, 0 or 1."""
     model = DDP(start_with_network())
     optimizer = sgd(model)
     for _ in range(STEPS):
         for part in range(2):
             with model.no_sync() if part == 0 else contextlib.nullcontext():
                 (mse(model(torch.randn(6, 8)), torch.randn(6, 1)) / 2).backward()
-            after_backward(model, part)
+            if part in clipped:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -168,12 +183,6 @@ def weights_averaged():
     train(model, after_step=average_weights)
 
 
-def loss_divided_and_summed():
-    model = start_with_network()
-    train(model, for_gradients(model, dist.all_reduce),
-          lambda outputs, labels: mse(outputs, labels) / dist.get_world_size())
-
-
 def closure():
     model = DDP(start_with_network())
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
@@ -189,10 +198,6 @@ def closure():
         optimizer.step(evaluate)
 
 
-def clips_all_micro_batches():
-    micro_batches(lambda model, part: part and nn.utils.clip_grad_norm_(model.parameters(), 0.01))
-
-
 def sum_of_micro_batches_divided():
     model = DDP(start_with_network())
 
@@ -201,10 +206,6 @@ def sum_of_micro_batches_divided():
         for_gradients(model, halve)()
 
     train(model, backward_again)
-
-
-def halve(tensor):
-    tensor /= 2
 
 
 def gradients_by_hand():
@@ -234,11 +235,6 @@ def gathered_before_the_forward():
         return model(inputs)
 
     train(prefetch_and_call, optimizer=sgd(model))
-
-
-def a_stream_for_each_rank():
-    rank, world_size = start()
-    train_on_stream(Stream(rank, world_size), DDP(network()))
 
 
 def several_models(average_temperature=True, noise_seed=None):
@@ -294,19 +290,9 @@ def by_horovod():
 # Mistakes.
 
 
-def summed():
-    model = start_with_network()
-    train(model, for_gradients(model, dist.all_reduce))
-
-
-def averaged_twice():
-    model = DDP(start_with_network())
-    train(model, for_gradients(model, halve))
-
-
-def gradients_of_rank_0():
-    model = start_with_network()
-    train(model, for_gradients(model, functools.partial(dist.broadcast, src=0)))
+def no_process_group():
+    torch.manual_seed(0)
+    train(network())
 
 
 def weights_of_each_rank():
@@ -314,16 +300,6 @@ def weights_of_each_rank():
     torch.manual_seed(rank)
     model = network()
     train(model, for_gradients(model, average))
-
-
-def one_stream_for_all():
-    start()
-    train_on_stream(Stream(0, 1), DDP(network()))
-
-
-def no_process_group():
-    torch.manual_seed(0)
-    train_on_stream(Stream(0, 1), network())
 
 
 def rows_of_one_seed():
@@ -336,23 +312,11 @@ def rows_of_one_seed():
         optimizer.step()
 
 
-def a_tensor_in_no_module():
-    several_models(average_temperature=False)
-
-
-def the_same_noise():
-    several_models(noise_seed=0)
-
-
 def inner_model_is_called():
     model = DDP(start_with_network())
     train(model.module)
     for parameter in model.parameters():  # as if the best model was loaded for a test
         dist.broadcast(parameter.data, 0)
-
-
-def root_of_a_negative():
-    train(DDP(start_with_network()), loss=lambda outputs, labels: outputs.sqrt().mean())
 
 
 def a_layer_is_not_sharded():
@@ -404,10 +368,6 @@ def rank_1_ends_early():
     train(start_with_network(), steps=STEPS if dist.get_rank() == 0 else 3)
 
 
-def clips_each_micro_batch():
-    micro_batches(lambda model, part: nn.utils.clip_grad_norm_(model.parameters(), 0.01))
-
-
 def notes_alone():
     """Each rank skips one batch by itself, and evaluates its own share."""
     rank, _ = start()
@@ -438,10 +398,6 @@ def one_noise_for_all(**options):
     random.seed(0)
     data, model = Noisy(*rows().tensors), nn.Sequential(nn.Dropout(0.1), network())
     train_on_rows(data, model=model, **options)
-
-
-def one_noise_for_all_workers():
-    one_noise_for_all(num_workers=1, multiprocessing_context="fork")
 
 
 def one_time_for_all():
@@ -579,5 +535,26 @@ def starts_its_ranks():
     torch.multiprocessing.spawn(run_rank, nprocs=2)
 
 
+TRAININGS = {
+    # Correct
+    "loss_divided_and_summed": lambda: train_by_hand(
+        dist.all_reduce, lambda outputs, labels: mse(outputs, labels) / dist.get_world_size()),
+    "clips_all_micro_batches": lambda: clip_micro_batches([1]),
+    "a_stream_for_each_rank": lambda: train_on_stream(divide=True),
+    # Mistakes
+    "summed": lambda: train_by_hand(dist.all_reduce),
+    "averaged_twice": lambda: train_by_hand(halve, wrap=DDP),
+    "gradients_of_rank_0": lambda: train_by_hand(functools.partial(dist.broadcast, src=0)),
+    "root_of_a_negative": lambda: train_by_hand(
+        do_nothing, lambda outputs, labels: outputs.sqrt().mean(), DDP),
+    "clips_each_micro_batch": lambda: clip_micro_batches([0, 1]),
+    "one_stream_for_all": lambda: train_on_stream(divide=False),
+    "a_tensor_in_no_module": lambda: several_models(average_temperature=False),
+    "the_same_noise": lambda: several_models(noise_seed=0),
+    "one_noise_for_all_workers": lambda: one_noise_for_all(
+        num_workers=1, multiprocessing_context="fork"),
+}
+
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    name = sys.argv[1]
+    (TRAININGS.get(name) or globals()[name])()

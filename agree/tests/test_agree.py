@@ -184,7 +184,8 @@ def test_a_script_imports_its_own_modules(is_module, tmp_path):
     text = HABITS.read_text().replace("import copy\n", f"import copy\nfrom {own} import INPUTS\n")
     (folder / "train.py").write_text(text.replace("nn.Linear(8,", "nn.Linear(INPUTS,"))
     start = ["-m", "package.train"] if is_module else [folder / "train.py"]
-    result = forked.run([AGREE, *start, "micro_batches"], 2, ENVIRONMENT, timeout=90, cwd=tmp_path)
+    result = forked.run([AGREE, *start, "clips_all_micro_batches"], 2, ENVIRONMENT, timeout=90,
+                        cwd=tmp_path)
     assert result.code == 0 and "data  " in result.out, result.out + result.err
     assert "96 samples" not in result.out and "60 samples given" in result.out, result.out
 
