@@ -12,7 +12,6 @@ wrong was found, 1 if something was, 2 if agree could not check. See README.md.
 
 import argparse
 import importlib.util
-import math
 import os
 import runpy
 import sys
@@ -82,12 +81,8 @@ def parse_args():
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     args = parser.parse_args()
-    for name in "steps", "timeout":
-        value = getattr(args, name)
-        if not value > 0 or math.isinf(value):
-            parser.error(f"--{name} must be more than 0")
-    if not args.seconds >= 0:
-        parser.error("--seconds must be at least 0")
+    if args.steps < 1 or not args.timeout > 0 or not args.seconds >= 0:
+        parser.error("--steps and --timeout must be more than 0, --seconds at least 0")
     return args
 
 

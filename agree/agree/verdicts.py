@@ -41,8 +41,13 @@ def judge(reports: list[dict], hang: Judgement | None = None) -> Judgement:
     lines.append(devices)
     findings = {key: details for key, details in findings.items() if key in SYMPTOMS}
     sequence = judge_sequence(reports)
+    may_share_weights = "DDP" not in reports[0]["wrappers"] or reports[0]["comm_hook"]
     if "own gradients" in findings:
-        explain_own_gradients(reports, findings, notes)
+        if may_share_weights and not findings.keys() & {"weights", "apart"}:
+            del findings["own gradients"]
+            notes.append("each optimizer uses its rank's own gradients, and the weights are equal "
+                         "before each step: right if the weights are averaged, wrong if one rank's "
+                         "are broadcast")
     elif sequence and (hang or findings.keys() & {"apart", "other gradients", "steps"}):
         findings["sequence"] = sequence
     elif sequence:
@@ -86,18 +91,6 @@ def find_gaps(reports: list[dict]) -> list[str]:
     failures = [f"not seen: {hook}, because of {problem}" for report in reports
                 for hook, problem in report["failed_hooks"].items()]
     return [*gaps, *dict.fromkeys(failures)]
-
-
-def explain_own_gradients(reports, findings, notes):
-    """Replace the finding if the weights are equal all the same, because the ranks share them."""
-    if findings.keys() & {"weights", "apart"}:
-        return
-    if "DDP" in reports[0]["wrappers"] and not reports[0]["comm_hook"]:
-        findings["own gradients"] += "; something else makes the weights equal"
-        return
-    notes.append("each optimizer uses its rank's own gradients, and the weights are equal before "
-                 "each step: right if the weights are averaged, wrong if one rank's are broadcast")
-    del findings["own gradients"]
 
 
 def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> tuple[str, int]:

@@ -209,8 +209,8 @@ def test_scripts_that_agree_cannot_run_get_one_line(text, problem, tmp_path):
 @pytest.mark.fault
 @pytest.mark.parametrize(("arguments", "message"), [
     ("none.py", "no file"), ("mine.py", "needs at least 2 ranks"),
-    ("--steps 0 mine.py", "--steps must be more than 0"),
-    ("--seconds -1 mine.py", "--seconds must be at least 0")])
+    ("--steps 0 mine.py", "--steps and --timeout must be more than 0"),
+    ("--seconds -1 mine.py", "--seconds at least 0")])
 def test_bad_arguments_get_one_line(arguments, message, tmp_path):
     (tmp_path / "mine.py").touch()
     result = run_command([sys.executable, "-m", "agree", *arguments.split()], cwd=tmp_path,
