@@ -100,8 +100,8 @@ def make_session(args, script, name):
     launcher, rank, world_size = find_launcher()
     if world_size < 2:
         raise SystemExit("needs at least 2 ranks, but the world size is 1: start it with mpiexec "
-                         "-n 2, srun or torchrun. A script that spawns its own ranks (mp.spawn) "
-                         "must leave that to the launcher")
+                         "-n 2 (PALS: --pmi=cray), srun or torchrun. A script that spawns its own "
+                         "ranks (mp.spawn) must leave that to the launcher")
     from agree.session import Session  # imports torch, which takes seconds
     try:
         session = Session(script, name, args, rank, world_size)

@@ -39,10 +39,6 @@ def find_launcher() -> tuple[str | None, int, int]:
             raise SystemExit(f"{launcher} has started {world_size} times torchrun, which knows of "
                              f"{agents}: name --nnodes, or use one launcher")
         return "torchrun", read_number("RANK"), read_number("WORLD_SIZE")
-    unsized = sorted({"PALS_RANKID", "PMIX_RANK"} & env.keys())
-    if unsized and not launcher:
-        raise SystemExit(f"{unsized[0]} is set, but no variable has the number of ranks: use "
-                         "mpiexec --pmi=cray, srun --mpi=pmi2, your mpi4py's mpiexec, or torchrun")
     return launcher, rank, world_size
 
 

@@ -260,7 +260,7 @@ RENDEZVOUS = "RANK=3 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1"
     (f"{RENDEZVOUS} PMI_RANK=1 PMI_SIZE=2", ("MPICH", 1, 2)),
     (f"{RENDEZVOUS} TORCHELASTIC_RUN_ID=a GROUP_WORLD_SIZE=1 PMI_RANK=1 PMI_SIZE=2",
      "MPICH has started 2 times torchrun"),
-    ("PALS_RANKID=1", "no variable has the number of ranks"),
+    ("PALS_RANKID=1", (None, 0, 1)),  # refused, because agree needs 2 ranks
     ("PMI_RANK=x PMI_SIZE=2", "PMI_RANK is 'x', not a number")])
 def test_variables_of_several_launchers_give_one_world_or_a_line(variables, expected, monkeypatch):
     monkeypatch.setattr(os, "environ", dict(pair.split("=") for pair in variables.split()))
