@@ -86,25 +86,25 @@ def check() -> dict[str, str]:
     problems = {}
     for internal in INTERNALS:
         if not is_as_expected(internal):
+            name, expected = internal.name.replace(":", "."), ", ".join(internal.expected.split())
             problems.setdefault(internal.findings, (
-                f"torch {torch.__version__} has no {internal.name.replace(':', '.')}"
-                f"{internal.expected and f' with {internal.expected}'}, which agree needs; use a "
-                "version that agree's README names"))
+                f"torch {torch.__version__} has no {name}{expected and f' ({expected})'}, which "
+                "agree needs: use a version that agree's README names"))
     if ALL in problems:
         raise RuntimeError(problems[ALL])
     return problems
 
 
 def is_as_expected(internal):
+    names = internal.expected.split()
     try:
         owner = pkgutil.resolve_name(internal.name)
-    except (ImportError, AttributeError):
+        if internal.expected.startswith("."):
+            attributes = {*inspect.get_annotations(owner), *owner.__init__.__code__.co_names}
+            return all(name[1:] in attributes for name in names)
+        return not names or list(inspect.signature(owner).parameters)[:len(names)] == names
+    except (ImportError, AttributeError, TypeError, ValueError):
         return False
-    names = internal.expected.split()
-    if internal.expected.startswith("."):
-        attributes = {*inspect.get_annotations(owner), *owner.__init__.__code__.co_names}
-        return all(name[1:] in attributes for name in names)
-    return not names or list(inspect.signature(owner).parameters)[:len(names)] == names
 
 
 def patch(name: str, before: Callable | None = None, after: Callable | None = None) -> None:
