@@ -102,11 +102,13 @@ def make_session(args, script, name):
         raise SystemExit("needs at least 2 ranks, but the world size is 1: start it with mpiexec "
                          "-n 2 (PALS: --pmi=cray), srun or torchrun. A script that spawns its own "
                          "ranks (mp.spawn) must leave that to the launcher")
-    from agree.session import Session  # imports torch, which takes seconds
+    from agree import internals  # imports torch, which takes seconds
     try:
-        session = Session(script, name, args, rank, world_size)
-    except RuntimeError as problem:  # PyTorch has moved a name
+        internals.check()
+    except RuntimeError as problem:
         raise SystemExit(f"could not check: {problem}") from None
+    from agree.session import Session  # imports what has been checked
+    session = Session(script, name, args, rank, world_size)
     try:
         session.start(connect(launcher, rank, world_size, args.timeout))
     except RuntimeError as problem:

@@ -30,6 +30,7 @@ class Internal(NamedTuple):
 DATA_LOADER_ITERATOR = "torch.utils.data.dataloader:_BaseDataLoaderIter"
 FSDP_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam"
 FSDP_REDUCTION = "torch.distributed.fsdp._fully_shard._fsdp_param_group:foreach_reduce"
+SHARD_OF_TENSOR = "torch.distributed.tensor._utils:compute_local_shape_and_global_offset"
 DDP = "torch.nn.parallel:DistributedDataParallel"
 SPAWN = "torch.multiprocessing.spawn:start_processes"
 COLLECTIVES = {  # {function: its first parameter}; versions of PyTorch differ in what they have
@@ -65,8 +66,7 @@ INTERNALS = (
     Internal(FSDP_PARAMETER, ".sharded_param ._unsharded_param", FSDP2, "the two states"),
     Internal("torch.distributed.fsdp._fully_shard._fsdp_common:DataParallelMeshInfo", ".mesh",
              FSDP2, "the ranks among which FSDPParam.mesh_info divides a parameter"),
-    Internal("torch.distributed.tensor._utils:compute_local_shape_and_global_offset",
-             "global_shape mesh placements", FSDP2, "which part of a tensor a rank has"),
+    Internal(SHARD_OF_TENSOR, "global_shape mesh placements", FSDP2, "the part that a rank has"),
     Internal(DDP, ".require_backward_grad_sync", SEQUENCE, "backward() communicates"),
     Internal(f"{DDP}.will_sync_module_buffers", "self", SEQUENCE, "forward() communicates"),
     Internal(f"{DDP}._get_ddp_logging_data", "self", ALL, "names DDP's hook, such as PowerSGD"),

@@ -104,7 +104,8 @@ class Observer:
     def before_forward(self, module, _):
         self.progress += 1
         self.module_depth += 1
-        if type(module).__name__ == "DistributedDataParallel":
+        is_ddp = type(module).__name__ == "DistributedDataParallel"
+        if is_ddp and internals.SEQUENCE not in self.unavailable:
             self.before_ddp(module)
         if self.called_model is not None and isinstance(module, _DropoutNd):
             self.record["dropout"] |= module.training and module.p > 0

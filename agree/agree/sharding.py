@@ -1,14 +1,14 @@
 """Knows which part of each parameter a rank has under FSDP2."""
 
+import pkgutil
 from collections.abc import Callable
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from .fingerprints import state_of
 from .hooks import never_raise
-from .internals import FSDP_PARAMETER, FSDP_REDUCTION, patch
+from .internals import FSDP_PARAMETER, FSDP_REDUCTION, SHARD_OF_TENSOR, patch
 
 
 class Sharding:
@@ -42,7 +42,7 @@ class Sharding:
         for managed, gradient in zip(all_managed, gradients):
             shard, mesh = managed.sharded_param, managed.mesh_info.mesh
             placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
-            _, indices = compute_local_shape_and_global_offset(gradient.shape, mesh, placements)
+            _, indices = shape_and_offset(gradient.shape, mesh, placements)
             self.offsets[shard] = indices[0] * gradient.shape[1:].numel()
             self.note_gradient(shard, gradient)
 
@@ -70,10 +70,14 @@ class Sharding:
         return hasattr(parameter, "to_local") and parameter.device_mesh.ndim > data_dimensions
 
 
+def shape_and_offset(*whole):
+    """Return shape and offset of this rank's part of a tensor: (shape, mesh, placements)."""
+    return pkgutil.resolve_name(SHARD_OF_TENSOR)(*whole)
+
+
 def part_of(tensor: torch.Tensor) -> str:
     """Return which part of a tensor this rank has, as text, or "" for the whole."""
     if not hasattr(tensor, "to_local"):
         return ""
-    shape, indices = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements)
+    shape, indices = shape_and_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return "" if shape == tensor.shape else f"{tuple(shape)} at {tuple(indices)}"
