@@ -276,17 +276,6 @@ def averaged_by_mpi():
     train(model, for_gradients(model, average_by_mpi))
 
 
-def by_horovod():
-    import horovod.torch as hvd
-    hvd.init()
-    torch.manual_seed(hvd.rank())
-    model = network()
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = torch.optim.Adam(model.parameters())
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    train(model, optimizer=hvd.DistributedOptimizer(optimizer))
-
-
 # Mistakes.
 
 
