@@ -57,7 +57,7 @@ class Data:
             epoch |= {"shuffled": True, "seed": sampler.seed + sampler.epoch,
                       "is set": sampler in self.set_samplers,
                       "sampler": self.samplers.setdefault(sampler, next(self.counter))}
-        self.set_samplers.discard(sampler)
+            self.set_samplers.discard(sampler)
         self.epochs[iterator] = loader, facts, epoch
         facts["epochs"].append(epoch)
         if isinstance(sampler, (list, tuple)) and loader.batch_size:  # of all indices
