@@ -15,9 +15,8 @@ GRAPH_NODES = 4  # nodes of a loss's graph that are searched for divisions, from
 class Gradients:
     """Projections of the gradients of parameters that have names; hooks while is_measuring()."""
 
-    def __init__(self, is_measuring: Callable[[], bool], add_progress: Callable):
-        self.is_measuring, self.add_progress = is_measuring, add_progress
-        self.models: Models | None = None  # set by the observer
+    def __init__(self, models: Models, is_measuring: Callable[[], bool], add_progress: Callable):
+        self.models, self.is_measuring, self.add_progress = models, is_measuring, add_progress
         self.half_precision = False
         self.used = {}  # {name: projections} of the gradients that the optimizer uses
         self.forget()

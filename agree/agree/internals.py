@@ -15,7 +15,7 @@ import torch.distributed.fsdp
 
 from .hooks import wrap
 
-ALL, DATA, SEQUENCE, FSDP2 = "all findings", "findings of the data", "sequence and hang", "FSDP2"
+ALL, DATA, SEQUENCE, FSDP2 = "all", "what DataLoaders draw", "different collectives", "FSDP2"
 
 
 class Internal(NamedTuple):
@@ -23,7 +23,7 @@ class Internal(NamedTuple):
 
     name: str
     expected: str  # its first parameters, or .attributes of a class's instances
-    findings: str  # which are not available without it; without "all findings" agree refuses
+    findings: str  # what is not available without it; if all, agree refuses
     purpose: str
 
 
@@ -82,7 +82,7 @@ INTERNALS = (
 
 @functools.cache
 def check() -> dict[str, str]:
-    """Return {findings that are not available: why}; raise RuntimeError if all are not."""
+    """Return {findings that are not available: why}; raise RuntimeError if none is."""
     problems = {}
     for internal in INTERNALS:
         if not is_as_expected(internal):

@@ -50,10 +50,10 @@ class Observer:
         self.events = []
         self.data = Data(self.add_event, self.places, self.measures,
                          lambda: collectives.reductions)
-        self.gradients = Gradients(self.measures, self.add_progress)
-        self.sharding = Sharding(self.gradients.note_own)
-        self.models = self.gradients.models = Models(
-            self.sharding, self.places, self.add_progress, self.gradients.hook)
+        self.sharding = Sharding()
+        self.models = Models(self.sharding, self.places, self.add_progress,
+                             lambda parameter: self.gradients.hook(parameter))
+        self.gradients = Gradients(self.models, self.measures, self.add_progress)
         self.outermost = set()  # called modules
         self.called_model = None  # during its forward pass
         self.module_depth = self.step_depth = self.backward_depth = 0  # these calls nest
@@ -77,7 +77,7 @@ class Observer:
         internals.patch("torch.autograd:grad", self.before_grad, self.after_backward)
         register_optimizer_step_pre_hook(self.before_step)
         register_optimizer_step_post_hook(self.after_step)
-        self.sharding.install()
+        self.sharding.install(self.gradients.note_own)
         self.data.install()
 
     def measures(self):

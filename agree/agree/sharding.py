@@ -14,8 +14,7 @@ from .internals import FSDP_PARAMETER, FSDP_REDUCTION, SHARD_OF_TENSOR, patch
 class Sharding:
     """Names the parts, and records what fully_shard() takes them from, and whole gradients."""
 
-    def __init__(self, note_gradient: Callable):
-        self.note_gradient = note_gradient  # called with (shard, whole gradient of this rank)
+    def __init__(self):
         self.parts = {}  # {name of a parameter: which part of it this rank has, "" for the whole}
         self.wholes = {}  # {FSDPParam: (part, checksum) of what fully_shard() got, None on meta}
         self.first_shards = {}  # {FSDPParam: the shard's state}, until the first backward pass
@@ -23,7 +22,9 @@ class Sharding:
         self.before_sharding = {}  # {name: what fully_shard() got}
         self.offsets = {}  # {shard: where it begins in the whole gradient}
 
-    def install(self):
+    def install(self, note_gradient: Callable):
+        """Install the hooks; note_gradient: called with a shard and this rank's whole gradient."""
+        self.note_gradient = note_gradient
         patch(f"{FSDP_PARAMETER}.__init__", self.note_whole, self.note_shard)
         patch(FSDP_REDUCTION, self.before_reduction)
 

@@ -227,7 +227,7 @@ def test_the_installed_pytorch_is_as_agree_expects():
 @pytest.mark.fault
 @pytest.mark.parametrize(("change", "name", "expected"), [
     ("del torch.utils.data.dataloader._BaseDataLoaderIter._reset", "rank_0_alone",
-     r"note: findings of the data: not available; torch .*_reset \(self, loader, first_iter\)"),
+     r"note: what DataLoaders draw: not available; torch .*_reset \(self, loader, first_iter\)"),
     ("torch.distributed.fsdp._fully_shard._fsdp_param_group.foreach_reduce = lambda: None",
      "shards_of_each_rank", "note: FSDP2: not compared; torch .* has no .*foreach_reduce"),
     ("torch.autograd.backward = lambda: None", "in_bf16", "could not check: torch .*backward")])
