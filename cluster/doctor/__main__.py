@@ -112,11 +112,10 @@ def judge(store, launcher, rank, world_size):
         sys.exit(1)
 
 
-def measure_all_reduces(library, nodes):
-    """Time and check all-reduces of several sizes over gloo or NCCL; return their records."""
+def measure_all_reduces(library, device, nodes):
+    """Time and check all-reduces of several sizes, over this library; return their records."""
     import torch.distributed as dist
     records, world_size = [], dist.get_world_size()
-    device = "cuda" if library == "NCCL" else "cpu"
     for name, size in list(SIZES.items())[:3 if device == "cpu" else 4]:
         median = time_all_reduce(size, device)
         bandwidth = 2 * (world_size - 1) / world_size * size / median / 1e9
@@ -166,7 +165,6 @@ def main():
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # exceptions repeat these lines
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # the WATCHDOG ends ranks that hang
     refuse_broken_packages()
-    import torch
     import torch.distributed as dist
 
     from cluster.doctor import facts
@@ -186,16 +184,19 @@ def main():
     with guarded("waiting for what the other ranks see", RENDEZVOUS_ADVICE):
         judge(store, launcher, rank, world_size)
 
-    backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"  # the chapters' own
+    gpu, backends = facts.find_accelerator(), "gloo"
+    if gpu:
+        library = dist.get_default_backend_for_device(gpu)
+        backends = f"cpu:gloo,{gpu.type}:{library}"  # the chapters' own
     with guarded("the all-reduce over gloo", facts.NETWORK_ADVICE):
         dist.init_process_group(backends, timeout=timeout / 2, store=store, rank=rank,
                                 world_size=world_size)
         nodes = len(set(gather(socket.gethostname())))
-        records = measure_all_reduces("gloo", nodes)
-    if torch.cuda.is_available():
-        with guarded("the all-reduce over NCCL",
+        records = measure_all_reduces("gloo", "cpu", nodes)
+    if gpu:
+        with guarded(f"the all-reduce over {library.upper()}",
                      facts.NETWORK_ADVICE if nodes > 1 else ONE_NODE_ADVICE):
-            records += measure_all_reduces("NCCL", nodes)
+            records += measure_all_reduces(library.upper(), gpu.type, nodes)
     gather(None)  # no rank exits early
     if rank == 0:
         if args.results:

@@ -33,8 +33,9 @@ NETWORK_ADVICE = ("set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, best in the si
 def examine():
     """Return what this rank sees, as a dictionary that JSON can hold."""
     local_rank = int(os.environ["LOCAL_RANK"])
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = [identify_gpu(index) for index in range(count)]
+    gpu = find_accelerator()
+    count = torch.accelerator.device_count() if gpu else 0
+    gpus = [identify_gpu(torch.device(gpu.type, index)) for index in range(count)]
     cores = range(os.cpu_count())
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cores = os.sched_getaffinity(0)
@@ -49,12 +50,19 @@ def examine():
             **{name: os.environ.get(name, "not set") for name in VARIABLES}}
 
 
+def find_accelerator(check_available=True):
+    """Return the kind of GPU that the chapters would train on, as a torch.device, or None."""
+    gpu = torch.accelerator.current_accelerator(check_available)
+    return None if gpu and gpu.type == "mps" else gpu
+
+
 def find_gpu_problem(local_rank):
     """Choose this rank's GPU; return why PyTorch cannot run a kernel on it, or ""."""
+    gpu = find_accelerator(check_available=False) or torch.device("cuda")
     try:
-        torch.cuda.init()  # raises if the driver is too old, or this PyTorch has no CUDA
-        torch.cuda.set_device(local_rank % torch.cuda.device_count())
-        torch.ones(1, device="cuda").add(1).item()
+        torch.get_device_module(gpu).init()  # raises without a driver, or in a PyTorch for CPUs
+        torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
+        torch.ones(1, device=gpu).add(1).item()
     except (AssertionError, RuntimeError) as problem:
         return str(problem).splitlines()[0]
     return ""
