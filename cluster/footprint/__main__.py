@@ -18,8 +18,9 @@ from pathlib import Path
 
 from cluster.footprint.report import add_links, check_collectives, show
 from workshop.devices import gather
+from workshop.ending import run
 from workshop.flags import Parser, refuse_unwritable
-from workshop.ranks import find_launcher, run
+from workshop.ranks import find_launcher
 
 
 def parse_args():
