@@ -136,11 +136,11 @@ def main():
                     print(f"step {step}: loss {loss_sum:.4f}, norm {norm:.4f}", flush=True)
             stops = step % 5 == 0 and any(gather(bool(sigterms)))  # RESUME: all ranks alike
             if args.checkpoint and (stops or step % args.save_steps == 0):  # FSDP: on every rank
-                if saving:
-                    saving.result()  # FSDP: waits until the previous checkpoint is complete
+                if saving:  # FSDP: the previous checkpoint, which may not be complete yet
+                    saving.result()
                 saving = dcp.async_save(get_state(model, optimizer, step), process_group=group,
                                         checkpoint_id=f"{args.checkpoint}/step{step:06}")
-            if saving and (stops or step == args.steps):
+            if saving and (stops or step == args.steps):  # FSDP: the last checkpoint
                 saving.result()
             if stops:
                 return
