@@ -1,11 +1,9 @@
 """Count the bytes of three all-reduces, and compare their times with gloo's and MPI's.
 
     mpiexec -n 4 python ring_allreduce.py --sizes 4096 1048576 16777216    # without: 4 kB to 64 MB
-    mpiexec -n 3 python ring_allreduce.py --sizes 4000 --results ring.jsonl
 
 An all-reduce gives every rank the sum over all ranks. The first three functions use only messages
-from one rank to another. They change a one-dimensional CPU tensor in place. S is its size in bytes,
-and N the number of ranks.
+from one rank to another, on a one-dimensional CPU tensor of S bytes, among N ranks.
 """
 
 import json
@@ -21,7 +19,6 @@ from workshop.ending import run
 from workshop.flags import Parser, refuse_unwritable
 from workshop.ranks import find_ranks
 
-WARM_UP = 2  # runs that are not timed
 step_bytes = []  # what this rank has sent, in each step
 
 
@@ -89,14 +86,11 @@ def mpi(tensor):
     MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, tensor.numpy())
 
 
-ALGORITHMS = everyone_to_everyone, reduce_and_broadcast, ring, gloo, mpi
-
-
 def measure(algorithm, numbers, repeats):
     """Return the record of an all-reduce. Raises ArithmeticError if its sum is not gloo's."""
     total, seconds = numbers.clone(), []
     dist.all_reduce(total)
-    for _ in range(WARM_UP + repeats):
+    for _ in range(2 + repeats):  # the first two are not timed
         tensor = numbers.clone()
         step_bytes.clear()
         dist.barrier()
@@ -105,21 +99,14 @@ def measure(algorithm, numbers, repeats):
         seconds.append(time.perf_counter() - start_time)
         if not torch.equal(tensor, total):
             raise ArithmeticError(f"{algorithm.__name__}: wrong sum on rank {dist.get_rank()}")
-    slowest = [max(run) for run in zip(*gather(seconds[WARM_UP:]))]  # each run's slowest rank
+    slowest = [max(run) for run in zip(*gather(seconds[2:]))]  # each run's slowest rank
     return {"algorithm": algorithm.__name__, "ranks": dist.get_world_size(),
             "bytes": numbers.nbytes, "repeats": repeats, "seconds": statistics.median(slowest),
             "least": min(slowest), "most": max(slowest), "steps": len(step_bytes) or None,
             "bytes_sent": gather(sum(step_bytes)) if step_bytes else None}
 
 
-def print_row(record):
-    sent = f"{max(record['bytes_sent']):,}" if record["bytes_sent"] else ""
-    median, least, most = (f"{1000 * record[key]:.3f}" for key in ("seconds", "least", "most"))
-    print(f"{record['bytes']:11,} {record['algorithm']:>20} {record['steps'] or '':>5} {sent:>11}"
-          f"{median:>11} ({least}..{most})", flush=True)
-
-
-def parse_args():
+def main():
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--sizes", type=int, nargs="+", default=[4**power for power in range(6, 14)],
@@ -127,21 +114,13 @@ def parse_args():
     add("--repeats", type=int, default=15, help="timed runs of each algorithm (15)")
     add("--results", metavar="FILE", help="append one JSON line per size and algorithm")
     args = parser.parse_args()
-    for size in args.sizes:
-        if size < 4 or size % 4:
-            parser.error(f"--sizes {size}: use a multiple of 4, because a float32 has 4 bytes")
-    if args.repeats < 1:
-        parser.error("--repeats has to be 1 or more")
+    if min(args.repeats, *args.sizes) < 1 or any(size % 4 for size in args.sizes):
+        parser.error("--sizes: use multiples of 4, the bytes of a float32; --repeats: 1 or more")
     if MPI.COMM_WORLD.size == 1:
         parser.error("start two or more ranks with MPI: mpiexec -n 2 python ring_allreduce.py "
                      "(the mpiexec next to python)")
-    return args
-
-
-def main():
-    args = parse_args()
-    rank, world_size, _ = find_ranks()
     refuse_unwritable(args.results)
+    rank, world_size, _ = find_ranks()
     torch.set_num_threads(1)  # the ranks share the cores of their node
     dist.init_process_group("gloo")
     random = torch.Generator().manual_seed(rank)
@@ -151,13 +130,16 @@ def main():
     for size in args.sizes:
         # Sums of these integers are exact in any order, on up to 16,000 ranks: below 2^24.
         numbers = torch.randint(1000, (size // 4,), generator=random).float()
-        for algorithm in ALGORITHMS:
+        for algorithm in everyone_to_everyone, reduce_and_broadcast, ring, gloo, mpi:
             record = measure(algorithm, numbers, args.repeats)
             if rank == 0:
-                print_row(record)
-                if args.results:
-                    with open(args.results, "a") as file:
-                        print(json.dumps(record), file=file)
+                sent = f"{max(record['bytes_sent']):,}" if record["bytes_sent"] else ""
+                median, least, most = (1000 * record[key] for key in ("seconds", "least", "most"))
+                print(f"{size:11,} {algorithm.__name__:>20} {record['steps'] or '':>5} {sent:>11}"
+                      f"{median:>11.3f} ({least:.3f}..{most:.3f})", flush=True)
+            if rank == 0 and args.results:
+                with open(args.results, "a") as file:
+                    print(json.dumps(record), file=file)
     if rank == 0:
         print("\nall sums: equal to gloo's on every rank, bit for bit")
     dist.barrier()  # no rank leaves while others wait for its messages

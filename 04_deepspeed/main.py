@@ -55,7 +55,7 @@ def main():
     torch.manual_seed(args.seed)
 
     # Batch and data: shuffled every epoch and split among the ranks; leftover images are dropped.
-    config, precision = read_config(CONFIG, args.precision, device.type)
+    config, precision = read_config(CONFIG, args.precision)
     micro_batches = world_size * config["gradient_accumulation_steps"]  # per step
     global_batch = args.global_batch_size or micro_batches * args.batch_size
     batch = config["train_micro_batch_size_per_gpu"] = global_batch // micro_batches

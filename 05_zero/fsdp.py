@@ -4,6 +4,7 @@
     mpiexec -n 4 python fsdp.py --layers 24 --width 2048 --heads 16 --context 1024 --text synthetic
 """
 
+import faulthandler
 import math
 import sys
 from datetime import timedelta
@@ -16,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, DistributedSampler
 
 from sharded import load, load_from_rank_0, save
-from text import generate, load_text
+from text import evaluate, generate, load_text
 from transformer import parts
 from workshop import devices, flags
 from workshop.ending import run
@@ -26,34 +27,36 @@ from workshop.report import Report
 
 def shard(model, whole_parts, args, device):
     """Shard each block over the ranks; a block is gathered for its forward and its backward."""
-    precision = fsdp.MixedPrecisionPolicy()
-    offload = fsdp.OffloadPolicy()
-    if args.precision == "bf16":
-        precision = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # reduce in fp32
-    if args.offload == "cpu":
-        offload = fsdp.CPUOffloadPolicy()
+    bf16 = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # reduces in fp32
+    precision = bf16 if args.precision == "bf16" else fsdp.MixedPrecisionPolicy()
+    offload = fsdp.CPUOffloadPolicy() if args.offload == "cpu" else fsdp.OffloadPolicy()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    if args.replicas > 1:  # HSDP: each group of consecutive ranks, such as a node, has all shards
+        mesh = init_device_mesh(device.type, (args.replicas, mesh.size() // args.replicas),
+                                mesh_dim_names=("replicate", "shard"))
     for part in model:  # the embedding, the blocks, the head
         fsdp.fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=offload)
     fsdp.fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
     model.to_empty(device=device if args.offload == "none" else "cpu")  # allocates the shards
     for part, whole in zip(model, whole_parts):  # creates one whole part at a time
         load_from_rank_0(part, whole)
-    return model
 
 
 def main():
     # Ranks and device: the launcher has started one process of this program per rank.
     rank, world_size, local_rank = find_ranks()  # my number, how many, my number on this node
     parser = flags.make_gpt_parser(__doc__, lr=0.008)
-    parser.add_argument("--offload", choices=("none", "cpu"), default="none",
-                        help="cpu: keep each rank's shards in CPU memory (none)")
+    add = parser.add_argument
+    add("--replicas", type=int, default=1, help="groups of ranks of which each has all shards (1)")
+    add("--offload", choices=("none", "cpu"), default="none",
+        help="cpu: keep each rank's shards in CPU memory (none)")
     args = parser.parse_args()
     device, backend = torch.device("cpu"), "gloo"  # the library that connects CPUs
-    if args.device != "cpu" and torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)  # from here on, "cuda" is this rank's own GPU
-        backend = "cpu:gloo,cuda:nccl"  # NCCL connects GPUs
+    gpu = torch.accelerator.current_accelerator(check_available=True)  # cuda, xpu, ... or None
+    if args.device != "cpu" and gpu and gpu.type != "mps":
+        device = torch.device(gpu.type, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device)  # from here on, "cuda" is this rank's own GPU
+        backend = f"cpu:gloo,{gpu.type}:{dist.get_default_backend_for_device(gpu)}"  # cuda: NCCL
         torch.set_float32_matmul_precision("high")  # TF32: chapter 1
     dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))  # all ranks connect
     device = devices.check_device(args, device)  # the CPU on all ranks, if two would share a GPU
@@ -65,11 +68,13 @@ def main():
     batch = global_batch // world_size  # per rank; flags.check() refuses a remainder
     if args.offload == "cpu" and device.type == "cpu":
         sys.exit("--offload cpu needs a GPU (it saves GPU memory)")
+    if args.replicas < 1 or world_size % args.replicas:
+        sys.exit(f"--replicas {args.replicas} has to divide {world_size}, the number of ranks")
     flags.check(args, device.type, global_batch, world_size)
     train, test = load_text(args, global_batch)
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True,
-                               pin_memory=device.type == "cuda")
+                               pin_memory=device.type != "cpu")
 
     # Model and optimizer.
     shape = {name: getattr(args, name) for name in ("layers", "width", "heads", "context")}
@@ -94,7 +99,8 @@ def main():
     warmup_steps = max(1, args.warmup_epochs * epoch_steps)
     report = Report(args, rank, "sequences", chapter="05_zero/fsdp.py", ranks=world_size,
                     device=device.type, nodes=devices.count_nodes(local_rank), model="GPT",
-                    dataset=settings["text"], batch_size=batch, **settings, offload=args.offload,
+                    dataset=settings["text"], batch_size=batch, **settings,
+                    replicas=args.replicas, offload=args.offload,
                     parameters=sum(parameter.numel() for parameter in model.parameters()))
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
@@ -106,6 +112,8 @@ def main():
             tokens = tokens.to(device, non_blocking=True).long()
             next_tokens = next_tokens.to(device, non_blocking=True).long()
             optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / warmup_steps)
+            # The groups of a mesh have PyTorch's own time-out. Each call restarts this timer.
+            faulthandler.dump_traceback_later(args.timeout, exit=True)
             optimizer.zero_grad()
             logits = model(tokens).to(dtype)
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), next_tokens.flatten())
@@ -122,23 +130,14 @@ def main():
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its shards
             save(model, optimizer, args.checkpoint, settings, step)
 
-    # Evaluation: each test byte counts once. All ranks gather each block together, so all need
-    # equally many batches: what the last one lacks is padding, which does not count.
+    # Evaluation: each test byte counts once. Ranks that gather blocks need equally many batches.
     model.eval()
-    nats = torch.zeros((), dtype=torch.float64, device=device)
-    for first in range(0, len(test), global_batch):
-        indices = torch.arange(first + rank, first + global_batch, world_size)
-        tokens, next_tokens = (part.to(device).long() for part in test[indices % len(test)])
-        next_tokens[indices >= len(test)] = -100  # cross_entropy ignores it
-        with torch.no_grad():
-            logits = model(tokens).to(dtype)
-        nats += nn.functional.cross_entropy(logits.flatten(0, 1), next_tokens.flatten(),
-                                            reduction="sum")
-    dist.all_reduce(nats, dist.ReduceOp.SUM)
-    test_loss = nats.item() / math.log(2) / len(test) / args.context
+    test_loss = evaluate(model, test, global_batch, rank, world_size, device)
+    dist.all_reduce(test_loss, dist.ReduceOp.SUM)
     report.print(f"test loss {test_loss:.4f} bits per byte ({len(test)} sequences)")
     report.print(f"it writes: {generate(model, test[0][0].to(device))}")
-    report.write_record(test_loss=test_loss)
+    report.write_record(test_loss=test_loss.item())
+    faulthandler.cancel_dump_traceback_later()
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from text import generate, load_text
+from text import evaluate, generate, load_text
 from transformer import parts
 from workshop import devices, flags
 from workshop.checkpoints import find_latest, save
@@ -26,13 +26,6 @@ from workshop.ranks import find_ranks
 from workshop.report import Report
 
 CONFIG = Path(__file__).with_name("ds_config.json")
-
-
-def zero_options(args):
-    """Return the zero_optimization section of DeepSpeed's configuration."""
-    # A bucket holds the gradients of one block.
-    return {"stage": args.stage, "reduce_bucket_size": 12 * args.width**2 + 13 * args.width,
-            "offload_optimizer": {"device": "cpu"} if args.offload == "cpu" else None}
 
 
 def main():
@@ -45,10 +38,11 @@ def main():
         help="cpu: keep the optimizer's state in CPU memory (none)")
     args = parser.parse_args()
     device, backend = torch.device("cpu"), "gloo"  # the library that connects CPUs
-    if args.device != "cpu" and torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)  # from here on, "cuda" is this rank's own GPU
-        backend = "cpu:gloo,cuda:nccl"  # NCCL connects GPUs
+    gpu = torch.accelerator.current_accelerator(check_available=True)  # cuda, xpu, ... or None
+    if args.device != "cpu" and gpu and gpu.type != "mps":
+        device = torch.device(gpu.type, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device)  # from here on, "cuda" is this rank's own GPU
+        backend = f"cpu:gloo,{gpu.type}:{dist.get_default_backend_for_device(gpu)}"  # cuda: NCCL
         torch.set_float32_matmul_precision("high")  # TF32: chapter 1
     dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))  # all ranks connect
     device = devices.check_device(args, device)  # the CPU on all ranks, if two would share a GPU
@@ -56,7 +50,10 @@ def main():
     torch.manual_seed(args.seed)
 
     # Batch and data: shuffled every epoch and split among the ranks; leftovers are dropped.
-    config, precision = read_config(CONFIG, args.precision, device.type, zero_options(args))
+    block = 12 * args.width**2 + 13 * args.width  # parameters; a bucket holds their gradients
+    zero = {"stage": args.stage, "reduce_bucket_size": block,
+            "offload_optimizer": {"device": "cpu"} if args.offload == "cpu" else None}
+    config, precision = read_config(CONFIG, args.precision, zero)
     micro_batches = world_size * config["gradient_accumulation_steps"]  # per step
     global_batch = args.global_batch_size or micro_batches * args.batch_size
     batch = config["train_micro_batch_size_per_gpu"] = global_batch // micro_batches
@@ -68,7 +65,7 @@ def main():
     compute_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, dtype)
     sampler = DistributedSampler(train, world_size, rank, seed=args.seed, drop_last=True)
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True,
-                               pin_memory=device.type == "cuda")
+                               pin_memory=device.type != "cpu")
 
     # Model and optimizer.
     shape = {name: getattr(args, name) for name in ("layers", "width", "heads", "context")}
@@ -100,8 +97,7 @@ def main():
     report = Report(args, rank, "sequences", chapter="05_zero", ranks=world_size,
                     device=device.type, nodes=devices.count_nodes(local_rank),
                     dataset=settings["text"], model="GPT", parameters=parameters,
-                    batch_size=batch, **settings, offload=args.offload,
-                    gradient_clipping=engine.gradient_clipping())
+                    batch_size=batch, **settings, offload=args.offload)
     report.start_run(len(train), step, last_step, epoch_steps, lr)
     while step < last_step:
         epoch = step // epoch_steps
@@ -130,23 +126,13 @@ def main():
             save(args.checkpoint, settings, step, partial(
                 engine.save_checkpoint, args.checkpoint, save_latest=False))
 
-    # Evaluation: each test byte counts once. At stage 3 all ranks gather each block together, so
-    # all need equally many batches: what the last one lacks is padding, which does not count.
+    # Evaluation: each test byte counts once. Ranks that gather blocks need equally many batches.
     model.eval()
-    nats = torch.zeros((), dtype=torch.float64, device=device)
-    for first in range(0, len(test), global_batch):
-        indices = torch.arange(first + rank, first + global_batch, world_size)
-        tokens, next_tokens = (part.to(device).long() for part in test[indices % len(test)])
-        next_tokens[indices >= len(test)] = -100  # cross_entropy ignores it
-        with torch.no_grad():
-            logits = model(tokens).to(dtype)
-        nats += nn.functional.cross_entropy(logits.flatten(0, 1), next_tokens.flatten(),
-                                            reduction="sum")
-    dist.all_reduce(nats, dist.ReduceOp.SUM)
-    test_loss = nats.item() / math.log(2) / len(test) / args.context
+    test_loss = evaluate(model, test, global_batch, rank, world_size, device)
+    dist.all_reduce(test_loss, dist.ReduceOp.SUM)
     report.print(f"test loss {test_loss:.4f} bits per byte ({len(test)} sequences)")
     report.print(f"it writes: {generate(model, test[0][0].to(device))}")
-    report.write_record(test_loss=test_loss)
+    report.write_record(test_loss=test_loss.item())
     faulthandler.cancel_dump_traceback_later()
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 

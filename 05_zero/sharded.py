@@ -4,12 +4,7 @@ from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as states
 from torch.optim import Optimizer
 
 from workshop import checkpoints
@@ -36,19 +31,19 @@ def load(model: nn.Module, optimizer: Optimizer, folder: str, settings: dict) ->
         dcp.load(state, checkpoint_id=Path(folder, subfolder))
     except dcp.CheckpointException as problem:  # a BaseException
         raise ValueError(str(problem)) from None
-    set_state_dict(model, optimizer, model_state_dict=state["model"],
-                   optim_state_dict=state["optimizer"])
+    states.set_state_dict(model, optimizer, model_state_dict=state["model"],
+                          optim_state_dict=state["optimizer"])
     return state["step"]
 
 
 def load_from_rank_0(sharded: nn.Module, whole: nn.Module) -> None:
     """Load rank 0's parameters of `whole` into the shards of all ranks."""
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    options = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     dtype = next(sharded.parameters()).dtype
-    set_model_state_dict(sharded, whole.to(dtype).state_dict(), options=options)
+    states.set_model_state_dict(sharded, whole.to(dtype).state_dict(), options=options)
 
 
 def sharded_state(model, optimizer, step):
     """Return the state to save; of sharded tensors, this rank's shards."""
-    model_state, optimizer_state = get_state_dict(model, optimizer)
+    model_state, optimizer_state = states.get_state_dict(model, optimizer)
     return {"step": step, "model": model_state, "optimizer": optimizer_state}

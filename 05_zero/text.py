@@ -1,6 +1,7 @@
-"""The text to train on, by default Python's own documentation; and text that a model writes."""
+"""The text to train and test on, by default Python's own documentation; a model writes some."""
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from string import printable
@@ -55,6 +56,24 @@ def read_bytes(path):
             sys.exit(f"--text {path}: {problem.strerror}")
     from pydoc_data.topics import topics  # what Python's help() prints about its language
     return "\n".join(topics[name] for name in sorted(topics)).encode()
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, test: TensorDataset, global_batch: int, rank: int, ranks: int,
+             device: torch.device) -> torch.Tensor:
+    """Return this rank's part of the test loss, in bits per byte: the sum over ranks is the loss.
+
+    All ranks call the model equally often, because under FSDP they gather each block together.
+    A rank that lacks sequences computes some a second time, without counting them.
+    """
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    for first in range(0, len(test), global_batch):
+        indices = torch.arange(first + rank, first + global_batch, ranks)
+        tokens, next_tokens = (part.to(device).long() for part in test[indices % len(test)])
+        next_tokens[indices >= len(test)] = -100  # cross_entropy ignores it
+        logits = model(tokens).flatten(0, 1).double()
+        nats += nn.functional.cross_entropy(logits, next_tokens.flatten(), reduction="sum")
+    return nats / math.log(2) / test.tensors[0].numel()
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, parallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from sharded import load, load_from_rank_0, save
-from text import generate, load_text
+from text import evaluate, generate, load_text
 from transformer import parts
 from workshop import devices, flags
 from workshop.ending import run
@@ -44,9 +44,8 @@ warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # 
 
 def parallelize(model, whole_parts, mesh, args, device):
     """Divide each block among the ranks of a group; shard the part of each over the groups."""
-    precision = fsdp.MixedPrecisionPolicy()
-    if args.precision == "bf16":
-        precision = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # reduce in fp32
+    bf16 = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # reduces in fp32
+    precision = bf16 if args.precision == "bf16" else fsdp.MixedPrecisionPolicy()
     for part, plan in zip(model, [EMBEDDING, *[BLOCK] * args.layers, HEAD]):
         parallel.parallelize_module(part, mesh["tensor"], plan)
         fsdp.fully_shard(part, mesh=mesh["data"], mp_policy=precision)
@@ -64,10 +63,11 @@ def main():
                         "(as many of a node's as divide --heads and --context)")
     args = parser.parse_args()
     device, backend = torch.device("cpu"), "gloo"  # the library that connects CPUs
-    if args.device != "cpu" and torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)  # from here on, "cuda" is this rank's own GPU
-        backend = "cpu:gloo,cuda:nccl"  # NCCL connects GPUs
+    gpu = torch.accelerator.current_accelerator(check_available=True)  # cuda, xpu, ... or None
+    if args.device != "cpu" and gpu and gpu.type != "mps":
+        device = torch.device(gpu.type, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device)  # from here on, "cuda" is this rank's own GPU
+        backend = f"cpu:gloo,{gpu.type}:{dist.get_default_backend_for_device(gpu)}"  # cuda: NCCL
         torch.set_float32_matmul_precision("high")  # TF32: chapter 1
     dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))  # all ranks connect
     device = devices.check_device(args, device)  # the CPU on all ranks, if two would share a GPU
@@ -91,7 +91,7 @@ def main():
     train, test = load_text(args, global_batch)
     sampler = DistributedSampler(train, data_ranks, data_rank, seed=args.seed, drop_last=True)
     train_batches = DataLoader(train, batch, sampler=sampler, drop_last=True,
-                               pin_memory=device.type == "cuda")
+                               pin_memory=device.type != "cpu")
 
     # Model and optimizer.
     shape = {name: getattr(args, name) for name in ("layers", "width", "heads", "context")}
@@ -146,23 +146,13 @@ def main():
         if args.checkpoint and step % epoch_steps == 0:  # every rank saves its shards
             save(model, optimizer, args.checkpoint, settings, step)
 
-    # Evaluation: each test byte counts once. All ranks gather each block together, so all need
-    # equally many batches: what the last one lacks is padding, which does not count.
+    # Evaluation: each test byte counts once. Ranks that gather blocks need equally many batches.
     model.eval()
-    nats = torch.zeros((), dtype=torch.float64, device=device)
-    for first in range(0, len(test), global_batch):
-        indices = torch.arange(first + data_rank, first + global_batch, data_ranks)
-        tokens, next_tokens = (part.to(device).long() for part in test[indices % len(test)])
-        next_tokens[indices >= len(test)] = -100  # cross_entropy ignores it
-        with torch.no_grad():
-            logits = model(tokens).to(dtype)
-        nats += nn.functional.cross_entropy(logits.flatten(0, 1), next_tokens.flatten(),
-                                            reduction="sum")
-    dist.all_reduce(nats, dist.ReduceOp.SUM, mesh.get_group("data"))
-    test_loss = nats.item() / math.log(2) / len(test) / args.context
+    test_loss = evaluate(model, test, global_batch, data_rank, data_ranks, device)
+    dist.all_reduce(test_loss, dist.ReduceOp.SUM, mesh.get_group("data"))
     report.print(f"test loss {test_loss:.4f} bits per byte ({len(test)} sequences)")
     report.print(f"it writes: {generate(model, test[0][0].to(device))}")
-    report.write_record(test_loss=test_loss)
+    report.write_record(test_loss=test_loss.item())
     faulthandler.cancel_dump_traceback_later()
     dist.barrier()  # rank 0 runs the rendezvous server (the store) and has to leave last
 

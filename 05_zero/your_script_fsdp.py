@@ -50,11 +50,14 @@ def gather(value):  # the values of all ranks, on every rank
     return values
 
 
+def random_modules(model):  # RESUME: whose generators dropout, noise, ... use, on each rank
+    device = next(model.parameters()).device
+    return [torch] if device.type == "cpu" else [torch, torch.get_device_module(device)]
+
+
 def get_state(model, optimizer, step):  # FSDP: shards that know their place in the whole
     weights, moments = states.get_state_dict(model, optimizer)
-    generators = [torch.get_rng_state()]  # RESUME: of dropout, noise, ... on each rank
-    if torch.cuda.is_available():
-        generators.append(torch.cuda.get_rng_state())
+    generators = [module.get_rng_state() for module in random_modules(model)]
     return {"model": weights, "optimizer": moments, "step": step,
             "generators": gather([state.numpy().tobytes() for state in generators])}
 
@@ -67,9 +70,8 @@ def load(model, optimizer, folder):
     states.set_state_dict(model, optimizer, model_state_dict=state["model"],
                           optim_state_dict=state["optimizer"])
     if len(state["generators"]) == dist.get_world_size():  # RESUME: else this job draws others
-        for set_state, generator in zip((torch.set_rng_state, torch.cuda.set_rng_state),
-                                        state["generators"][dist.get_rank()]):
-            set_state(torch.frombuffer(bytearray(generator), dtype=torch.uint8))
+        for module, generator in zip(random_modules(model), state["generators"][dist.get_rank()]):
+            module.set_rng_state(torch.frombuffer(bytearray(generator), dtype=torch.uint8))
     return state["step"]
 
 
@@ -88,10 +90,12 @@ def main():
     if GLOBAL_BATCH % world_size:
         refuse(f"the ranks have to divide {GLOBAL_BATCH}, the sequences per step")
     device, backend, precision = torch.device("cpu"), "gloo", args.precision or "fp32"
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        backend, precision = "cpu:gloo,cuda:nccl", args.precision or "bf16"
+    gpu = torch.accelerator.current_accelerator(check_available=True)  # cuda, xpu, ... or None
+    if gpu and gpu.type != "mps":
+        device = torch.device(gpu.type, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device)
+        backend = f"cpu:gloo,{gpu.type}:{dist.get_default_backend_for_device(gpu)}"  # cuda: NCCL
+        precision = args.precision or "bf16"
     dist.init_process_group(backend)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64 if precision == "fp64" else torch.float32)
@@ -100,9 +104,10 @@ def main():
     sampler = DistributedSampler(train, drop_last=True)
     model = make_model(device, precision == "bf16", args.compile)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)  # FSDP: after fully_shard
-    step, sigterms = 0, []
+    step, sigterms, saving = 0, [], None
     if args.checkpoint:  # RESUME: a scheduler sends SIGTERM before it ends the job
         signal.signal(signal.SIGTERM, lambda *_: sigterms.append(True))
+        group = dist.new_group(backend="gloo")  # FSDP: for the thread that saves, while ranks train
         saved = sorted(Path(args.checkpoint).glob("step*/.metadata"))  # FSDP: it is written last
         if saved := gather(saved)[0]:  # FSDP: rank 0 decides for all
             step = load(model, optimizer, saved[-1].parent)
@@ -132,8 +137,12 @@ def main():
                     print(f"step {step}: loss {loss_sum:.4f}, norm {norm:.4f}", flush=True)
             stops = step % 5 == 0 and any(gather(bool(sigterms)))  # RESUME: all ranks alike
             if args.checkpoint and (stops or step % args.save_steps == 0):  # FSDP: on every rank
-                dcp.save(get_state(model, optimizer, step),
-                         checkpoint_id=f"{args.checkpoint}/step{step:06}")
+                if saving:  # FSDP: the previous checkpoint, which may not be complete yet
+                    saving.result()
+                saving = dcp.async_save(get_state(model, optimizer, step), process_group=group,
+                                        checkpoint_id=f"{args.checkpoint}/step{step:06}")
+            if saving and (stops or step == args.steps):  # FSDP: the last checkpoint
+                saving.result()
             if stops:
                 return
     options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)

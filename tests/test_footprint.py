@@ -54,7 +54,8 @@ def assert_equal(pretended, real):
     *[case(script, flags, ranks, marks=[pytest.mark.slow]) for script, flags, ranks in [
         ("03_ddp", ("--model", "resnet18", "--dataset", "synthetic"), 4), (FSDP, GPT, 4),
         (FSDP, (*GPT, "--precision", "bf16", "--activation-checkpointing"), 2),
-        (TWO_D, (*GPT, "--tensor", 2), 4), ("03_ddp/your_script_ddp.py", (), 2),
+        (FSDP, (*GPT, "--replicas", 2), 4), (TWO_D, (*GPT, "--tensor", 2), 4),
+        ("03_ddp/your_script_ddp.py", (), 2),
         ("05_zero/your_script_fsdp.py", (), 2),
         *[("05_zero", (*GPT, "--precision", "bf16", "--stage", stage), 2) for stage in range(4)],
         *[(script, (), 1) for script in ("03_ddp", "04_deepspeed", FSDP)]]]])

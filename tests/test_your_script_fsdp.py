@@ -1,6 +1,7 @@
 """The script to take home that shards with FSDP2: one training, on any number of ranks, resumed."""
 
 import re
+import shutil
 
 import forked
 import pytest
@@ -51,12 +52,12 @@ def baseline(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """Return the flags that name a checkpoint of two ranks, stopped by SIGTERM in mid-epoch."""
+    """Return the folder of checkpoints of two ranks, stopped by SIGTERM in mid-epoch."""
     folder = tmp_path_factory.mktemp("checkpoint")
-    flags = ("--checkpoint", folder / "saved")
+    flags = "--checkpoint", folder / "saved", "--save-steps", 2
     _, numbers = train(folder, 2, *flags, changes=STOPPED)
     assert len(numbers) == STOP
-    return flags
+    return folder / "saved"
 
 
 def test_two_ranks_with_micro_batches_train_as_one_rank(baseline, tmp_path):
@@ -66,18 +67,22 @@ def test_two_ranks_with_micro_batches_train_as_one_rank(baseline, tmp_path):
     assert_equal_in_fp64(weights, baseline[0])
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_another_number_of_ranks_resumes_within_an_epoch(baseline, checkpoint, tmp_path, ranks):
-    weights, numbers = train(tmp_path, ranks, *checkpoint)
-    assert len(numbers) == STEPS - STOP
-    assert_equal_in_fp64(numbers, baseline[1][STOP:])
+@pytest.mark.parametrize(("ranks", "step"), [(1, STOP), (3, STOP), (2, 4)])
+def test_any_number_of_ranks_resumes_within_an_epoch(baseline, checkpoint, tmp_path, ranks, step):
+    """From the checkpoint at SIGTERM, or from one that a thread wrote while training went on."""
+    shutil.copytree(checkpoint, tmp_path / "saved")
+    if step < STOP:
+        shutil.rmtree(tmp_path / "saved" / f"step{STOP:06}")
+    weights, numbers = train(tmp_path, ranks, "--checkpoint", "saved")
+    assert len(numbers) == STEPS - step
+    assert_equal_in_fp64(numbers, baseline[1][step:])
     assert_equal_in_fp64(weights, baseline[0])
 
 
 @pytest.mark.fault
 def test_a_checkpoint_on_one_node_only_is_refused(checkpoint, tmp_path):
     other_disk = ("saved[-1].parent)", "Path('x') if rank else saved[-1].parent)")
-    result = start(tmp_path, 2, *checkpoint, changes=[other_disk])
+    result = start(tmp_path, 2, "--checkpoint", checkpoint, changes=[other_disk])
     assert_refused(result, "not every rank sees .*step000005")
 
 

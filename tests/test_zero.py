@@ -2,29 +2,32 @@
 
 import functools
 import math
-import re
+import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import (
     GPT_SHAPE,
     GPT_TEXT,
     ROOT,
+    assert_refused,
     gpt_flags,
     load_module,
     numbers,
-    parameters,
     read_records,
     run,
+    run_command,
 )
 from tolerances import FP64, LOSS_FP32, ONE_DECIMAL, ROUNDING_FACTOR, assert_close, distance
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from cluster.parameters import named_parameters
 from workshop import report
 
-ZERO, FSDP = "05_zero", "05_zero/fsdp.py"
+ZERO, FSDP, TWO_D = "05_zero", "05_zero/fsdp.py", "05_zero/two_d.py"
 CONTEXT, WIDTH, BATCH = GPT_SHAPE["context"], GPT_SHAPE["width"], 64
 LEARNING_RATE = 2.0  # high, because the smooth variant's Adam hardly rescales the gradients
 
@@ -40,11 +43,15 @@ STEPS = TRAINED // BATCH  # in an epoch
 
 
 def train(chapter, ranks, folder, *flags):
-    """Train the smooth variant. Return its record."""
+    """Train the smooth variant, in fp64 if possible. Return its record, and its parameters."""
+    precision = "fp32" if chapter == ZERO else "fp64"
     result = run(chapter, ranks, *gpt_flags(folder), "--global-batch-size", BATCH, "--lr",
-                 LEARNING_RATE, *flags, "--results", folder / "results", hook=["smooth.py"])
+                 LEARNING_RATE, "--precision", precision, "--checkpoint", folder / "c", *flags,
+                 "--results", folder / "results", hook=["smooth.py"])
     assert result.code == 0, result.err
-    return read_records(folder / "results")[-1]
+    named = named_parameters(folder / "c")
+    vector = np.concatenate([named[name].ravel() for name in sorted(named)])
+    return read_records(folder / "results")[-1], vector
 
 
 @functools.cache
@@ -72,11 +79,9 @@ def plain_loop():
             losses.append(loss.item())
         with torch.no_grad():
             test_loss = compute_loss(model, sequences()[TRAINED:]).item()
-        vector = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        vector = torch.cat([tensor.flatten() for _, tensor in sorted(model.state_dict().items())])
         return SimpleNamespace(loss=sum(losses) / STEPS, test_loss=test_loss,
-                               parameters=vector.double().numpy(), bound=FP64,
-                               named_parameters={name: parameter.detach().numpy() for
-                                                 name, parameter in model.named_parameters()})
+                               parameters=vector.double().numpy(), bound=FP64)
 
     batches = order.split(BATCH)
     results = {"fp64": train_plainly(torch.float64, batches),
@@ -87,55 +92,80 @@ def plain_loop():
     return results
 
 
-@pytest.mark.parametrize(("chapter", "stage", "ranks"), [
-    pytest.param(ZERO, 0, 2, marks=numbers), pytest.param(ZERO, 1, 2, marks=numbers),
-    pytest.param(ZERO, 2, 2, marks=numbers), pytest.param(ZERO, 3, 2, marks=numbers),
-    pytest.param(FSDP, 3, 2, marks=numbers),
-    pytest.param(FSDP, 3, 4, marks=pytest.mark.slow)])
-def test_each_stage_trains_as_a_plain_loop(chapter, stage, ranks, tmp_path):
+@numbers
+@pytest.mark.parametrize(("chapter", "flags", "ranks"), [
+    *[(ZERO, ["--stage", stage], 2) for stage in range(4)], (FSDP, [], 2),
+    (FSDP, ["--replicas", 2], 4), pytest.param(TWO_D, ["--tensor", 2], 4, marks=pytest.mark.core)])
+def test_each_stage_trains_as_a_plain_loop(chapter, flags, ranks, tmp_path):
     """DeepSpeed has no fp64."""
-    precision = "fp64" if chapter == FSDP else "fp32"
-    flags = [] if chapter == FSDP else ["--stage", stage]
-    record = train(chapter, ranks, tmp_path, *flags, "--precision", precision, "--epochs", 1,
-                   "--checkpoint", tmp_path / "c")
-    expected = plain_loop()[precision]
+    record, weights = train(chapter, ranks, tmp_path, *flags, "--epochs", 1)
+    expected = plain_loop()[record["precision"]]
     for name in ("loss", "test_loss"):
         difference = abs(record[name] / getattr(expected, name) - 1)
-        assert_close(f"{name}, {precision}, relative", difference,
-                     FP64 if chapter == FSDP else LOSS_FP32)
-    difference = distance(parameters(tmp_path / "c"), expected.parameters)
-    assert_close(f"parameters, {precision}", difference, expected.bound)
+        assert_close(f"{name}, {record['precision']}, relative", difference,
+                     LOSS_FP32 if chapter == ZERO else FP64)
+    difference = distance(weights, expected.parameters)
+    assert_close(f"parameters, {record['precision']}", difference, expected.bound)
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("chapter", "flags", "ranks"), [
-    (ZERO, ["--stage", 3], 2), (FSDP, ["--precision", "fp64"], 1)])
-def test_resume_equals_an_uninterrupted_run(chapter, flags, ranks, tmp_path):
-    """On the same number of ranks with DeepSpeed, which refuses another; on any with fsdp.py."""
-    train(chapter, 2, tmp_path, *flags, "--checkpoint", tmp_path / "uninterrupted", "--epochs", 2)
-    train(chapter, 2, tmp_path, *flags, "--checkpoint", tmp_path / "c", "--epochs", 1)
-    resume_flags = *flags, "--checkpoint", tmp_path / "c", "--epochs", 2, "--resume"
-    if chapter == ZERO:
-        result = run(chapter, 1, *gpt_flags(tmp_path), "--global-batch-size", BATCH, *resume_flags)
-        assert result.code != 0 and "epoch 2" not in result.out, result
-    record = train(chapter, ranks, tmp_path, *resume_flags)
+def test_deepspeed_resumes_on_as_many_ranks_only(tmp_path):
+    train(ZERO, 2, tmp_path, "--stage", 3, "--epochs", 1)
+    resume_flags = "--stage", 3, "--epochs", 2, "--resume"
+    result = run(ZERO, 1, *gpt_flags(tmp_path), "--global-batch-size", BATCH, *resume_flags,
+                 "--checkpoint", tmp_path / "c")
+    assert result.code != 0 and "epoch 2" not in result.out, result
+    record, weights = train(ZERO, 2, tmp_path, *resume_flags)
+    (tmp_path / "whole").mkdir()
+    _, expected = train(ZERO, 2, tmp_path / "whole", "--stage", 3, "--epochs", 2)
     assert record["steps"] == STEPS
-    speed = BATCH * CONTEXT / record["step_seconds"]
-    assert record["tokens_per_second"] == pytest.approx(speed) and "mfu" not in record
-    difference = distance(parameters(tmp_path / "c"), parameters(tmp_path / "uninterrupted"))
-    precision = "fp64" if chapter == FSDP else "fp32"
-    assert_close(f"parameters, {precision}", difference, plain_loop()[precision].bound)
+    assert_close("parameters, fp32", distance(weights, expected), plain_loop()["fp32"].bound)
 
 
-@pytest.mark.parametrize(("chapter", "flags", "message"), [
-    (ZERO, "--stage 4", "--stage.*4"), (FSDP, "--offload cpu", "GPU"),
-    (FSDP, "--text missing", "--text missing: No such file"), (FSDP, "--heads 5", "--heads 5"),
-    (FSDP, "--text /dev/null", "longer --text"),
-    (FSDP, "--context 100000", "lower --batch-size or --context")])
-def test_mistakes_get_one_line(chapter, flags, message, tmp_path):
-    result = run(chapter, 1, *flags.split(), cwd=tmp_path)
-    assert result.code == 2, result.err
-    assert re.fullmatch(rf"(main|fsdp)\.py: .*{message}.*\n", result.err), result.err
+@pytest.fixture(scope="module")
+def two_epochs(tmp_path_factory):
+    """Return the parameters of an uninterrupted run on one rank."""
+    return train(FSDP, 1, tmp_path_factory.mktemp("two_epochs"), "--epochs", 2)[1]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("program", "flags"), [
+    (FSDP, ["--replicas", 2]), (TWO_D, ["--tensor", 2])])
+def test_one_rank_resumes_from_the_checkpoint_of_four(program, flags, two_epochs, tmp_path):
+    train(program, 4, tmp_path, *flags, "--epochs", 1)
+    record, weights = train(FSDP, 1, tmp_path, "--epochs", 2, "--resume")
+    assert record["steps"] == STEPS
+    assert_close("parameters, fp64", distance(weights, two_epochs), FP64)
+
+
+@pytest.mark.parametrize(("program", "ranks", "flags", "message"), [
+    (ZERO, 1, "--stage 4", "--stage.*4"), (FSDP, 1, "--offload cpu", "GPU"),
+    (FSDP, 1, "--text missing", "--text missing: No such file"),
+    (FSDP, 1, "--heads 5", "--heads 5"), (FSDP, 1, "--text /dev/null", "longer --text"),
+    (FSDP, 1, "--context 100000", "lower --batch-size or --context"),
+    (FSDP, 2, "--replicas 3", "--replicas 3 has to divide 2, the number of ranks"),
+    (TWO_D, 1, "--tensor 2", "--tensor 2 has to divide --heads, --context and 1 ranks"),
+    (TWO_D, 2, "--tensor 2 --heads 3", "--tensor 2 has to divide --heads")])
+def test_mistakes_get_one_line(program, ranks, flags, message, tmp_path):
+    assert_refused(run(program, ranks, *flags.split(), cwd=tmp_path), message)
+
+
+def test_hsdp_sends_between_nodes_only_its_shards_gradients(tmp_path):
+    """Two nodes of four ranks. Padding makes equal shards, so the sizes here are multiples."""
+    flags = [flag for name, value in GPT_SHAPE.items() for flag in (f"--{name}", value)]
+    result = run_command([
+        sys.executable, "-m", "cluster.footprint", "--ranks", 8, "--gpus-per-node", 4, "--results",
+        tmp_path / "r", FSDP, *flags, "--text", "synthetic", "--replicas", 2], cwd=ROOT)
+    assert result.code == 0, result.err
+    size = 4 * load_module(ROOT / ZERO / "zero_formula.py").parameter_count(
+        GPT_SHAPE["layers"], WIDTH, CONTEXT)
+    calls = GPT_SHAPE["layers"] + 2  # embedding, blocks, head
+    record, = read_records(tmp_path / "r")
+    assert {(row["dimension"], row["operation"]): (row["bytes"], row["calls"], row["link"])
+            for row in record["sent"]} == {
+        ("shard", "all-gather"): (2 * size * 3 // 4, 2 * calls, "inside a node"),
+        ("shard", "reduce-scatter"): (size * 3 // 4, calls, "inside a node"),
+        ("replicate", "all-reduce"): (size // 4, calls, "between nodes")}
 
 
 @pytest.mark.check
@@ -176,16 +206,6 @@ def test_the_formula_reproduces_the_paper():
 
 
 @pytest.mark.check
-def test_the_network_has_the_parameters_of_the_formula():
-    zero, transformer = (load_module(ROOT / ZERO / f"{name}.py")
-                         for name in ("zero_formula", "transformer"))
-    parts = list(transformer.parts(**GPT_SHAPE))
-    counts = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
-    assert counts[1] == zero.block_parameter_count(WIDTH)
-    assert sum(counts) == zero.parameter_count(GPT_SHAPE["layers"], WIDTH, CONTEXT)
-
-
-@pytest.mark.check
 def test_the_flops_of_a_step_are_those_that_torch_counts():
     """Of attention half: torch counts each token with the whole context, also what comes later."""
     model = torch.nn.Sequential(*load_module(ROOT / ZERO / "transformer.py").parts(**GPT_SHAPE))
@@ -203,35 +223,14 @@ def test_the_flops_of_a_step_are_those_that_torch_counts():
     ("NVIDIA H100 80GB HBM3", "bf16", 0.25), ("NVIDIA H100 80GB HBM3", "fp32", None),
     ("NVIDIA H100 NVL", "bf16", None), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
     ("NVIDIA H100 PCIe", "bf16", None), ("another", "bf16", None)])
-def test_tokens_per_second_and_mfu(gpu, precision, mfu, tmp_path, monkeypatch, capsys):
+def test_tokens_per_second_and_mfu(gpu, precision, mfu):
     """Two ranks, on stand-ins for GPUs, take the time of a step at a quarter of an H100's peak."""
     flops = 8 * CONTEXT * report.gpt_flops(GPT_SHAPE["layers"], WIDTH, CONTEXT)
-    milliseconds = 1000 * flops / 989e12 / (2 * 0.25)  # H100's data sheet: 989 TFLOP/s
-    clock = SimpleNamespace(steps=0, elapsed_time=lambda end: milliseconds)
+    seconds = flops / 989e12 / (2 * 0.25)  # H100's data sheet: 989 TFLOP/s
     training = report.Report(
-        SimpleNamespace(epochs=1, results=tmp_path / "r"), samples="sequences", model="GPT",
-        device="cpu", ranks=2, parameters=1, precision=precision, global_batch_size=8, **GPT_SHAPE)
-    training.gpu = SimpleNamespace(get_device_name=lambda: gpu, max_memory_allocated=lambda: 0)
-    training.last_step, training.steps_done = 3, 0
-    monkeypatch.setattr(training, "now", lambda: clock)
-    monkeypatch.setattr(report.time, "perf_counter", lambda: clock.steps * milliseconds / 1000)
-    training.print("")
-    training.start_epoch()
-    for clock.steps in (1, 2, 3):
-        training.end_step(clock.steps)
-    training.end_epoch(0, 1.0)
-    training.write_record()
-    record, = read_records(tmp_path / "r")
-    tokens = 8 * CONTEXT * 1000 / milliseconds
-    assert record["tokens_per_second"] == pytest.approx(tokens)
-    assert record.get("mfu") == (mfu and pytest.approx(mfu))
-    line = f"{tokens:,.0f} tokens/s" + (", MFU 25.0%" if mfu else "")
-    assert capsys.readouterr().out.endswith(f"bits per byte, {line}\n")
-
-
-@pytest.mark.slow
-def test_ddp_and_fsdp_are_timed_on_the_same_training():
-    result = run("05_zero/ddp_and_fsdp.py", 1, "--width", 16)
-    assert result.code == 0, result.err
-    ddp, fsdp = re.findall(r"loss ([\d.]+)", result.out)
-    assert ddp == fsdp
+        SimpleNamespace(epochs=1), samples="sequences", model="GPT", device="cpu", ranks=2,
+        parameters=1, precision=precision, global_batch_size=8, **GPT_SHAPE)
+    training.gpu = SimpleNamespace(get_device_name=lambda: gpu)
+    speed = training.measure_speed(3, 3 * seconds)
+    assert speed["tokens_per_second"] == pytest.approx(8 * CONTEXT / seconds)
+    assert speed.get("mfu") == (mfu and pytest.approx(mfu))

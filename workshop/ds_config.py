@@ -14,94 +14,47 @@ from torch import nn
 
 from workshop.devices import short_reason
 
-DEFAULTS = {  # of the supported keys; a value must have the type of its default
-    "gradient_accumulation_steps": 1, "gradient_clipping": 0.0, "bf16": {}, "fp16": {},
-    "checkpoint": {}, "zero_optimization": {}, "zero_allow_untested_optimizer": True,
-    "zero_force_ds_cpu_optimizer": False}
-REFUSED = {  # keys of sections: their bytes are not counted, or they have another name today
-    "zero_hpz_partition_size",
-    "offload_param", "cpu_offload", "cpu_offload_param", "bf16_master_weights_and_grads",
-    "bf16_optimizer_states", "fp16_master_weights_and_grads"}
+KEYS = ("gradient_accumulation_steps", "gradient_clipping", "bf16", "fp16", "checkpoint",
+        "zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
 
 
-def read_config(path: Path, precision: str, device: str,
-                zero: dict | None = None) -> tuple[dict, str]:
+def read_config(path: Path, precision: str, zero: dict | None = None) -> tuple[dict, str]:
     """Return the configuration with ZeRO's options, and the precision that training uses.
 
-    Exits with one line if ds_config.json and the flags contradict each other.
+    Exits with one line if a key or value would have no effect, or contradicts the flags. DeepSpeed
+    ignores keys that it does not know, and "auto"; it checks other values itself.
     """
-    config = read_file(path)
-    problems = find_problems(config)
-    sections = {key: config.get(key) for key in ("zero_optimization", "bf16", "fp16")}
-    sections = {key: value if isinstance(value, dict) else {} for key, value in sections.items()}
-    section = sections["zero_optimization"]
-    if zero:
-        if set_by_flags := sorted(section.keys() & zero.keys()):
-            problems.append(f"remove {', '.join(set_by_flags)}: flags set it")
-        config["zero_optimization"] = section | zero
-    elif section.get("stage", 0) not in (0, 1, 2):
-        problems.append("stage has to be 0, 1 or 2; for 3 use chapter 5")
+    try:
+        text = path.read_text()
+        config = {"gradient_accumulation_steps": 1} | json.loads(text)
+    except (OSError, TypeError, ValueError) as problem:
+        sys.exit(f"ds_config.json: {problem}")
+    if unknown := sorted(config.keys() - set(KEYS)):
+        sys.exit(f"ds_config.json: remove {', '.join(unknown)}: only {', '.join(KEYS)} are "
+                 "supported here; flags and main.py set the others")
+    if '"auto"' in text:
+        sys.exit('ds_config.json: "auto" is for Hugging Face\'s Trainer: give a value')
+    steps = config["gradient_accumulation_steps"]
+    if type(steps) is not int or steps < 1:
+        sys.exit("ds_config.json: gradient_accumulation_steps has to be 1 or more")
+    for name in "zero_optimization", "bf16", "fp16":
+        section = config.setdefault(name, {})
+        if type(section) is not dict or type(section.get("enabled", False)) is not bool:
+            sys.exit(f"ds_config.json: {name} cannot be {json.dumps(section)}")
+    section = config["zero_optimization"]
+    if zero and section.keys() & zero.keys():
+        sys.exit(f"ds_config.json: remove {', '.join(section.keys() & zero.keys())}: flags set it")
+    if not zero and section.get("stage", 0) not in (0, 1, 2):
+        sys.exit("ds_config.json: stage has to be 0, 1 or 2; for 3 use chapter 5")
+    config["zero_optimization"] = section | (zero or {})
     if precision == "fp64":
         sys.exit("--precision fp64: DeepSpeed does not support it: use fp32")
     if precision == "bf16":
-        config["bf16"] = sections["bf16"] = {"enabled": True} | sections["bf16"]
-    enabled = [name for name in ("bf16", "fp16") if sections[name].get("enabled")]
+        config["bf16"] = {"enabled": True} | config["bf16"]
+    enabled = [name for name in ("bf16", "fp16") if config[name].get("enabled")]
     if len(enabled) > 1 or (precision == "bf16" and enabled != ["bf16"]):
-        problems.append("remove bf16 and fp16: --precision sets bf16")
-    if enabled == ["fp16"] and device == "cpu":
-        problems.append("fp16 needs a GPU: remove it")
-    if problems:
-        sys.exit(f"ds_config.json: {'; '.join(problems)}")
+        sys.exit("ds_config.json: remove bf16 and fp16: --precision sets bf16")
     return config, enabled[0] if enabled else precision
-
-
-def read_file(path):
-    """Return the file's contents; exit with one line if they are not an object in JSON."""
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as problem:
-        sys.exit(f"ds_config.json: {problem}")
-    if not isinstance(config, dict):
-        sys.exit('ds_config.json: it has to be {"key": value, ...}')
-    config.setdefault("gradient_accumulation_steps", 1)
-    return config
-
-
-def find_problems(config):
-    """Return what is wrong with keys and values that would have no effect, or no meaning.
-
-    DeepSpeed ignores keys that it does not know, and "auto" within a section, which is for Hugging
-    Face's Trainer. It checks the other values within sections itself.
-    """
-    problems = []
-    sections = [section for section in config.values() if isinstance(section, dict)]
-    refused = [*(config.keys() - DEFAULTS.keys()),
-               *(key for section in sections for key in section if key in REFUSED)]
-    if refused:
-        problems.append(f"remove {', '.join(sorted(refused))}: only {', '.join(DEFAULTS)} "
-                        "are supported here; flags and main.py set the others")
-    if auto := sorted(find_auto(config)):
-        problems.append(f'{", ".join(auto)} cannot be "auto": give a value, or remove it')
-    for key in config.keys() & DEFAULTS.keys():
-        value = config[key]
-        types = (int, float) if key == "gradient_clipping" else (type(DEFAULTS[key]),)
-        is_switch = isinstance(value, dict) and "enabled" in value
-        is_wrong = type(value) not in types or (is_switch and type(value["enabled"]) is not bool)
-        if is_wrong and "auto" not in (value, is_switch and value["enabled"]):
-            problems.append(f"{key} cannot be {json.dumps(value)}")
-    steps = config["gradient_accumulation_steps"]
-    if type(steps) is int and steps < 1:
-        problems.append("gradient_accumulation_steps has to be 1 or more")
-    return problems
-
-
-def find_auto(value, name=""):
-    """Yield the names of the keys, at any depth, whose value is "auto"."""
-    if value == "auto":
-        yield name
-    items = value.items() if isinstance(value, dict) else ()
-    for key, inner in items:
-        yield from find_auto(inner, key)
 
 
 def import_deepspeed(device: torch.device, config: dict | None = None) -> ModuleType:
@@ -118,13 +71,9 @@ def import_deepspeed(device: torch.device, config: dict | None = None) -> Module
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would compile
     deepspeed.utils.logger.setLevel("ERROR")
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # ZeRO uses old names
-    try:
-        if config:
+    if config:
+        with exit_on_failure("DeepSpeedConfig()"):
             deepspeed.DeepSpeedConfig(config)
-    except Exception as problem:
-        text = str(problem).partition(" [type=")[0]  # without pydantic's details
-        reason = " ".join(text.split())[:200]
-        sys.exit(f"ds_config.json: {reason}")
     return deepspeed
 
 
