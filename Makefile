@@ -24,7 +24,7 @@ setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.12, S
 setup-tests: SETUP_FLAGS = --tests
 setup-tests: setup
 
-exercise: setup ## grade an exercise: N=1 to 11; see exercises/README.md
+exercise: setup ## grade an exercise, such as N=1; see exercises/README.md
 	@$(if $(N),"$(VENV)/bin/python" exercises/grade.py $(N) || [ $$? = 1 ],echo "name an exercise: make exercise N=1"; exit 2)
 
 grades: setup ## print which exercises this clone has solved, as one line of JSON

@@ -25,7 +25,7 @@ SUBPAGES = {
     "03_ddp/README": ["allreduce", "YOUR_SCRIPT", "YOUR_SCRIPT_TRAPS", "FRAMEWORKS", "scaling",
                       "model_vs_data_parallelism", "cost_model"],
     "05_zero/README": ["memory", "TWO_D", "YOUR_SCRIPT", "MEASUREMENTS"],
-    "exercises/README": ["[1-9]_*/README", "1[01]_*/README"],
+    "exercises/README": ["[1-9]_*/README", "1[0-9]_*/README"],
     "cluster/README": ["LAB"]}
 
 CODE_PAGES = {}  # {page: (file, Pygments' name of its language)} of the files that pages link

@@ -48,20 +48,21 @@ def on_ranks(file: Path, function: Callable[[int], object], ranks: int,
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        processes = [
-            fork.Process(target=run_rank, args=(rank, ranks, folder, file, function, backend))
-            for rank in range(ranks)]
-        for process in processes:
-            process.start()
+        processes = []
+        for rank in range(ranks):
+            (folder / f"{rank}.out").touch()
+            processes.append(fork.Process(
+                target=run_rank, args=(rank, ranks, folder, file, function, backend)))
+            processes[-1].start()
         try:
             wait_for_values(processes, folder, file)
         finally:
             for process in processes:  # kill all before join: a rank would report a lost peer
                 process.kill()
-            for process in processes:
+            for rank, process in enumerate(processes):
                 process.join()
-            for rank in range(ranks):
-                for line in read_text(folder / f"{rank}.out").splitlines()[-MAX_OUTPUT_LINES:]:
+                output = (folder / f"{rank}.out").read_text(errors="replace")
+                for line in output.splitlines()[-MAX_OUTPUT_LINES:]:
                     print(f"  rank {rank} prints: {line}")
         return [pickle.loads((folder / f"{rank}.value").read_bytes()) for rank in range(ranks)]
 
@@ -155,13 +156,9 @@ def describe_position(folder, file, rank):
     """Return a text that says at which line of the file a rank is."""
     if (folder / f"{rank}.value").exists():
         return f"rank {rank} has finished"
-    stack = read_text(folder / f"{rank}.stack")
+    stack = (folder / f"{rank}.stack").read_text()
     lines = re.findall(rf'File "{re.escape(str(file))}", line (\d+)', stack)
     return f"rank {rank} is " + (f"at line {lines[0]}" if lines else f"not in {file.name}")
-
-
-def read_text(path):
-    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def record_calls() -> list:

@@ -1,27 +1,28 @@
 """A slow link between ranks on one machine, and the timeline of a step over it.
 
-"slow_link" is a backend of torch.distributed: gloo in a thread, which sleeps after each collective
-as long as the link would take. So communication takes time but no core, as between GPUs.
+A thread carries out each collective, with gloo, and sleeps as long as the link would take. So
+communication takes time but no core, as between GPUs.
 """
 
+import inspect
 import math
-import queue
-import statistics
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future
+from runner import on_ranks
 
 BANDWIDTH = 0.1e9  # bytes/s that a rank sends
 LATENCY = 4e-3  # seconds per collective
 CHARACTERS = 68  # of the first timeline
-
-
-LETTERS = {"all_reduce": "=", "broadcast": "=", "all_gather": "g", "reduce_scatter": "r"}
+LETTERS = {"all_reduce": "=", "broadcast": "=", "all_gather": "g", "reduce_scatter": "r",
+           "barrier": " "}
+FUNCTIONS = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_single",
+             "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "barrier")
 
 
 @dataclass
@@ -46,119 +47,71 @@ class Step:
         self.phases.append((letter, time.perf_counter()))
 
     @property
-    def begin(self) -> float:
-        return self.phases[0][1]
-
-    @property
     def seconds(self) -> float:
-        return self.end - self.begin
+        return self.end - self.phases[0][1]
 
 
 step = Step()  # the current one of this process
 
 
-class Work(dist.Work):
+@dataclass
+class Work:
     """The handle of a collective."""
+    future: Future
 
-    def __init__(self):
-        super().__init__()
-        self.future = Future()
-
-    def wait(self, timeout=None):
+    def wait(self):
         begin = time.perf_counter()
-        self.future.wait()
+        self.future.result()
         step.waits.append((begin, time.perf_counter()))
-        return True
-
-    def get_future(self):
-        return self.future
 
 
-class SlowLink(dist.ProcessGroup):
-    """gloo's collectives, one after the other, each followed by the link's time."""
+def slow_down():
+    """Let this rank's collectives use the slow link. Call it before load_exercise()."""
+    link = ThreadPoolExecutor(1)
 
-    def __init__(self, store, rank, world_size, timeout):
-        super().__init__(rank, world_size)
-        self.gloo = dist.ProcessGroupGloo(store, rank, world_size, timeout)
-        self.queue = queue.Queue()
-        threading.Thread(target=self.carry_out_all, daemon=True).start()
+    def make_slow(original):
+        signature = inspect.signature(original)
 
-    def getBackendName(self):
-        return "slow_link"
+        def issue(*args, **kwargs):
+            arguments = signature.bind(*args, **kwargs).arguments
+            is_asynchronous = arguments.pop("async_op", False)
+            groups = [tensors_of(value) for value in arguments.values()]
+            kind = next(kind for kind in LETTERS if original.__name__.startswith(kind))
+            whole = max((sum(tensor.nbytes for tensor in group) for group in groups), default=0)
+            transfer = Transfer(kind, whole, time.perf_counter())
+            step.transfers.append(transfer)
+            outputs = groups[0] if groups else []
+            copies = [tensor.detach().clone() for tensor in outputs]
+            if outputs:
+                name, value = next(iter(arguments.items()))
+                arguments[name] = copies[0] if torch.is_tensor(value) else copies
+            work = Work(link.submit(carry_out, original, arguments, outputs, copies, transfer))
+            return work if is_asynchronous else work.wait()
+        return issue
 
-    def carry_out_all(self):
-        while True:
-            work, result, collective, transfer, copies = self.queue.get()
-            transfer.begin = time.perf_counter()
-            originals = [copy.clone() for copy in copies]
-            try:
-                collective().wait()
-            except Exception as problem:  # the waiting thread raises it
-                work.future.set_exception(problem)
-                continue
-            rounds = 2 if transfer.kind == "all_reduce" else 1  # of a ring
-            sent_bytes = rounds * transfer.bytes * (self.size() - 1) / self.size()
-            time.sleep(LATENCY + sent_bytes / BANDWIDTH)
-            transfer.end = time.perf_counter()
-            if transfer.kind == "all_reduce" and not all(map(torch.equal, result, originals)):
-                work.future.set_exception(RuntimeError(
-                    "a tensor was changed between its all_reduce and the handle's wait()"))
-                continue
-            tensors = result[0] if transfer.kind == "all_gather" else result
-            for tensor, copy in zip(tensors, copies):
-                tensor.data.copy_(copy)  # only now, so that before wait() the old values are there
-            work.future.set_result(result)
-
-    def issue(self, kind, result, copies, collective, tensors):
-        """Put a collective into the queue, and return its handle.
-
-        result: the tensors that the caller will read; copies: those that the collective writes;
-        tensors: the whole ones
-        """
-        work = Work()
-        tensor_bytes = sum(tensor.nbytes for tensor in tensors)
-        transfer = Transfer(kind, tensor_bytes, time.perf_counter())
-        step.transfers.append(transfer)
-        self.queue.put((work, result, collective, transfer, copies))
-        return work
-
-    def allreduce(self, tensors, opts):
-        copies = [tensor.detach().clone() for tensor in tensors]
-        return self.issue("all_reduce", tensors, copies,
-                          lambda: self.gloo.allreduce(copies, opts), tensors)
-
-    def broadcast(self, tensors, opts):
-        copies = [tensor.detach().clone() for tensor in tensors]
-        return self.issue("broadcast", tensors, copies,
-                          lambda: self.gloo.broadcast(copies, opts), tensors)
-
-    def allgather(self, outputs, inputs, opts):
-        copies = [torch.empty_like(tensor) for tensor in outputs[0]]
-        return self.issue("all_gather", outputs, copies,
-                          lambda: self.gloo.allgather([copies], inputs, opts), outputs[0])
-
-    def reduce_scatter(self, outputs, inputs, opts):
-        copies = [torch.empty_like(tensor) for tensor in outputs]
-        return self.issue("reduce_scatter", outputs, copies,
-                          lambda: self.gloo.reduce_scatter(copies, inputs, opts), inputs[0])
-
-    def all_gather_single(self, output, tensor, opts):
-        parts = list(output.chunk(self.size()))
-        return self.allgather([parts], [tensor], dist.distributed_c10d.AllgatherOptions())
-
-    def reduce_scatter_single(self, output, tensor, opts):
-        options = dist.ReduceScatterOptions()
-        options.reduceOp = opts.reduceOp
-        return self.reduce_scatter([output], [list(tensor.chunk(self.size()))], options)
-
-    _allgather_base = all_gather_single  # its name in older PyTorch
-    _reduce_scatter_base = reduce_scatter_single
-
-    def barrier(self, opts):
-        return self.issue("barrier", [], [], self.gloo.barrier, [])
+    for name in filter(vars(dist).get, FUNCTIONS):
+        setattr(dist, name, make_slow(getattr(dist, name)))
 
 
-dist.Backend.register_backend("slow_link", SlowLink, devices=["cpu"])
+def tensors_of(argument):
+    if torch.is_tensor(argument):
+        return [argument]
+    return argument if isinstance(argument, (list, tuple)) else []
+
+
+def carry_out(collective, arguments, outputs, copies, transfer):
+    """Run the collective on copies of its outputs, and write these at the end of the transfer."""
+    transfer.begin = time.perf_counter()
+    originals = [copy.clone() for copy in copies]
+    collective(**arguments)
+    rounds = 2 if transfer.kind == "all_reduce" else 1  # of a ring
+    sent_bytes = rounds * transfer.bytes * (dist.get_world_size() - 1) / dist.get_world_size()
+    time.sleep(LATENCY + sent_bytes / BANDWIDTH)
+    transfer.end = time.perf_counter()
+    if transfer.kind == "all_reduce" and not all(map(torch.equal, outputs, originals)):
+        raise RuntimeError("a tensor was changed between its all_reduce and the handle's wait()")
+    for tensor, copy in zip(outputs, copies):
+        tensor.data.copy_(copy)
 
 
 def record_step(function: Callable[[Step], None]) -> Step:
@@ -172,23 +125,27 @@ def record_step(function: Callable[[Step], None]) -> Step:
     return recorded
 
 
-def median_step(function: Callable[[Step], None], count: int = 4) -> Step:
-    """Return the step of median duration among `count`, after one that does not count."""
-    record_step(function)
-    steps = [record_step(function) for _ in range(count)]
-    median = statistics.median_low(recorded.seconds for recorded in steps)
-    return next(recorded for recorded in steps if recorded.seconds == median)
+def time_step(file: Path, make_step: Callable[[], Callable[[Step], None]], name: str,
+              scale: float | None) -> float:
+    """Time a step on two ranks, and print what rank 0 and its link do. Return scale, s/character.
 
+    Of four steps, after one that does not count, it is that with the median duration.
+    """
+    def run_exercise(rank):
+        slow_down()
+        run_step = make_step()
+        steps = [record_step(run_step) for _ in range(5)][1:]
+        return sorted(steps, key=lambda recorded: recorded.seconds)[1]
 
-def draw_step(name: str, recorded: Step, scale: float) -> None:
-    """Print a step's times, and two rows: what the rank does, and its link. scale: s/character."""
+    recorded = on_ranks(file, run_exercise, 2)[0]
+    scale = scale or recorded.seconds / CHARACTERS
     exposed = sum(end - begin for begin, end in recorded.waits)
     sending = sum(transfer.end - transfer.begin for transfer in recorded.transfers)
     print(f"  {name}: {1e3 * recorded.seconds:.0f} ms, of which {1e3 * exposed:.0f} ms wait for "
           f"the link (exposed); hidden: {max(0, 1e3 * (sending - exposed)):.0f} ms")
     rank, link = "", ""
     for character in range(round(recorded.seconds / scale)):
-        now = recorded.begin + (character + 0.5) * scale
+        now = recorded.phases[0][1] + (character + 0.5) * scale
         letters = [letter for letter, begin in recorded.phases if begin <= now]
         is_waiting = any(begin <= now <= end for begin, end in recorded.waits)
         rank += "." if is_waiting else letters[-1]
@@ -196,3 +153,4 @@ def draw_step(name: str, recorded: Step, scale: float) -> None:
                  if transfer.begin <= now <= transfer.end]
         link += LETTERS[kinds[0]] if kinds else " "
     print(f"    rank 0  {rank}\n    link    {link}")
+    return scale

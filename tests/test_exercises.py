@@ -73,10 +73,10 @@ def test_pytorch_s_new_names_are_accepted_too(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mistake"), runpy.run_path(
-    f"{FOLDERS[9]}/solution.py")["SCRIPTS"].items())
+    f"{FOLDERS[9]}/solution.py")["TRAININGS"].items())
 def test_answers_of_exercise_9_are_verdicts_of_agree(name, mistake):
-    script = FOLDERS[9] / "scripts" / f"{name}.py"
-    arguments = [ROOT / "agree" / "agree" / "__main__.py", "--steps", 1000, script]
+    script = FOLDERS[9] / "trainings.py"
+    arguments = [ROOT / "agree" / "agree" / "__main__.py", "--steps", 1000, script, name]
     variables = environment() | {"PYTHONPATH": str(ROOT / "agree")}
     result = forked.run(arguments, 2, variables, timeout=90)
     assert f"verdict: wrong: {mistake}\n" in result.out, result.out + result.err

@@ -1,23 +1,12 @@
 """Choose the layout.
 
-Replace each None, as README.md describes. The grader shows nothing before all eight numbers of PLAN
-are there. Then it draws three cases by SEED, for LAYOUTS.
+Replace None by a whole number in SEED, such as your birthday. Then the grader prints three cases.
+Write a layout of each, and its seconds per step, into LAYOUTS, as README.md describes.
 """
 
-PLAN = {
-    "images/s on 2 nodes": None,
-    "GB per GPU, ZeRO stage 1": None,
-    "GB per GPU, ZeRO stage 2": None,
-    "GB per GPU, ZeRO stage 3": None,
-    "bytes sent per rank per DDP step": None,
-    "FLOPs of a step": None,
-    "MFU in percent": None,
-    "tokens per GPU and micro-batch": None,
-}
-
-SEED = None  # any whole number, such as your birthday
+SEED = None
 LAYOUTS = [  # data, shard, tensor, pipeline, micro_batch, recompute, seconds
-    (None, None, None, None, None, False, None),
-    (None, None, None, None, None, False, None),
-    (None, None, None, None, None, False, None),
+    (1, 1, 1, 1, 1, False, None),
+    (1, 1, 1, 1, 1, False, None),
+    (1, 1, 1, 1, 1, False, None),
 ]

@@ -10,7 +10,7 @@ from torch import nn
 RANKS, STEPS, BUCKET_BYTES = 3, 3, 280
 SIZES = [240, 40, 200, 40, 200, 40, 160, 32]  # bytes of build_model()'s parameters
 BUCKETS = [432, 280, 240]  # of them, from the last to the first
-TIMED_RANKS, LAYERS, WIDTH, BATCH = 2, 8, 384, 1024  # for the timed network
+LAYERS, WIDTH, BATCH = 8, 384, 1024  # for the timed network
 TIMED_BUCKET_BYTES = 1_000_000
 CLASSES = "PerParameter", "Flat", "Overlapped", "Bucketed"
 MEAN_HINT = (
@@ -39,10 +39,8 @@ def checks(file):
     scale = None
     for name in CLASSES:
         yield from check_class(file, name)
-        recorded = on_ranks(
-            file, lambda rank, name=name: time_class(file, name), TIMED_RANKS, "slow_link")[0]
-        scale = scale or recorded.seconds / slow_link.CHARACTERS
-        slow_link.draw_step(name, recorded, scale)
+        scale = slow_link.time_step(
+            file, lambda name=name: make_step(file, name), name, scale)
     print("  (F forward, B backward, A finish(), . waiting, = sending: "
           f"{slow_link.BANDWIDTH / 1e9} GB/s, {1e3 * slow_link.LATENCY:.0f} ms per collective)")
 
@@ -69,6 +67,7 @@ def make_averager(file, name, model, bucket_bytes):
 def check_class(file, name):
     def run_exercise(rank):
         """Return, for each step, this rank's own and averaged gradients, and the recorded step."""
+        slow_link.slow_down()
         torch.manual_seed(0)
         model = build_model()
         one_rank = copy.deepcopy(model)
@@ -84,7 +83,7 @@ def check_class(file, name):
             model.zero_grad()
         return results
 
-    results = on_ranks(file, run_exercise, RANKS, "slow_link")
+    results = on_ranks(file, run_exercise, RANKS)
     for number, description in enumerate(("first", "second", "third")):
         passed = all(is_close(steps[number][0], steps[number][1]) for steps in results)
         yield f"{name}: the {description} step's gradients are those of one rank", passed, (
@@ -124,9 +123,9 @@ def train_step(step, model, averager, batch):
     averager.finish()
 
 
-def time_class(file, name):
-    """Return a recorded step of a larger network."""
+def make_step(file, name):
+    """Return a function that makes a step of a larger network."""
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
     averager = make_averager(file, name, model, TIMED_BUCKET_BYTES)
     batch = torch.randn(BATCH, WIDTH)
-    return slow_link.median_step(lambda step: train_step(step, model, averager, batch))
+    return lambda step: train_step(step, model, averager, batch)

@@ -10,24 +10,13 @@ import gc
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
-from torch import nn
+from digits import build_model, load_data
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler
 
 torch.set_default_dtype(torch.float64)  # 16 digits, so that two trainings can be compared
 EPOCHS, BATCH, LR, MOMENTUM = 9, 64, 0.2, 0.9
-
-
-def load_data():
-    images, labels = load_digits(return_X_y=True)
-    images, labels = torch.tensor(images) / 16, torch.tensor(labels)
-    return TensorDataset(images[:1437], labels[:1437]), TensorDataset(images[1437:], labels[1437:])
-
-
-def build_model():
-    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def save(model, epoch, loss, correct):

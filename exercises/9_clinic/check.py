@@ -36,9 +36,9 @@ HINTS = {  # where to look, without naming the answer: for the cause, for the ne
         "means ended. Each rank could still write its dump",
         "the dump says which rank the others wait for, not what it does. On which rank do you "
         "look, and at what?")}
-SCRIPT_HINTS = {
-    "a": "the ranks communicate only in exchange(). Follow a gradient through it that is 1 on one "
-         "rank and 3 on the other: what value does each rank have afterwards?",
+TRAINING_HINTS = {
+    "a": "the ranks communicate only in exchange_flat(). Follow a gradient through it that is "
+         "1 on one rank and 3 on the other: what value does each rank have afterwards?",
     "b": "the gradients are averaged correctly in each step; compare the parameters on the ranks "
          "before the first step",
     "c": "compare the parameters one by one after a step: some are equal on all ranks, others are "
@@ -46,20 +46,19 @@ SCRIPT_HINTS = {
 
 
 def checks(file):
-    """Yield (description, passed, hint) for each record and script."""
-    records, scripts = on_ranks(file, lambda rank: read_answers(file), 1, backend=None)[0]
+    """Yield (description, passed, hint) for each record and training."""
+    def run_exercise(rank):
+        exercise = load_exercise(file)
+        return exercise.RECORDS, exercise.TRAININGS
+
+    records, trainings = on_ranks(file, run_exercise, 1, backend=None)[0]
     for name, (cause_hint, next_hint) in HINTS.items():
         cause, next_step = (*(records.get(name) or ()), None, None)[:2]
         expected_cause, expected_step = solution.RECORDS[name]
         yield grade(f"{name}.txt, cause", cause, expected_cause, cause_hint)
         yield grade(f"{name}.txt, next step", next_step, expected_step, next_hint)
-    for name, hint in SCRIPT_HINTS.items():
-        yield grade(f"{name}.py", scripts.get(name), solution.SCRIPTS[name], hint)
-
-
-def read_answers(file):
-    exercise = load_exercise(file)
-    return exercise.RECORDS, exercise.SCRIPTS
+    for name, hint in TRAINING_HINTS.items():
+        yield grade(f"training {name}", trainings.get(name), solution.TRAININGS[name], hint)
 
 
 def grade(question, answer, expected, hint):

@@ -1,4 +1,4 @@
-"""The clinic: six records and three scripts, one cause each.
+"""The clinic: six records and three trainings, one cause each.
 
 Replace each None with a name, in quotes, out of the tables of README.md.
 """
@@ -11,7 +11,7 @@ RECORDS = {  # (cause, next step); "stack of rank 0" is a "stack of rank N"
     "loss": (None, None),
     "dump": (None, None),
 }
-SCRIPTS = {
+TRAININGS = {
     "a": None,
     "b": None,
     "c": None,

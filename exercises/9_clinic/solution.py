@@ -8,7 +8,7 @@ RECORDS = {
     "loss": ("fp16 range", "bf16"),  # scaling, which is on, does not change activations
     "dump": ("absent rank", "stack of rank 2"),  # the others have made call 36
 }
-SCRIPTS = {
+TRAININGS = {
     "a": "sum",  # the sum is not divided by the number of ranks
     "b": "weights",  # each rank builds the model with its own seed, and there is no broadcast
     "c": "part",  # the body is wrapped, the head is not
