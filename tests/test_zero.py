@@ -7,21 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import (
-    GPT_SHAPE,
-    GPT_TEXT,
-    ROOT,
-    gpt_flags,
-    load_module,
-    numbers,
-    parameters,
-    read_records,
-    run,
-)
+from conftest import GPT_SHAPE, GPT_TEXT, ROOT, gpt_flags, load_module, numbers, read_records, run
 from tolerances import FP64, LOSS_FP32, ONE_DECIMAL, ROUNDING_FACTOR, assert_close, distance
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from cluster.parameters import parameters
 from workshop import report
 
 ZERO, FSDP = "05_zero", "05_zero/fsdp.py"
