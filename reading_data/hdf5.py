@@ -1,4 +1,4 @@
-"""Read an epoch of images from one HDF5 file with PyTorch's DataLoader, on any number of ranks.
+"""Read images from one HDF5 file with PyTorch's DataLoader, on any number of ranks.
 
     python hdf5.py --workers 0                  # the training process also reads
     mpiexec -n 2 python hdf5.py --workers 1     # one worker per rank reads ahead
@@ -20,12 +20,12 @@ from workshop.ending import run
 from workshop.flags import Parser
 from workshop.ranks import find_ranks
 
-PATH, IMAGES = Path("data/images.h5"), 4096  # the file, and how many it has
-SIDE, BATCH = 64, 64  # pixels; images per step and rank
+PATH, SHAPE = Path("data/images.h5"), (4096, 3, 64, 64)  # images, channels, height, width
+BATCH = 64  # images per step and rank
 
 
 class Images(Dataset):
-    """The images of a file, (3, SIDE, SIDE) bytes each, and their labels."""
+    """The images of a file, as bytes, and their labels."""
 
     def __init__(self, path: Path):
         self.path, self.file = path, None
@@ -45,12 +45,10 @@ def make_file():
     """Write random images, one chunk each, so that each can be read alone. Image i has label i."""
     PATH.parent.mkdir(exist_ok=True)
     part = PATH.with_suffix(".part")
+    images = np.random.default_rng(0).integers(256, size=SHAPE, dtype=np.uint8)
     with h5py.File(part, "w") as file:
-        shape, generator = (3, SIDE, SIDE), np.random.default_rng(0)
-        data = file.create_dataset("images", (IMAGES, *shape), np.uint8, chunks=(1, *shape))
-        for image in range(IMAGES):
-            data[image] = generator.integers(256, size=shape, dtype=np.uint8)
-        file["labels"] = np.arange(IMAGES)
+        file.create_dataset("images", data=images, chunks=(1, *SHAPE[1:]))
+        file["labels"] = np.arange(len(images))
     part.rename(PATH)  # so that an incomplete file never has this name
 
 

@@ -1,7 +1,6 @@
 """Helpers of all tests: run a chapter on real ranks, with a time-out, and read its results."""
 
 import contextlib
-import functools
 import importlib.util
 import io
 import os
@@ -15,32 +14,20 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from types import SimpleNamespace
 
-THREADS = os.environ.get("TEST_THREADS", "1")  # per rank
-os.environ["OMP_NUM_THREADS"] = THREADS  # before anything here imports PyTorch
+os.environ["OMP_NUM_THREADS"] = "1"  # before anything here imports PyTorch
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests run on CPUs
 
 import forked
 import pytest
-from filelock import FileLock
-from tolerances import ROUNDING_FACTOR, distance
 
-from cluster.launch import (
-    ROOT,
-    end_job,
-    finish_job,
-    install_problem,
-    rank_command,
-    rank_environment,
-    start_job,
-)
+from cluster.launch import ROOT, end_job, finish_job, install_problem, rank_command, start_job
+from cluster.launch import rank_environment as environment
 from cluster.records import read_records
-from tools.measuring.parameters import parameters
 
 BIN = Path(sys.executable).parent
 PROGRAMS = Path(__file__).with_name("programs")
 NO_NETWORK = {name: "http://127.0.0.1:9"
               for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
-GLOBAL_BATCH = 48  # divisible by 1, 2, 3 and 4; does not divide the 1,437 images
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
 
 numbers = pytest.mark.numbers  # numeric results depend on the CPU
@@ -62,11 +49,6 @@ def needs_root(reason):
     return lambda test: pytest.mark.root(skip(test))
 
 
-def environment():
-    """Return the base environment of a command."""
-    return rank_environment() | {"OMP_NUM_THREADS": THREADS}
-
-
 def run_command(command, timeout=300, env=None, cwd=None):
     """Return the exit code, stdout and stderr of a command; a hang fails the test."""
     job = finish_job(start_job(command, cwd, environment() | NO_NETWORK | (env or {}),
@@ -86,11 +68,12 @@ def run_concurrently(*starts):
     return [(job.returncode, job.stdout) for job in jobs]
 
 
-def run(chapter, ranks, *flags, hook=(), launcher=False, timeout=300, env=None, cwd=None):
+def run(chapter, ranks, *flags, hook=(), launcher=False, timeout=300, env=None, cwd=None,
+        variables=None):
     """Run a chapter's main.py, or another program; its ranks are forked.
 
     launcher: start them as an attendee does. hook: a script of tests/programs and its arguments; it
-    patches one thing and then runs main.py. Return what run_command() returns.
+    patches one thing and then runs main.py. variables: each rank's. Return what run_command() does.
     """
     command, env = rank_command(str(chapter), ranks, *flags), env or {}
     program = command.index(sys.executable) + 1
@@ -99,17 +82,15 @@ def run(chapter, ranks, *flags, hook=(), launcher=False, timeout=300, env=None, 
         command[program:program] = [PROGRAMS / hook[0], *hook[1:]]
     if launcher:
         return run_command(command, timeout, env, cwd)
-    return forked.run(command[program:], ranks, environment() | NO_NETWORK | env, timeout, cwd)
+    return forked.run(command[program:], ranks, environment() | NO_NETWORK | env, timeout, cwd,
+                      variables)
 
 
 def run_for_record(chapter, ranks, *flags, folder, **options):
-    """Run a chapter, which must succeed. Return the record that it wrote."""
-    results = Path(folder, f"results-{chapter.replace('/', '-')}-{ranks}.jsonl")
-    results.unlink(missing_ok=True)
-    result = run(chapter, ranks, *flags, "--results", results, **options)
+    """Run a chapter, which must succeed. Return the record that it appended."""
+    result = run(chapter, ranks, *flags, "--results", folder / "results.jsonl", **options)
     assert result.code == 0, result.err
-    record, = read_records(results)
-    return record
+    return read_records(folder / "results.jsonl")[-1]
 
 
 def assert_refused(result, message, program=r"\w+\.(?:py|sh)"):
@@ -150,45 +131,6 @@ def gpt_flags(folder):
     text.write_bytes(GPT_TEXT)
     shape_flags = [part for name, size in GPT_SHAPE.items() for part in (f"--{name}", size)]
     return [*shape_flags, "--text", text]
-
-
-def train(chapter, ranks, checkpoint, *flags, **options):
-    """Train with the tests' global batch size. Return the parameters."""
-    result = run(chapter, ranks, "--global-batch-size", GLOBAL_BATCH, "--checkpoint", checkpoint,
-                 *flags, **options)
-    assert result.code == 0, result.err
-    return parameters(checkpoint)
-
-
-@pytest.fixture(scope="session")
-def one_rank_parameters(tmp_path_factory):
-    """Return a cached function (chapter, *flags) -> parameters of a one-rank training."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # all workers share it
-
-    @functools.cache
-    def train_once(chapter, *flags, hook=()):
-        name = re.sub(r"\W+", "-", " ".join(map(str, (chapter, *flags, *hook))))
-        with FileLock(folder / f"{name}.lock"):
-            if not (folder / name).exists():
-                train(chapter, 1, folder / name, *flags, hook=hook)
-        return parameters(folder / name)
-
-    return train_once
-
-
-@pytest.fixture(scope="session")
-def smooth_baseline(one_rank_parameters):
-    """Return a function epochs -> parameters of chapter 1's smooth variant, and their bound."""
-    def train_both(epochs=1):
-        chapter, flags = "01_single_node", ("--epochs", epochs)
-        baseline = one_rank_parameters(chapter, *flags, hook=("smooth.py",))
-        reversed_batches = one_rank_parameters(chapter, *flags, hook=("smooth.py", "reversed"))
-        bound = ROUNDING_FACTOR * distance(baseline, reversed_batches)
-        return SimpleNamespace(parameters=baseline, bound=bound)
-
-    return train_both
 
 
 def wait_until(condition, seconds, description):

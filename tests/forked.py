@@ -89,10 +89,10 @@ def wait_for_ranks(processes, timeout):
     return has_failed or not by_sentinel
 
 
-def run(arguments, ranks, env, timeout=300, cwd=None):
-    """Run `python ARGUMENTS` on `ranks` ranks; a single rank gets no launcher's variables.
+def run(arguments, ranks, env, timeout=300, cwd=None, variables=None):
+    """Run `python ARGUMENTS` on `ranks` ranks. Return the worst exit code and the output.
 
-    Return the worst exit code and the output; a hang fails the test.
+    variables: of each rank, or else a launcher's; a single rank has none. A hang fails the test.
     """
     arguments, cwd = [str(argument) for argument in arguments], str(cwd or Path.cwd())
     programs = [Path(argument) for argument in arguments if argument.endswith(".py")]
@@ -100,12 +100,10 @@ def run(arguments, ranks, env, timeout=300, cwd=None):
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.syspath_prepend(env.get("PYTHONPATH") or programs[0].parent)  # the ranks inherit it
-        variables = [{}]
-        if ranks > 1 and "import horovod" in programs[-1].read_text():
+        if variables is None and ranks > 1 and "import horovod" in programs[-1].read_text():
             server, variables = horovodrun_variables(ranks)
             stack.callback(server.stop)
-        elif ranks > 1:
-            variables = torchrun_variables(ranks)
+        variables = variables or (torchrun_variables(ranks) if ranks > 1 else [{}])
         processes = []
         for rank in range(ranks):
             rank_arguments = (arguments, cwd, env | variables[rank],

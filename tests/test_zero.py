@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from cluster.parameters import named_parameters
 from conftest import (
     GPT_SHAPE,
     GPT_TEXT,
@@ -25,6 +24,7 @@ from tolerances import FP64, LOSS_FP32, ONE_DECIMAL, ROUNDING_FACTOR, assert_clo
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tools.measuring.parameters import named_parameters
 from workshop import report
 
 ZERO, FSDP, TWO_D = "05_zero", "05_zero/fsdp.py", "05_zero/two_d.py"

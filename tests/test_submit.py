@@ -1,0 +1,111 @@
+"""Submit scripts and site files, without a scheduler, and what check_script.py says of scripts."""
+
+import re
+import sys
+
+import pytest
+from conftest import LESSONS, ROOT, load_module, run_command, tracked_files
+
+SITES = sorted(tracked_files(ROOT.glob("submit/sites/*.sh")))
+
+
+@pytest.mark.check
+def test_a_submit_script_runs_without_a_scheduler(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "activate").write_text('mpiexec() { echo mpiexec "$@"; }\n')
+    result = run_command(["bash", "submit.slurm", "--epochs", 3], cwd=ROOT / "03_ddp",
+                         env={"SITE": "here", "VENV": str(tmp_path)})
+    assert (result.code, result.out) == (0, "mpiexec -n 2 python main.py --epochs 3\n"), result.err
+
+
+@pytest.mark.check
+@pytest.mark.fault
+@pytest.mark.parametrize(("env", "message"), [
+    ({"SITE": "atlantis"}, "SITE=atlantis: there is no submit/sites/atlantis.sh"),
+    ({"VENV": "/nowhere"}, "no environment in /nowhere: make setup SITE=here"),
+    ({"FLAGS": "--data-dir 'my data'"}, "no flag may contain")])  # PBS would split it
+def test_wrong_variables_of_a_submit_script_are_refused(env, message):
+    env = {"SITE": "here", "VENV": sys.prefix, "PBS_O_WORKDIR": str(ROOT / "03_ddp")} | env
+    result = run_command(["bash", "submit.pbs"], cwd=ROOT / "03_ddp", env=env)
+    assert result.code == 2 and message in result.err and not result.out, result.err
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("site", SITES, ids=lambda path: path.stem)
+def test_each_site_file_launches_the_ranks(site, tmp_path):
+    """As many as the batch system says, then as many as the sweep says by RANKS and NODES."""
+    (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")  # a node counts once
+    env = {"PBS_NODEFILE": "nodes", "SLURM_NTASKS": "8", "SLURM_NNODES": "2", "USER": "me",
+           "SLURM_CPUS_PER_TASK": "8", "PYTORCH": "/p", "CONTAINER": "/c.sif"}
+    command = ('module() { :; }; conda() { :; }; mpiexec() { echo mpiexec "$@"; }; '
+               f'srun() {{ echo srun "$@"; }}; . "{site}"; launch python main.py --epochs 3; '
+               'RANKS=5 NODES=1; launch python')
+    result = run_command(["bash", "-euc", command], env=env, cwd=tmp_path)
+    assert result.code == 0, result.err
+    first_line, second_line = result.out.splitlines()
+    assert re.match("(mpiexec|srun) .*python main.py --epochs 3$", first_line)
+    assert re.search(" (-n |--ntasks=)5 ", second_line)
+
+
+@pytest.mark.check
+def test_submit_scripts_of_all_chapters_are_equal():
+    for name in "submit.pbs", "submit.slurm":
+        for folder in {path.parent for path in LESSONS.values()} - {ROOT / "01_single_node"}:
+            text = re.sub(r"(-N |--job-name=)\w+", r"\1ddp", (folder / name).read_text())
+            text = re.sub(r'"\${PROGRAM:-(main|fsdp).py}"', "main.py", text)  # two programs
+            assert text == (ROOT / "03_ddp" / name).read_text()
+
+
+CHECKED_LINES = {  # of public scripts, and what check_script.py says; empty: nothing
+    "# SBATCH --nodes=2": "not read by the scheduler", "#sbatch -N 2": "write `#SBATCH `",
+    "#PSB -q debug": "write `#PBS `", "##SBATCH -n 8": "",
+    "#SBATCH --nodes=2 #SBATCH -n 8": "second directive", "#SBATCH -output=x": "`utput=x`",
+    "#SBATCH -J a \\\n--nodes=2": "not continue", "#PBS -q debug \\\n-l x=y": "",
+    "#SBATCH --array=1-9 -o x%A": "add %a", "#SBATCH --array=1-9 -o x%j": "",
+    "#SBATCH --gres=gpu:4\npython a.py": "python is started once",
+    "#SBATCH --gres=gpu:4\ntorchrun --nproc-per-node 4 a.py": "",
+    "#SBATCH --export=NONE\nsrun a": "not even PATH",
+    "#SBATCH --export=NONE\nunset SLURM_EXPORT_ENV\nsrun a": "",
+    "#SBATCH -n 8\n#SBATCH --ntasks=9": "--ntasks is 9, and line 3 says 8",
+    "#SBATCH --nodes=2\ntorchrun x.py": "nothing starts", "#SBATCH -N 2\nsrun python x": "",
+    "#SBATCH -N 2 --ntasks-per-node=4\nsrun torchrun --nproc-per-node 4 a.py":
+        "each of a node's 4 tasks starts torchrun",
+    "#SBATCH -N 2 --ntasks-per-node=4\nsrun -n 2 torchrun --nproc-per-node 4 a.py": "",
+    "mpiexec -n 8 --ppn $N \\\n torchrun --nproc-per-node=$N a.py": "$N tasks starts",
+    "mpiexec -n 2 --ppn 1 torchrun --nproc-per-node=4 a.py": "",
+    "#SBATCH -N 2\nsrun accelerate launch --machine_rank $SLURM_PROCID a.py": "is 0 on",
+    "#SBATCH -N 2\nsrun bash -c 'torchrun \\\n --node_rank $SLURM_NODEID a.py'": "",
+    "#SBATCH -N 2\nsrun torchrun --node-rank=$SLURM_NODEID --rdzv-backend=c10d a": "",
+    "#SBATCH -N 2\nsrun accelerate launch --num_machines 1 a.py": "each node trains alone",
+    "#SBATCH -n 1 --ntasks-per-node=2": "--ntasks=1 overrides",
+    "#SBATCH --signal=B:USR1@60\nsrun a": "which has no trap",
+    "#SBATCH --signal=SIGUSR2@60\nsrun -n 1 torchrun a": "ends torchrun",
+    "#SBATCH --signal=USR1@60\nsrun -n 1 torchrun --signals-to-handle=SIGUSR1 a": "",
+    "#SBATCH --signal=B:USR1@60\ntrap a USR1\nsrun a": "waits for the running command",
+    "#SBATCH --signal=B:USR1@60\ntrap a USR1\nsrun a &\nwait": "",
+    "#PBS -l walltime=30": "walltime=30 is in seconds", "#PBS -l walltime=3600": "",
+    "#PBS -o logs/x\nmkdir -p logs": "",
+    "ls\n#SBATCH --nodes=2": "first command", "#SBATCH -o here/": "is a folder",
+    "#SBATCH --output=logs/%j.out": "no folder logs:", "#SBATCH -o here/%x.%j": "",
+    "#PBS -o logs/": "no folder logs:", "#PBS -o host:logs/x -e here/$x/": "",
+    "#sbatch -N 2 run": "", "ls <<A\n#SBATCH -N 2\nA": "",
+}
+
+
+@pytest.mark.check
+def test_check_script_accepts_ours_and_reports_wrong_headers(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere.slurm"
+    elsewhere.write_text("#SBATCH -D x\n#SBATCH -o logs/%j\n")  # a folder of the job's own
+    patterns = "0*/**/submit.*", "cluster/*.pbs", "cluster/*.slurm"
+    scripts = tracked_files(path for pattern in patterns for path in ROOT.glob(pattern))
+    check_script = ROOT / "submit" / "check_script.py"
+    result = run_command([sys.executable, check_script, elsewhere, *scripts])
+    assert len(scripts) > 10 and (result.code, result.out) == (0, "no problems found\n"), result
+
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    find_problems = load_module(check_script).find_problems
+    for text, expected in CHECKED_LINES.items():
+        lines = ["#!/bin/bash", "#PBS -l place=scatter:group=tier0,ncpus=3", *text.split("\n")]
+        problems = [problem for _, problem in find_problems(lines, [tmp_path])]
+        assert len(problems) == bool(expected) and expected in "".join(problems), (text, problems)
