@@ -27,7 +27,8 @@ STARTS_ONE = re.compile(r"^\s*(\w+=\S+\s+)*(\S*/)?(python[\d.]*|torchrun)\s", re
 STARTS_RANKS = re.compile(  # or runs another script, which may do so
     r"\b((?!torch)\w*run|mpi\w+|p?ssh|pb?s?dsh|parallel|deepspeed|ray|dask\S*|spark\S*|sbatch|"
     r"qsub)\b|\b(bash|sh) \S|^ *\S+\.sh\b", re.M)
-SHORT = {"-n": "--ntasks", "-N": "--nodes"}  # of Slurm
+SHORT = {"-n": "--ntasks", "-N": "--nodes", "-c": "--cpus-per-task", "-a": "--array",
+         "-t": "--time", "-p": "--partition", "-A": "--account", "-o": "--output"}  # of Slurm
 ARGUMENTS = r"(?:\\\n|[^\n;|&])*?"  # of one command, which may go on in the next line
 LAUNCH = re.compile(rf"\b(srun|mpiexec|mpirun)\b({ARGUMENTS})\b(torchrun|accelerate launch|"
                     rf"torch\.distributed\.(?:run|launch))\b({ARGUMENTS})(?=[\n;|&]|$)")
@@ -111,7 +112,9 @@ def judge_directives(directives, text, bases, given):
     for number, scheduler, options in directives:
         for option, value in OPTION.findall(options) if scheduler == "SBATCH" else ():
             option = SHORT.get(option, option)
-            given.setdefault(option, (number, value))
+            earlier, before = given.setdefault(option, (number, value))
+            if before != value:
+                problems.append((number, f"{option} is {value}, and line {earlier} says {before}"))
         if folder := missing_folder(scheduler, options, bases, text):
             problems.append((number, folder))
         if is_alone and NODES.search(options):
@@ -129,6 +132,21 @@ def judge_directives(directives, text, bases, given):
     if value.startswith("B:") and not re.search(r"\btrap\b", text):
         problems.append((number, f"--signal={value} ends this shell, which has no trap, and so the "
                          "job: without `B:` the tasks of srun get the signal"))
+    elif value.startswith("B:") and not re.search(r"\bwait\b", text):
+        problems.append((number, "bash waits for the running command before it runs a trap: start "
+                         "the command with &, then `wait`"))
+    elif re.match("(SIG)?USR", value) and re.search(
+            r"\bsrun\b[\s\S]*\btorchrun\b(?![\s\S]*--signals-to-handle)", code):
+        problems.append((number, f"--signal={value} ends torchrun, which does not handle it: "
+                         "--signal=TERM@..., or srun python"))
+    number, value = given.get("--export", (0, ""))
+    if value == "NONE" and re.search(r"\bsrun\b", code) and not re.search(
+            r"srun .*--export|SLURM_EXPORT_ENV", code):
+        problems.append((number, "srun's tasks get none of this script's variables, not even PATH: "
+                         "srun --export=ALL"))
+    number, output = given.get("--output", (0, "%j"))
+    if "--array" in given and not re.search(r"%\d*[ajJ]|/dev/null", output):
+        problems.append((number, f"all jobs of the array write {output}: add %a to its name"))
     return problems
 
 

@@ -23,10 +23,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
-from cluster.records import append_records
 from workshop.devices import gather, short_reason
 from workshop.ending import run
-from workshop.flags import Parser, refuse_unwritable
+from workshop.flags import Parser
 from workshop.ranks import find_launcher, find_ranks
 
 SIZES = {"4 kB": 2**12, "1 MB": 2**20, "16 MB": 2**24, "256 MB": 2**28}  # the last on GPUs only
@@ -112,19 +111,16 @@ def judge(store, launcher, rank, world_size):
         sys.exit(1)
 
 
-def measure_all_reduces(library, device, nodes):
-    """Time and check all-reduces of several sizes, over this library; return their records."""
+def measure_all_reduces(library, device):
+    """Time and check all-reduces of several sizes, over this library; rank 0 prints the times."""
     import torch.distributed as dist
-    records, world_size = [], dist.get_world_size()
+    world_size = dist.get_world_size()
     for name, size in list(SIZES.items())[:3 if device == "cpu" else 4]:
         median = time_all_reduce(size, device)
         bandwidth = 2 * (world_size - 1) / world_size * size / median / 1e9
-        records.append({"all_reduce": library, "bytes": size, "seconds": median,
-                        "ranks": world_size, "nodes": nodes})
         if dist.get_rank() == 0:
             print(f"all-reduce over {library}, {name}: {median:.6f} s, "
                   f"bus bandwidth {bandwidth:.3f} GB/s")
-    return records
 
 
 def time_all_reduce(size, device):
@@ -151,12 +147,8 @@ def parse_flags():
     parser = Parser(__doc__, prog="doctor")
     parser.add_argument("--timeout", type=float, default=60,
                         help="seconds to wait for other ranks (60)")
-    parser.add_argument("--results", metavar="FILE",
-                        help="append the all-reduces as lines of JSON")
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # of launchers
-    args = parser.parse_args()
-    refuse_unwritable(args.results)
-    return args
+    return parser.parse_args()
 
 
 def main():
@@ -192,15 +184,13 @@ def main():
         dist.init_process_group(backends, timeout=timeout / 2, store=store, rank=rank,
                                 world_size=world_size)
         nodes = len(set(gather(socket.gethostname())))
-        records = measure_all_reduces("gloo", "cpu", nodes)
+        measure_all_reduces("gloo", "cpu")
     if gpu:
         with guarded(f"the all-reduce over {library.upper()}",
                      facts.NETWORK_ADVICE if nodes > 1 else ONE_NODE_ADVICE):
-            records += measure_all_reduces(library.upper(), gpu.type, nodes)
+            measure_all_reduces(library.upper(), gpu.type)
     gather(None)  # no rank exits early
     if rank == 0:
-        if args.results:
-            append_records(args.results, *records)
         if problems := list(facts.find_broken_packages(args.timeout)):
             sys.exit("\n".join(problems))
         print("no problems found")
