@@ -6,8 +6,6 @@ from pathlib import Path
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
-from pygments.lexers import get_lexer_for_filename
-from pygments.util import ClassNotFound
 from sphinx.addnodes import download_reference
 
 from tools.pages import plan
@@ -28,7 +26,8 @@ SUBPAGES = {
     "exercises/README": ["[1-9]_*/README", "1[0-9]_*/README"],
     "cluster/README": ["LAB"]}
 
-CODE_PAGES = {}  # {page: (file, Pygments' name of its language)} of the files that pages link
+LANGUAGES = {".py": "python", ".sh": "bash", ".pbs": "bash", ".slurm": "bash", ".json": "json"}
+CODE_PAGES = {}  # {page: file} of the files that pages link
 
 project = html_title = "Scaling Deep Learning"
 extensions = ["myst_nb", "sphinx_copybutton"]
@@ -84,18 +83,15 @@ def link_to_code(app, doctree, page):
     """Let a link to a source file open a page that shows the file, not download it."""
     for link in list(doctree.findall(download_reference)):
         path = (ROOT / page).parent.joinpath(link["reftarget"]).resolve().relative_to(ROOT)
-        try:
-            language = get_lexer_for_filename(path.name).aliases[0]
-        except ClassNotFound:
-            language = "bash" if path.suffix in (".pbs", ".slurm") else "text"
-        CODE_PAGES[f"code/{path}"] = path, language
+        CODE_PAGES[f"code/{path}"] = path
         uri = app.builder.get_relative_uri(page, f"code/{path}")
         link.replace_self(nodes.reference("", "", *link.children, refuri=uri, internal=True))
 
 
 def make_code_pages(app):
-    for name, (path, language) in CODE_PAGES.items():
-        code = app.builder.highlighter.highlight_block((ROOT / path).read_text(), language)
+    for name, path in CODE_PAGES.items():
+        code = app.builder.highlighter.highlight_block(
+            (ROOT / path).read_text(), LANGUAGES.get(path.suffix, "text"))
         yield name, {"title": str(path), "body": f"<h1>{path}</h1>{code}"}, "page.html"
 
 
