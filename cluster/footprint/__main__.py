@@ -78,7 +78,9 @@ def watch_real_rank(args):
 
     watch = Watch(end)
     watch.install()
-    sys.exit(run_script(args, [watch]))
+    problem = run_script(args, [watch])
+    sys.argv[0] = "footprint"
+    sys.exit(problem)
 
 
 def main():
