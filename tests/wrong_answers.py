@@ -94,7 +94,7 @@ WRONG = {
         [('"bf16"', '"BF16"')], "'BF16' is not a name in README.md's tables"),
     (9, "a"): ([('"a": "sum"', '"a": "twice"')], "1 on one rank and 3 on the other"),
     (10, "forward only"): (
-        [("6 * (blocks / stages", "2 * (blocks / stages")], "0.575 times the computed one"),
+        [("6 * (blocks / stages", "2 * (blocks / stages")], "your value is 0.45"),
     (10, "FSDP, though the state fits"): (
         [("(128, 1, 1, 1, 1, False, ddp)", "(128, 128, 1, 1, 1, False, ddp)")],
         "another layout is over a fifth faster. This one is limited by link"),
