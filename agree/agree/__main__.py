@@ -12,9 +12,7 @@ wrong was found, 1 if something was, 2 if agree could not check. See README.md.
 
 import argparse
 import importlib.util
-import math
 import os
-import re
 import runpy
 import sys
 import threading
@@ -27,7 +25,6 @@ from agree.launcher import connect, find_launcher, own_rank
 
 def run_script(session, script, module, arguments):
     """Run the script as `python script arguments` or `python -m module arguments` does."""
-    from agree.hooks import say
     from agree.session import exit_now
     sys.argv = [script, *arguments]
     sys.path[0] = os.getcwd() if module else os.path.dirname(script)
@@ -43,16 +40,12 @@ def run_script(session, script, module, arguments):
         if exit.code not in (None, 0):
             end = "died"
             problem = f"exit code {exit.code}" if isinstance(exit.code, int) else str(exit.code)
-    except KeyboardInterrupt:
-        say("agree: interrupted; the steps so far:")
     except Exception as fault:
         traceback.print_exc()
         end = "died"
         problem = f"{type(fault).__name__}: {''.join(str(fault).splitlines()[:1])}"
     if problem:
         problem = f"rank {session.rank} ended with {problem}"
-    if re.search("expected, but not set|KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE)'", problem):
-        problem += "; start it by torchrun -m agree, which sets these variables"
     session.finish(end, problem)
 
 
@@ -83,20 +76,13 @@ def parse_args():
                         help="how long to go on after these steps, for what comes later (30)")
     parser.add_argument("--timeout", type=float, default=30,
                         help="seconds without progress that count as a hang (30)")
-    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
     parser.add_argument("-m", dest="is_module", action="store_true",
                         help="run a module by its name, as python -m does")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     args = parser.parse_args()
-    for name in "steps", "timeout":
-        value = getattr(args, name)
-        if not value > 0 or math.isinf(value):
-            parser.error(f"--{name} must be more than 0")
-    if not args.seconds >= 0:
-        parser.error("--seconds must be at least 0")
-    if args.script.endswith(".ipynb"):
-        parser.error(f"{args.script} is a notebook: convert it with jupyter nbconvert --to script")
+    if args.steps < 1 or not args.timeout > 0 or not args.seconds >= 0:
+        parser.error("--steps and --timeout must be more than 0, --seconds at least 0")
     return args
 
 
@@ -114,13 +100,15 @@ def make_session(args, script, name):
     launcher, rank, world_size = find_launcher()
     if world_size < 2:
         raise SystemExit("needs at least 2 ranks, but the world size is 1: start it with mpiexec "
-                         "-n 2, srun or torchrun. A script that spawns its own ranks (mp.spawn) "
-                         "must leave that to the launcher")
-    from agree.session import Session  # imports torch, which takes seconds
+                         "-n 2 (PALS: --pmi=cray), srun or torchrun. A script that spawns its own "
+                         "ranks (mp.spawn) must leave that to the launcher")
+    from agree import internals  # imports torch, which takes seconds
     try:
-        session = Session(script, name, args, rank, world_size)
-    except RuntimeError as problem:  # PyTorch has moved a name
+        internals.check()
+    except RuntimeError as problem:
         raise SystemExit(f"could not check: {problem}") from None
+    from agree.session import Session  # imports what has been checked
+    session = Session(script, name, args, rank, world_size)
     try:
         session.start(connect(launcher, rank, world_size, args.timeout))
     except RuntimeError as problem:
@@ -138,10 +126,7 @@ def main():
             args, script, args.script if args.is_module else os.path.basename(script))
     except SystemExit as exit:
         return fail(exit.code)
-    # The launchers of DeepSpeed and torch.distributed.launch pass it to a script
-    local_rank = sys.argv[1:2] if args.local_rank else []
-    run_script(session, script, args.script if args.is_module else None,
-               local_rank + args.arguments)
+    run_script(session, script, args.script if args.is_module else None, args.arguments)
     return None
 
 

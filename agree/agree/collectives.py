@@ -1,23 +1,19 @@
 """Records the collectives that a rank calls, and compares them with the other ranks' first."""
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
 
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed import distributed_c10d
 
 from . import frames
-from .hooks import never_raise, wrap_method
+from .hooks import never_raise
+from .internals import COLLECTIVES, SPAWN, patch
 
-EQUAL_SIZES = (  # of the first tensor, or of the sum over a list, on all ranks
-    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
-    "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single")
-COLLECTIVES = (
-    *EQUAL_SIZES, "reduce_scatter", "gather", "scatter", "all_to_all",
-    "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object",
-    "broadcast_object_list", "scatter_object_list")
+WITHOUT_SIZE = (  # whose first tensors may differ in size among ranks
+    "reduce_scatter", "gather", "scatter", "all_to_all", "all_to_all_single")
 SHORT_WAIT = 1  # seconds for the others before an asynchronous collective, which need not wait
 
 
@@ -39,14 +35,10 @@ class Collectives:
         self.current = ""  # the collective in progress, also one that DDP calls in C++
 
     def install(self):
-        for name in COLLECTIVES:
-            before = self.begin_hook(name)
-            for module in dist, distributed_c10d:
-                if hasattr(module, name):  # PyTorch 2.14 has new names for some
-                    wrap_method(module, name, before, self.end_collective)
-        spawn = sys.modules["torch.multiprocessing.spawn"]
-        wrap_method(spawn, "start_processes", self.note_spawn)
-        mp.start_processes = spawn.start_processes
+        for name in filter(functools.partial(hasattr, distributed_c10d), COLLECTIVES):
+            patch(f"torch.distributed.distributed_c10d:{name}", self.begin_hook(name),
+                  self.end_collective)
+        patch(SPAWN, self.note_spawn)
 
     def begin_hook(self, name):
         """Return the hook that runs before the collective `name`."""
@@ -64,7 +56,7 @@ class Collectives:
             first = kwargs.get("tensor", arguments[0] if arguments else ())
             tensors = first if isinstance(first, (list, tuple)) else [first]
             sizes = [tensor.numel() for tensor in tensors if hasattr(tensor, "numel")]
-            size = f" of {sum(sizes)} numbers" if sizes and name in EQUAL_SIZES else ""
+            size = f" of {sum(sizes)} numbers" if sizes and name not in WITHOUT_SIZE else ""
             self.compare(f"{name}{size}", frames.place(sys._getframe(), self.script),
                          SHORT_WAIT if is_async else self.seconds)
 

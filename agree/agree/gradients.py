@@ -82,17 +82,14 @@ def classify_steps(reports, findings):
         names = sorted(set.intersection(*map(set, [*own, *used])))
         if not any(any(rank[name]) for rank in own for name in names):
             continue
-        if "DeepSpeed" not in reports[0]["wrappers"]:  # its gradients are full ones
-            used = add_shards(used, [report["parts"] for report in reports])
-        samples = list(map(samples_before, reports, steps))
-        counts = [sum(map(len, rank_samples)) for rank_samples in samples]
-        kind, details = classify(own, used, names, tolerance, counts)
-        if kind == "twice" and len(samples[0]) == len(reports):
+        used = add_shards(used, [report["parts"] for report in reports])
+        kind, details = classify(own, used, names, tolerance)
+        if kind == "twice" and len(samples_before(reports[0], steps[0])) == len(reports):
             kind = "scaled"  # a mean over as many micro-batches as ranks
         if kind in ("shared", "scaled") and changed_before_average(steps, tolerance):
             kind, details = "other gradients", (
                 "a rank's own were changed between two backward passes, before they were averaged")
-        elif kind == "shared" and not averaged_by_backward(own, steps, names, tolerance):
+        elif kind == "shared":
             add_note(findings, "the gradients are the same on all ranks, but not the mean of the "
                      "ranks' own: right if they were changed after averaging, wrong if before")
         classified.setdefault(tuple(names), []).append((number, kind, details))
@@ -126,7 +123,7 @@ def is_own_scaled(used, own, tolerance):
                for used_values, own_values in zip(used, own))
 
 
-def classify(own, used, names, tolerance, sample_counts):
+def classify(own, used, names, tolerance):
     """Return (kind, details) of a step's gradients: a finding, "mean", "scaled" or "shared".
 
     own and used: {name: projections} of each rank, before and after averaging.
@@ -157,7 +154,7 @@ def classify(own, used, names, tolerance, sample_counts):
         return "part", describe_part(own_names, len(names))
     if differ:
         return "other gradients", f"they differ by rank, such as {differ[0]}"
-    return classify_weighted_mean(used_vectors[0], own_vectors, tolerance, sample_counts)
+    return "shared", ""
 
 
 def describe_part(own_names, total):
@@ -178,22 +175,6 @@ def classify_factor(factor, world_size):
         if abs(factor - expected) < FACTOR_TOLERANCE * expected:
             return kind, f"the mean times {factor:.3g}"
     return "scaled", f"the mean times {factor:.4g}"
-
-
-def classify_weighted_mean(used, own, tolerance, sample_counts):
-    """Return (kind, details) of a gradient that all ranks share: in it, what weight has each?"""
-    if len(used) <= len(own):
-        return "shared", ""
-    base = numpy.array(own).T
-    weights = numpy.linalg.lstsq(base, used, rcond=None)[0]
-    size = numpy.linalg.norm(used)
-    if numpy.linalg.norm(base @ weights - used) > tolerance * size or are_equal(weights):
-        return "shared", ""
-    shares = weights / weights.sum() - numpy.array(sample_counts) / max(1, sum(sample_counts))
-    if all(sample_counts) and max(map(abs, shares)) < FACTOR_TOLERANCE:
-        return "mean", "weighted by the ranks' numbers of samples"
-    factors = listed(f"{weight * len(own):.3g}" for weight in weights)
-    return "other gradients", f"the mean of the ranks' own times {factors}"
 
 
 def add_shards(used_gradients, parts):
@@ -244,21 +225,12 @@ def changed_before_average(steps, tolerance):
     return bool(names) and not all_close([concatenate(rank, names) for rank in changed], tolerance)
 
 
-def averaged_by_backward(own, steps, names, tolerance):
-    """Return True if the gradients that backward() left are the ranks' mean, times a factor."""
-    if not all(name in step["left"] for step in steps for name in names):
-        return False
-    mean = sum(concatenate(rank, names) for rank in own) / len(own)
-    left = [concatenate(step["left"], names) for step in steps]
-    return all(fit_factor(values, mean)[1] < tolerance for values in left)
-
-
 def is_loss_divided(reports, rank_steps):
     """Return True if a loss was divided by the world size or by all ranks' samples."""
     size = len(reports)
-    backwards = [event for event in events_before(reports[0], rank_steps[0])
+    backwards = [event["divisors"] for event in events_before(reports[0], rank_steps[0])
                  if event["kind"] == "backward"]
-    divisors = [divisor for event in backwards for divisor in event["divisors"]]
+    divisors = [divisor for numbers in backwards for divisor in numbers]
     samples = sum(len(batch) for report, step in zip(reports, rank_steps)
                   for batch in samples_before(report, step))
     if any(abs(divisor * size - 1) < FACTOR_TOLERANCE for divisor in divisors):

@@ -28,17 +28,11 @@ def never_raise(hook: Callable) -> Callable:
     return call
 
 
-def wrap_method(owner: object, name: str, before: Callable | None = None,
-                after: Callable | None = None) -> None:
-    """Wrap owner.name: call before(*args) first, and after(result, *args) at the end.
+def wrap(original: Callable, before: Callable | None, after: Callable | None) -> Callable:
+    """Return a function that calls before(*args), original(*args) and after(result, *args).
 
-    The result is None if owner.name raised an exception.
+    The result is None if the original raised an exception.
     """
-    original = getattr(owner, name, None)
-    if original is None:
-        raise RuntimeError(f"torch {torch.__version__} has moved {owner.__name__}.{name}, which "
-                           "agree needs; use a version that agree's README names")
-
     @functools.wraps(original)
     def call(*args, **kwargs):
         if before:
@@ -51,4 +45,4 @@ def wrap_method(owner: object, name: str, before: Callable | None = None,
                 after(result, *args, **kwargs)
         return result
 
-    setattr(owner, name, call)
+    return call

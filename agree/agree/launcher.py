@@ -6,8 +6,8 @@ import socket
 import zlib
 from datetime import timedelta
 
-RENDEZVOUS = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # torchrun and deepspeed set them
-LAUNCHERS = {  # variables for rank and world size
+RENDEZVOUS = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # torchrun sets them
+LAUNCHERS = {  # variables for rank and world size; connect() takes a new one for an MPI
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     "MPICH": ("PMI_RANK", "PMI_SIZE"),  # also Cray PALS, Intel MPI, and srun --mpi=pmi2
@@ -28,22 +28,18 @@ def find_launcher() -> tuple[str | None, int, int]:
     Exit with a message if the variables do not tell the world size, or contradict each other.
     """
     env = os.environ
-    launcher = next((name for name, (_, size) in LAUNCHERS.items() if size in env), "")
+    launcher = next((name for name, (_, size) in LAUNCHERS.items() if size in env), None)
     rank, world_size = map(read_number, LAUNCHERS[launcher]) if launcher else (0, 1)
     # Without torchrun under mpiexec these variables are left over from another job; under srun a
     # script may have set RANK=$SLURM_PROCID.
-    is_current = "TORCHELASTIC_RUN_ID" in env or launcher in ("", "srun")
+    is_current = "TORCHELASTIC_RUN_ID" in env or launcher in (None, "srun")
     if env.keys() >= RENDEZVOUS and is_current and read_number("WORLD_SIZE") >= world_size:
         agents = read_number("GROUP_WORLD_SIZE") if "GROUP_WORLD_SIZE" in env else world_size
         if world_size not in (1, agents):  # mpiexec -n 2 torchrun without --nnodes
             raise SystemExit(f"{launcher} has started {world_size} times torchrun, which knows of "
                              f"{agents}: name --nnodes, or use one launcher")
         return "torchrun", read_number("RANK"), read_number("WORLD_SIZE")
-    unsized = sorted({"PALS_RANKID", "PMIX_RANK"} & env.keys())
-    if unsized and not launcher:
-        raise SystemExit(f"{unsized[0]} is set, but no variable has the number of ranks: use "
-                         "mpiexec --pmi=cray, srun --mpi=pmi2, your mpi4py's mpiexec, or torchrun")
-    return launcher or None, rank, world_size
+    return launcher, rank, world_size
 
 
 def read_number(name):
@@ -58,16 +54,16 @@ def connect(launcher: str, rank: int, world_size: int, seconds: float):
     """Return a store of all ranks, whose keys the script does not use. Changes no variable."""
     import torch.distributed as dist
     env = os.environ
-    if launcher == "horovodrun":
+    if launcher == "torchrun":
+        host, port = env["MASTER_ADDR"], env["MASTER_PORT"]
+    elif launcher == "horovodrun":
         host, port = (env[f"HOROVOD_GLOO_RENDEZVOUS_{name}"] for name in ("ADDR", "PORT"))
-    elif launcher in ("Open MPI", "MPICH"):
-        host, port = rendezvous_by_mpi(launcher, world_size)
     elif launcher == "srun":  # all ranks read one address and port from the step's variables
         first = re.match(r"(\[.*?\]|[^,])+", env.get("SLURM_STEP_NODELIST", "localhost"))[0]
         host = re.sub(r"\[(\d+).*?\]", r"\1", first)  # nid3 of nid[3-5,7]
         port = zlib.crc32(f"{env.get('SLURM_JOB_ID')} {env.get('SLURM_STEP_ID')}".encode())
     else:
-        host, port = env["MASTER_ADDR"], env["MASTER_PORT"]
+        host, port = rendezvous_by_mpi(launcher, world_size)
     has_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's, on its own port
     if not has_store:  # the script may open the port itself
         port = 20000 + (int(port) + 4999) % 10000

@@ -32,7 +32,6 @@ SYMPTOMS = {
     "sampler": "the ranks' samplers do not divide the data among the ranks",
     "order": "two epochs have the same order",
     "steps": "some ranks have taken fewer optimizer steps than others",
-    "one GPU": "several ranks are on one GPU",
     "hang": "the ranks wait for each other forever",
     "sequence": "the ranks do different things at the same time",
 }
@@ -40,8 +39,6 @@ SYMPTOMS = {
 # {finding: {trait of the script: what to do}}; the first trait that the script has is shown.
 FIXES = {
     "alone": {
-        "accelerate": "start it with torchrun or accelerate launch; under mpiexec or srun it does "
-                      "not find its ranks",
         "": "init_process_group() and DistributedDataParallel(model). If the script has both, it "
             "does not know its launcher: start it with torchrun"},
     "weights": {
@@ -77,8 +74,6 @@ FIXES = {
                "and again if its parameters are replaced; exit no_sync() before the last backward "
                "of a step; call step() after backward(), not within it",
         "horovod": "call step() of hvd.DistributedOptimizer(optimizer)",
-        "DeepSpeed": "call the engine and engine.backward(); exit engine.no_sync() before the last "
-                     "backward of a step",
         "": "call a model that DistributedDataParallel wraps, or all-reduce the gradients"},
     "part": {
         "accelerate": "accelerator.prepare() every model that is trained, and call what it returns",
@@ -111,8 +106,6 @@ FIXES = {
                          "batch[rank::world_size]",
         "stream": "shard the stream: split_dataset_by_node(data, rank, world_size) of Hugging "
                   "Face, or islice(stream, rank, None, world_size); then shard it over workers",
-        "WeightedRandomSampler": "give the sampler another seed on each rank: "
-                                 "generator=torch.Generator().manual_seed(seed + rank)",
         "models' inputs": "give each rank its own random numbers, such as noise: "
                           "torch.manual_seed(seed + rank) after the model is wrapped; or shard "
                           "the data",
@@ -137,7 +130,6 @@ FIXES = {
     "order": {"": "sampler.set_epoch(epoch) at the start of each epoch"},
     "steps": {"": "give all ranks the same number of batches: drop_last=True, or a fixed number "
                   "of steps per epoch for a stream"},
-    "one GPU": {"": "torch.cuda.set_device(local_rank) before the model is moved"},
     "hang": {"": "all ranks must make the same calls in the same order: look at these lines"},
     "sequence": {
         "after step": "let all ranks decide together whether to skip a batch, a backward pass or a "

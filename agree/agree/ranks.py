@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-UNSUPPORTED = ("FSDP1", "tensor parallelism")  # wrappers whose ranks agree cannot compare
+UNSUPPORTED = ("FSDP1", "DeepSpeed", "tensor parallelism")  # whose ranks agree cannot compare
 
 Findings = dict[str, str]  # {name of a finding, or "note": details}
 Lines = list[tuple[str, str]]  # rows of the table: (what was compared, the result)

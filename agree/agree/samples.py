@@ -2,12 +2,10 @@
 
 from collections import Counter
 from itertools import combinations
-from statistics import median
 
 from .gradients import equal_own_gradients
 from .ranks import Findings, Lines, add_note, listed, pair_steps, samples_before
 
-SMALL_BATCH = 8  # samples of a rank, for BatchNorm
 FEWEST_SAMPLES = 8  # in which a tensor that is the same on all ranks is no chance
 
 
@@ -17,9 +15,6 @@ def judge_data(reports: list[dict]) -> tuple[Lines, Findings]:
     loaders_of_ranks = shared_loaders(reports)
     for loaders in loaders_of_ranks:
         loader_text, loader_findings = judge_loader(loaders)
-        first = loaders[0]
-        if len(first["epochs"]) == 1 and first["length"] and reports[0]["end"] != "ended":
-            loader_text += f"; no epoch of {first['length']:,} batches ended (--seconds)"
         text = text or loader_text
         findings = judge_sampler(loaders, loader_findings) | findings
         findings |= judge_order(loaders[0], reports[0]["end"])
@@ -31,7 +26,6 @@ def judge_data(reports: list[dict]) -> tuple[Lines, Findings]:
         text, input_findings = judge_samples(batches, "given to the models")
         same_inputs = input_findings.get("same data", "")
     judge_equal_gradients(reports, text, same_inputs, findings)
-    note_unequal_batches(reports, findings)
     if not findings.keys() & {"same data", "overlap"}:
         judge_noise(reports, loaders_of_ranks, bool(text), findings)
     for place, share in reports[0]["shares"].items():
@@ -84,9 +78,6 @@ def judge_loader(loaders: list[dict]) -> tuple[str, Findings]:
         findings = {"overlap": f"the sampler divides the places in a data set among the ranks, but "
                     f"the ranks' data sets differ: at {differ} of {len(probes[0])} places they "
                     "have other samples"}
-    elif all(probes) and not findings:
-        add_note(findings, "each rank has a data set of its own: what is computed from it, such as "
-                 "a scaler, a vocabulary or class weights, must come from all ranks' data")
     shared = count_common(batches)
     if no_replacement and not findings.keys() - {"note"} and shared > max(
             2 * world_size, first["dataset_size"] // 1000):
@@ -106,7 +97,7 @@ def judge_sampler(loaders, loader_findings):
     if len(samplers) < world_size or {loader["shares"] for loader in loaders} != {world_size}:
         return findings
     for number, epochs in enumerate(zip(*(loader["epochs"] for loader in loaders)), 1):
-        seeds = [epoch["seed"] for epoch in epochs]
+        seeds = [epoch.get("seed") for epoch in epochs]
         if len(set(seeds)) > 1:
             findings["sampler"] = (
                 f"in epoch {number} they shuffle with seed + epoch = {listed(seeds)} on ranks 0 to "
@@ -167,27 +158,34 @@ def judge_noise(reports, loaders_of_ranks, samples_differ, findings):
 
     Their use is known in dropout, and while a data set's samples are read.
     """
-    noises = {"dropout": [report["dropout"] for report in reports]}
+    sources = equal_random_numbers(reports)
+    gpu = "the GPU's" if reports[0]["device"] != "cpu" else "PyTorch's"
+    noises = ["dropout"] if reports[0]["dropout"] and gpu in sources else []
     for loaders in loaders_of_ranks:
-        for name in loaders[0]["noise"]:
-            noises[f"the data set by {name} random numbers"] = [
-                loader["noise"].get(name, []) for loader in loaders]
-    equal = [name for name, ranks in noises.items() if all(ranks) and all(
-        len(set(states)) == 1 for states in zip(*ranks))]
-    equal += equal_inputs(reports)
-    if equal and samples_differ:
-        findings["same noise"] = listed(equal)
-        return
+        seeds, draws = [loader["seeds"] for loader in loaders], loaders[0]["draws"]
+        if draws and all(seeds) and all(len(set(epoch)) == 1 for epoch in zip(*seeds)):
+            noises.append("the data set by the workers' random numbers")
+        elif not any(seeds):
+            noises += [f"the data set by {name} random numbers"
+                       for name in draws if name in sources]
+    noises += equal_inputs(reports)
+    if noises and samples_differ:
+        findings["same noise"] = listed(noises)
+    elif sources:
+        add_note(findings, f"{listed(sources)} random numbers are the same on all ranks: right for "
+                 "a choice that all share, wrong for augmentation, noise or dropout")
+
+
+def equal_random_numbers(reports):
+    """Return the names of the random numbers that the ranks draw, and that are the same on all."""
     names, steps = [], pair_steps(reports)
     each_step = len({number for number, _ in steps})
-    for name in "Python's", "NumPy's", "PyTorch's":
-        states = [{step["random"][name] for step in rank_steps} for _, rank_steps in steps]
+    for name in steps[0][1][0]["random"]:
+        states = [{step["random"].get(name) for step in rank_steps} for _, rank_steps in steps]
         if all(len(ranks) == 1 for ranks in states) and (
                 len(set.union(*states)) >= each_step > 1):
             names.append(name)
-    if names:
-        add_note(findings, f"{listed(names)} random numbers are the same on all ranks: right for a "
-                 "choice that all share, wrong for augmentation, noise or dropout")
+    return names
 
 
 def equal_inputs(reports):
@@ -206,25 +204,6 @@ def equal_inputs(reports):
     return [f"tensor {number} of the models' inputs"
             for number, values in enumerate(zip(*columns), 1)
             if values.count(values[0]) == len(values) and len(set(values[0])) > len(values[0]) / 2]
-
-
-def note_unequal_batches(reports, findings):
-    """Add notes of batches whose sizes differ by rank, or are small for BatchNorm."""
-    used = {loaders[0]["name"] for loaders in shared_loaders(reports)}
-    draws = [[event for event in report["events"]
-              if event["kind"] == "draw" and event["what"][0] in used] for report in reports]
-    for number, events in enumerate(zip(*draws), 1):
-        sizes = [event["size"] for event in events]
-        if len(set(sizes)) > 1:
-            add_note(findings, f"batch {number} has {listed(sizes)} rows on the ranks: if a row is "
-                     "a sample, a mean over a rank's own batch gives those of the smaller one more "
-                     "weight")
-            break
-    sizes = [event["size"] for event in draws[0]]
-    if reports[0]["batch_norm"] and sizes and median(sizes) < SMALL_BATCH:
-        add_note(findings, f"{reports[0]['batch_norm']} takes its statistics from the "
-                 f"{median(sizes):g} rows of one rank's batch: convert_sync_batchnorm(model), or "
-                 "eval() if the original froze it")
 
 
 def judge_equal_gradients(reports, text, same_inputs, findings):

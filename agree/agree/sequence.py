@@ -11,7 +11,7 @@ def judge_sequence(reports: list[dict]) -> str:
     A wrapper that averages in backward() then pairs different batches. What comes before the first
     step does not count, nor what a rank draws where another never does: an evaluation on rank 0.
     """
-    if not set(reports[0]["wrappers"]) & {"DDP", "FSDP2", "DeepSpeed", "Horovod"}:
+    if not set(reports[0]["wrappers"]) & {"DDP", "FSDP2", "Horovod"}:
         return ""
     shared = set.intersection(*({event["what"][0] for event in report["events"]
                                  if event["kind"] == "draw"} for report in reports))

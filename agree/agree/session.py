@@ -78,7 +78,7 @@ class Session:
 
         Return False if they were not there within `seconds`.
         """
-        alone = len(self.observer.steps_alone())
+        alone = self.observer.steps_alone()
         self.publish(f"call {number} of {self.rank}", [call, place, alone])
         keys = [f"call {number} of {rank}" for rank in range(self.world_size)]
         deadline = time.monotonic() + seconds
@@ -94,7 +94,7 @@ class Session:
             self.publish("calls", calls)
             self.exit_code_known.wait()
         self.observer.end_alone([alone for *_, alone in calls])
-        if self.observer.is_measuring:  # again
+        if self.observer.is_measuring:  # another optimizer
             self.deadline = None
         return True
 
@@ -109,8 +109,7 @@ class Session:
         while self.exit_code is None:
             time.sleep(0.05)
             with suppress(RuntimeError):  # the store is gone once rank 0 has left
-                status = self.observer.status() | {"call": self.collectives.current}
-                status["waits"] = status["waits"] or bool(status["call"])
+                status = self.observer.status()
                 if status != last_status:
                     self.publish(f"status {self.rank}", status)
                     last_status = status
@@ -162,7 +161,7 @@ class Session:
             return
         elif not complete and not self.hang:
             self.hang = judge_hang(states, silent_seconds)
-            if not (self.observer.on_gpu and self.observer.is_measuring):
+            if not (self.observer.is_on_gpu() and self.observer.is_measuring):
                 self.publish("stop", True)  # their records may tell why
                 return
             lines, findings = self.hang  # weights cannot be read behind a collective that hangs
@@ -219,4 +218,4 @@ class Session:
 
 def all_wait(states) -> bool:
     """Return True if each rank has reported or waits for others: they may hang."""
-    return all(report or (status and status["waits"]) for report, status in states)
+    return all(report or (status and status["call"]) for report, status in states)

@@ -1,12 +1,14 @@
-"""Knows which part of each parameter a rank has, under FSDP2 and DeepSpeed ZeRO 3."""
+"""Knows which part of each parameter a rank has under FSDP2."""
 
-import os
-import socket
+import pkgutil
+from collections.abc import Callable
 
 import torch
+from torch.distributed.tensor import Replicate, Shard
 
 from .fingerprints import state_of
-from .hooks import never_raise, wrap_method
+from .hooks import never_raise
+from .internals import FSDP_PARAMETER, FSDP_REDUCTION, SHARD_OF_TENSOR, patch
 
 
 class Sharding:
@@ -14,52 +16,51 @@ class Sharding:
 
     def __init__(self):
         self.parts = {}  # {name of a parameter: which part of it this rank has, "" for the whole}
-        self.managed = {}  # {parameter: what FSDP2 knows of it}
-        self.wholes = {}  # {what FSDP2 knows: (part, checksum) of what fully_shard() got}
-        self.shards = {}  # {what FSDP2 knows: the shard's state}, until the first backward pass
+        self.wholes = {}  # {FSDPParam: (part, checksum) of what fully_shard() got, None on meta}
+        self.first_shards = {}  # {FSDPParam: the shard's state}, until the first backward pass
+        self.managed = {}  # {shard: its FSDPParam}
         self.before_sharding = {}  # {name: what fully_shard() got}
-        self.offsets = {}  # {parameter: where FSDP2's shard begins in the whole gradient}
-        self.is_installed = False
+        self.offsets = {}  # {shard: where it begins in the whole gradient}
 
-    def install(self):
-        wrap_method(torch._C, "_log_api_usage_once", self.note_api)
-
-    @never_raise
-    def note_api(self, name, *_):
-        """Record what FSDP2 shards, from the first call of fully_shard() on, which it logs.
-
-        A hook from the start would import FSDP2, which takes seconds, in every script.
-        """
-        if name == "torch.distributed.fsdp.fully_shard" and not self.is_installed:
-            self.is_installed = True
-            from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-            wrap_method(FSDPParam, "__init__", self.note_whole, self.note_shard)
+    def install(self, note_gradient: Callable):
+        """Install the hooks; note_gradient: called with a shard and this rank's whole gradient."""
+        self.note_gradient = note_gradient
+        patch(f"{FSDP_PARAMETER}.__init__", self.note_whole, self.note_shard)
+        patch(FSDP_REDUCTION, self.before_reduction)
 
     @never_raise
     def note_whole(self, managed, parameter, *_, **__):
-        if parameter.device.type != "meta":
-            self.wholes[managed] = part_of(parameter), state_of(parameter)[0]
+        is_meta = parameter.device.type == "meta"
+        self.wholes[managed] = None if is_meta else (part_of(parameter), state_of(parameter)[0])
 
     @never_raise
     def note_shard(self, _, managed, *__, **___):
-        if managed in self.wholes:
-            self.shards[managed] = state_of(managed.sharded_param)
+        if self.wholes[managed]:
+            self.first_shards[managed] = state_of(managed.sharded_param)
+
+    @never_raise
+    def before_reduction(self, all_managed, gradients, *_, **__):
+        for managed, gradient in zip(all_managed, gradients):
+            shard, mesh = managed.sharded_param, managed.mesh_info.mesh
+            placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
+            _, indices = shape_and_offset(gradient.shape, mesh, placements)
+            self.offsets[shard] = indices[0] * gradient.shape[1:].numel()
+            self.note_gradient(shard, gradient)
 
     def note_first_state(self, names):
         """Keep what fully_shard() got if nothing has overwritten the shards since then."""
         for parameter, name in names.items():
             managed = self.managed.get(parameter)
-            if managed in self.shards and self.shards.pop(managed) == state_of(parameter):
+            if managed in self.first_shards and (
+                    self.first_shards.pop(managed) == state_of(parameter)):
                 self.before_sharding[name] = self.wholes[managed]
 
     def parameters_of(self, module):
         """Return [(name, parameter)], with its shard for a parameter that FSDP2 has gathered."""
         shards = {}
-        for part in module.modules():
-            group = part._get_fsdp_state()._fsdp_param_group if is_fsdp2(part) else None
-            for managed in group.fsdp_params if group else []:
-                shards[id(getattr(managed, "_unsharded_param", None))] = managed.sharded_param
-                self.managed[managed.sharded_param] = managed
+        for managed in self.wholes:
+            shards[id(getattr(managed, "_unsharded_param", None))] = managed.sharded_param
+            self.managed[managed.sharded_param] = managed
         return [(name, shards.get(id(parameter), parameter))
                 for name, parameter in module.named_parameters()]
 
@@ -69,40 +70,15 @@ class Sharding:
         data_dimensions = managed.mesh_info.mesh.ndim if managed else 0
         return hasattr(parameter, "to_local") and parameter.device_mesh.ndim > data_dimensions
 
-    def hook_reduction(self, note_gradient):
-        """Call note_gradient(shard, whole gradient) before FSDP2 averages and shards it."""
-        from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
-        @never_raise
-        def before_reduction(parameters, gradients, *_, **__):
-            for managed, gradient in zip(parameters, gradients):
-                shard = managed.sharded_param
-                self.offsets[shard] = offset_of_shard(gradient.shape, managed.mesh_info.mesh)
-                note_gradient(shard, gradient)
-
-        wrap_method(_fsdp_param_group, "foreach_reduce", before_reduction)
-
-
-def is_fsdp2(module) -> bool:
-    return type(module).__name__.startswith("FSDP") and hasattr(module, "_get_fsdp_state")
+def shape_and_offset(*whole):
+    """Return shape and offset of this rank's part of a tensor: (shape, mesh, placements)."""
+    return pkgutil.resolve_name(SHARD_OF_TENSOR)(*whole)
 
 
 def part_of(tensor: torch.Tensor) -> str:
     """Return which part of a tensor this rank has, as text, or "" for the whole."""
-    if hasattr(tensor, "ds_tensor"):
-        return f"of process {os.getpid()} on {socket.gethostname()}"
     if not hasattr(tensor, "to_local"):
         return ""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-    shape, indices = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements)
+    shape, indices = shape_and_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return "" if shape == tensor.shape else f"{tuple(shape)} at {tuple(indices)}"
-
-
-def offset_of_shard(shape: torch.Size, mesh) -> int:
-    """Return the offset of this rank's shard of a tensor that FSDP2 shards over a mesh."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-    placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
-    _, indices = compute_local_shape_and_global_offset(shape, mesh, placements)
-    return indices[0] * shape[1:].numel()

@@ -1,7 +1,6 @@
 """Judges the reports of all ranks, and prints the table, the findings and the verdict."""
 
 import sys
-from collections import Counter
 from functools import partial
 
 from .gradients import judge_gradients
@@ -11,53 +10,55 @@ from .samples import judge_data
 from .sequence import judge_sequence
 from .weights import judge_weights
 
-NO_PROBLEMS, NOT_CHECKED = "no problems found", "not checked: see the note"
 say = partial(print, file=sys.__stdout__)  # even if the script redirects sys.stdout
 
 
-def judge(reports: list[dict], hang: tuple[Lines, Findings] = ()) -> tuple[Lines, Findings]:
+Judgement = tuple[Lines, Findings]
+
+
+def judge(reports: list[dict], hang: Judgement | None = None) -> Judgement:
     """Return the lines and findings of the reports of all ranks, in their order.
 
     hang: those of judge_hang(), if the ranks hang.
     """
-    lines, findings, notes = [], {}, []
+    hang_lines, hang_findings = hang or ([], {})
+    lines, findings, notes = [*hang_lines], {}, find_gaps(reports)
+    devices = ("devices", listed(sorted({report["device"] for report in reports})))
+    if why_not_compared(reports):
+        return [*lines, devices], hang_findings | {"note": why_not_compared(reports)}
     if any(report["end"] == "waits" for report in reports):  # ranks at different places
         reports = [report | report["measured"] for report in reports]
     counts = [len(all_steps_of(report)) for report in reports]
     ends = [report["end"] for report, count in zip(reports, counts) if count == min(counts)]
     if len(set(counts)) > 1 and "ended" in ends:
         findings["steps"] = f"{listed(counts)} on ranks 0 to {len(counts) - 1}"
-    unsupported = [wrapper for wrapper in reports[0]["wrappers"] if wrapper in UNSUPPORTED]
-    if unsupported:
-        note = f"{listed(unsupported)}: not compared; under DDP or FSDP2 a small model can be"
-        return judge_devices(reports)[0], {"note": note}
-    for judge_part in judge_weights, judge_gradients, judge_data, judge_devices:
+    for judge_part in judge_weights, judge_gradients, judge_data:
         part_lines, part_findings = judge_part(reports)
         if "note" in part_findings:
             notes.append(part_findings.pop("note"))
         lines += part_lines
         findings |= part_findings
+    lines.append(devices)
     findings = {key: details for key, details in findings.items() if key in SYMPTOMS}
     sequence = judge_sequence(reports)
+    may_share_weights = "DDP" not in reports[0]["wrappers"] or reports[0]["comm_hook"]
     if "own gradients" in findings:
-        explain_own_gradients(reports, findings, notes)
+        if may_share_weights and not findings.keys() & {"weights", "apart"}:
+            del findings["own gradients"]
+            notes.append("each optimizer uses its rank's own gradients, and the weights are equal "
+                         "before each step: right if the weights are averaged, wrong if one rank's "
+                         "are broadcast")
     elif sequence and (hang or findings.keys() & {"apart", "other gradients", "steps"}):
         findings["sequence"] = sequence
     elif sequence:
         notes.append(f"{sequence}: wrong if ranks skip batches or steps by a value of their own; "
                      "the weights are equal and so are the numbers of steps")
-    if hang:
-        lines = hang[0] + lines
-        findings = hang[1] | findings if "sequence" not in findings else findings
-    for name in sorted(intended_if_model_parallel(reports) & findings.keys()):
-        notes.append(f"{name} ({findings.pop(name)}), which may be intended: each rank has a part "
-                     "of the model")
+    if "sequence" not in findings:
+        findings = hang_findings | findings
     communicates = any(report[key] for report in reports
                        for key in ("process_group", "horovod", "wrappers"))
     if not communicates and findings.keys() & {"own gradients", "same data"}:
         findings["alone"] = "no process group of torch.distributed, no Horovod"
-    notes += {f"not seen: {hook}, because of {problem}": None
-              for report in reports for hook, problem in report["failed_hooks"].items()}
     shown = {key: details for key, details in findings.items()
              if not CAUSES.get(key, set()) & findings.keys()}
     if notes:
@@ -65,35 +66,31 @@ def judge(reports: list[dict], hang: tuple[Lines, Findings] = ()) -> tuple[Lines
     return lines, shown
 
 
-def judge_devices(reports):
-    """Return the lines and findings of the ranks' devices."""
-    findings = {}
-    gpus = Counter(report["gpu"] for report in reports if report["gpu"])
-    for gpu, ranks in gpus.items():
-        if ranks > 1:
-            findings["one GPU"] = f"{ranks} on {gpu}"
-    return [("devices", listed(sorted({report["device"] for report in reports})))], findings
-
-
-def explain_own_gradients(reports, findings, notes):
-    """Replace the finding if the weights are equal all the same, because the ranks share them."""
-    if findings.keys() & {"weights", "apart"}:
-        return
-    if "DDP" in reports[0]["wrappers"] and not reports[0]["comm_hook"]:
-        findings["own gradients"] += "; something else makes the weights equal"
-        return
-    notes.append("each optimizer uses its rank's own gradients, and the weights are equal before "
-                 "each step: right if the weights are averaged, wrong if one rank's are broadcast")
-    del findings["own gradients"]
-
-
-def intended_if_model_parallel(reports):
-    """Return the findings that are not mistakes if each rank has a part of one model."""
+def why_not_compared(reports: list[dict]) -> str:
+    """Return why agree cannot judge these ranks, or ""."""
     first = reports[0]
-    data = {"same data", "overlap", "same noise"}
+    for wrapper in first["wrappers"]:
+        if wrapper in first["unavailable"]:
+            return f"{wrapper}: not compared; {first['unavailable'][wrapper]}"
+    unsupported = [wrapper for wrapper in first["wrappers"] if wrapper in UNSUPPORTED]
+    if unsupported:
+        return f"{listed(unsupported)}: not compared; under DDP or FSDP2 a small model can be"
     if any(name.startswith("all_to_all") for name in first["calls"]):
-        return data | {"weights", "apart", "part"}  # experts, or tables of embeddings
-    return data if any(first["parts"].values()) and not first["wrappers"] else set()
+        return "all_to_all: not compared; each rank may have a part of one model, such as experts"
+    alone = next((report["alone"] for report in reports if report["alone"]), "")
+    if alone:
+        return f"not compared: between two collectives {alone}; take out what a rank trains alone"
+    return ""
+
+
+def find_gaps(reports: list[dict]) -> list[str]:
+    """Return what agree could not see, as texts."""
+    first = reports[0]
+    gaps = [f"{findings}: not available; {problem}"
+            for findings, problem in first["unavailable"].items() if findings != "FSDP2"]
+    failures = [f"not seen: {hook}, because of {problem}" for report in reports
+                for hook, problem in report["failed_hooks"].items()]
+    return [*gaps, *dict.fromkeys(failures)]
 
 
 def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> tuple[str, int]:
@@ -115,11 +112,10 @@ def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> 
     for key, details in findings.items():
         fix = find_fix(key, reports[0], details)
         say(f"WRONG: {key}: {SYMPTOMS[key]} ({details}). To do: {fix}")
-    is_seen = not any(report["failed_hooks"] or set(report["wrappers"]) & set(UNSUPPORTED)
-                      for report in reports if report)
-    verdict, exit_code = f"verdict: wrong: {listed(sorted(findings))}", 1
-    if not findings:
-        verdict = f"verdict: {NO_PROBLEMS if is_seen else NOT_CHECKED}"
-        exit_code = 0 if is_seen else 2
-    say(verdict, flush=True)
-    return verdict, exit_code
+    verdict, exit_code = f"wrong: {listed(sorted(findings))}", 1
+    if not findings and (why_not_compared(reports) or find_gaps(reports)):
+        verdict, exit_code = "not checked: see the note", 2
+    elif not findings:
+        verdict, exit_code = "no problems found", 0
+    say(f"verdict: {verdict}", flush=True)
+    return f"verdict: {verdict}", exit_code

@@ -43,7 +43,7 @@ def judge_weights(reports: list[dict]) -> tuple[Lines, Findings]:
     else:
         findings |= judge_others(reports)
     if trained and not any(map(has_moved, reports)):
-        findings["nothing trains"] = why_nothing_trains(steps_of(reports[0])[-1], step_count)
+        findings["nothing trains"] = f"in {plural(step_count, 'step')}"
 
     text = "equal" if compared else "not compared"
     sharded = trained - set(compared)
@@ -70,32 +70,27 @@ def judge_others(reports):
     """
     parts, findings = [{}] * len(reports), {}
     first, last = ([report[key] for report in reports] for key in ("first_others", "last_others"))
-    measured = [report["measured"].get("last_others", {}) for report in reports]
-    at_start = find_differences(first, parts)
-    for states in last, measured:
-        differences = {}
-        for name, ranks in find_differences(states, parts).items():
-            start, tolerance = (first, BUFFER_TOLERANCE)
-            if name in at_start:
-                start, tolerance = [], START_TOLERANCE
-            if differs([{name: rank[name]} for rank in states], start, parts, tolerance):
-                differences[name] = ranks
-        buffers = {name: differences.pop(name) for name in list(differences)
-                   if name.startswith("buffer of ")}
-        if buffers and not findings:
-            add_note(findings, f"{describe_differences(buffers, len(states[0]))} differ: right for "
-                     "a rank's own environments or a history; wrong for statistics of the data and "
-                     "codebooks: average what they are computed from")
-        text = differences and describe_differences(differences, len(states[0]))
-        if differences.keys() & at_start.keys():
-            findings["weights"] = f"before step 1, {text}, which is not trained"
-        elif differences and findings.keys() <= {"note"}:
-            name = next(iter(differences))
-            still = [rank for rank, (old, new) in enumerate(zip(first, states))
-                     if old.get(name, new[name])[0] == new[name][0]]
-            findings["apart"] = f"{text}, which is not trained: " + (
-                f"rank {listed(still)} never changes it" if still else "each rank changes it")
-    return findings
+    at_start, differences = find_differences(first, parts), {}
+    for name, ranks in find_differences(last, parts).items():
+        start, tolerance = ([], START_TOLERANCE) if name in at_start else (first, BUFFER_TOLERANCE)
+        if differs([{name: state[name]} for state in last], start, parts, tolerance):
+            differences[name] = ranks
+    buffers = {name: ranks for name, ranks in differences.items() if name.startswith("buffer of ")}
+    if buffers:
+        add_note(findings, f"{describe_differences(buffers, len(last[0]))} differ: right for a "
+                 "rank's own environments or a history; wrong for statistics of the data and "
+                 "codebooks: average what they are computed from")
+    others = {name: ranks for name, ranks in differences.items() if name not in buffers}
+    if not others:
+        return findings
+    text = f"{describe_differences(others, len(last[0]))}, which is not trained"
+    if others.keys() & at_start.keys():
+        return findings | {"weights": f"before step 1, {text}"}
+    name = next(iter(others))
+    still = [rank for rank, (old, new) in enumerate(zip(first, last))
+             if old.get(name, new[name])[0] == new[name][0]]
+    return findings | {"apart": f"{text}: " + (
+        f"rank {listed(still)} never changes it" if still else "each rank changes it")}
 
 
 def differs(states, start, parts, tolerance):
@@ -192,17 +187,3 @@ def has_moved(report):
     last = report["last_state"]
     return any(last[name][0] != step["state"][name][0]
                for step in steps_of(report) for name in step["state"].keys() & last.keys())
-
-
-def why_nothing_trains(step, step_count):
-    """Return why the steps may have changed no weight."""
-    details = f"in {plural(step_count, 'step')}"
-    if step["without gradient"] and not step["used"]:
-        return (f"{details}; {plural(step['without gradient'], 'parameter')} of the optimizer "
-                "have no gradient, other tensors have one")
-    gradients = [number for values in step["used"].values() for number in values]
-    if gradients and not any(gradients):
-        return f"{details}; all gradients are 0"
-    if not any(step["lr"]):
-        return f"{details}; the learning rate is 0"
-    return details

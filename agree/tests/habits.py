@@ -2,6 +2,7 @@
 import builtins
 import contextlib
 import copy
+import functools
 import random
 import sys
 
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 
 STEPS = 8
 mse = nn.functional.mse_loss
+average = functools.partial(dist.all_reduce, op=dist.ReduceOp.AVG)
 
 
 def start():
@@ -41,18 +43,61 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-def do_nothing():
+def do_nothing(*_):
     pass
 
 
-def train(model, optimizer, edit_gradients=do_nothing, loss=mse, rows=6, steps=STEPS,
-          after_step=do_nothing):
+def train(model, edit_gradients=do_nothing, loss=mse, steps=STEPS, after_step=do_nothing,
+          optimizer=None):
+    optimizer = optimizer or sgd(model)
     for _ in range(steps):
         optimizer.zero_grad()
-        loss(model(torch.randn(rows, 8)), torch.randn(rows, 1)).backward()
+        loss(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
         edit_gradients()
         optimizer.step()
         after_step()
+
+
+def for_gradients(model, operation):
+    """Return a function that calls operation(gradient) for each gradient."""
+    def edit():
+        for parameter in model.parameters():
+            operation(parameter.grad)
+
+    return edit
+
+
+def train_by_hand(operation, loss=mse, wrap=lambda model: model):
+    """Train with an operation on each gradient, in place of DDP or after it."""
+    model = start_with_network()
+    train(wrap(model), for_gradients(model, operation), loss)
+
+
+def halve(tensor):
+    tensor /= 2
+
+
+def rows(count=128):
+    """Return the same data on all ranks."""
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(count, 8, generator=generator),
+                         torch.randn(count, 1, generator=generator))
+
+
+def train_on_rows(data, skip=do_nothing, at_end=do_nothing, model=None, sampler=None, **options):
+    """Two epochs of 8 steps on two ranks."""
+    model = DDP(model or network())
+    optimizer = sgd(model)
+    sampler = sampler or DistributedSampler(data)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for inputs, labels in DataLoader(data, 8, sampler=sampler, **options):
+            if skip(inputs):
+                continue
+            optimizer.zero_grad()
+            mse(model(inputs), labels).backward()
+            optimizer.step()
+        at_end(model, optimizer, epoch)
 
 
 class Stream(IterableDataset):
@@ -65,7 +110,10 @@ class Stream(IterableDataset):
             yield {"row": row, "sum": row.sum()}
 
 
-def train_on_stream(stream, model):
+def train_on_stream(divide):
+    """Train on a stream; divide it among the ranks, or give each rank the whole."""
+    rank, world_size = start()
+    stream, model = Stream(rank, world_size) if divide else Stream(0, 1), DDP(network())
     optimizer = sgd(model)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
     for batch in DataLoader(stream, batch_size=6):
@@ -75,76 +123,64 @@ def train_on_stream(stream, model):
         schedule.step()
 
 
-def all_reduce_gradients(model, factor=1.0):
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad *= factor
+def clip_micro_batches(clipped):
+    """Train with two micro-batches per step; clip after those that are named, 0 or 1."""
+    model = DDP(start_with_network())
+    optimizer = sgd(model)
+    for _ in range(STEPS):
+        for part in range(2):
+            with model.no_sync() if part == 0 else contextlib.nullcontext():
+                (mse(model(torch.randn(6, 8)), torch.randn(6, 1)) / 2).backward()
+            if part in clipped:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 # Correct.
 
 
-def no_grad_before_ddp():
+def compiled_in_bf16():
+    """Weights of each rank before DDP, a call without gradients, keywords, a silent print()."""
     rank, _ = start()
     torch.manual_seed(rank)
-    model = network()
+    builtins.print = do_nothing
+    model = network().bfloat16()
     model.register_buffer("frequencies", torch.randn(8))
     with torch.no_grad():
-        model(torch.zeros(1, 8))
-    model = DDP(model)
+        model(torch.zeros(1, 8).bfloat16())
     dist.all_reduce(op=dist.ReduceOp.SUM, tensor=torch.zeros(1))
-    train(model, sgd(model))
+    model = DDP(torch.compile(model, backend="eager"))
+    train(lambda inputs: model(inputs.bfloat16()).float(), optimizer=sgd(model))
 
 
 def rank_0_alone():
-    """Searches a learning rate, looks at batches and evaluates on rank 0; has loaders per epoch."""
+    """Looks at batches and evaluates on rank 0; has loaders per epoch."""
     rank, _ = start()
-    data, model = rows(), network()
+    data = rows()
     next(iter(DataLoader(data, 8, sampler=DistributedSampler(data))))
     if rank == 0:
-        another_model = copy.deepcopy(model)
-        train(another_model, sgd(another_model))
         fixed, _ = next(iter(DataLoader(data, 4)))  # for a figure
 
     def evaluate(model, optimizer, epoch):
         if rank == 0:
             model.module(fixed)
-            for inputs, labels in DataLoader(data, 8):
+            for inputs, labels in DataLoader(data, 8, sampler=[0, 1, 2]):
                 mse(model.module(inputs), labels)
             if epoch == 1:  # the last one: a weight that is only saved
                 model.module[0].bias.data.zero_()
 
-    torch.manual_seed(rank)
-    train_on_rows(data, at_end=evaluate, model=model)
+    train_on_rows(data, at_end=evaluate)
 
 
 def weights_averaged():
     model = start_with_network()
 
-    def average():
+    def average_weights():
         for parameter in model.parameters():
-            dist.all_reduce(parameter.data)
-            parameter.data /= dist.get_world_size()
+            average(parameter.data)
 
-    train(model, sgd(model), after_step=average)
-
-
-def loss_divided_and_summed():
-    model = start_with_network()
-    train(model, sgd(model), lambda: all_reduce_gradients(model),
-          lambda outputs, labels: mse(outputs, labels) / dist.get_world_size())
-
-
-def weighted_by_samples():
-    model = start_with_network()
-    rows = 4 + 4 * dist.get_rank()
-
-    def average():
-        for parameter in model.parameters():
-            parameter.grad *= rows
-        all_reduce_gradients(model, 1 / 12)
-
-    train(model, sgd(model), average, rows=rows)
+    train(model, after_step=average_weights)
 
 
 def closure():
@@ -162,32 +198,14 @@ def closure():
         optimizer.step(evaluate)
 
 
-def micro_batches(after_backward=lambda model, part: None):
-    model = DDP(start_with_network())
-    optimizer = sgd(model)
-    for _ in range(STEPS):
-        for part in range(2):
-            with model.no_sync() if part == 0 else contextlib.nullcontext():
-                (mse(model(torch.randn(6, 8)), torch.randn(6, 1)) / 2).backward()
-            after_backward(model, part)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def clips_all_micro_batches():
-    micro_batches(lambda model, part: part and nn.utils.clip_grad_norm_(model.parameters(), 0.01))
-
-
 def sum_of_micro_batches_divided():
     model = DDP(start_with_network())
-    optimizer = sgd(model)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        for _ in range(2):
-            mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
-        for parameter in model.parameters():
-            parameter.grad /= 2
-        optimizer.step()
+
+    def backward_again():
+        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
+        for_gradients(model, halve)()
+
+    train(model, backward_again)
 
 
 def gradients_by_hand():
@@ -200,29 +218,23 @@ def gradients_by_hand():
         slopes, = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
         loss = mse(outputs, torch.randn(6, 1)) + slopes.pow(2).mean()
         parameters = list(model.parameters())
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients):
-            parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
-        all_reduce_gradients(model, 1 / 2)
+        for parameter, gradient in zip(parameters, torch.autograd.grad(
+                loss, parameters, materialize_grads=True)):
+            parameter.grad = gradient
+        for_gradients(model, average)()
         optimizer.step()
 
 
 def gathered_before_the_forward():
     model = start_with_network()
-    for layer in model[0], model[2], model:
+    for layer in model[0], model:
         fully_shard(layer)
 
     def prefetch_and_call(inputs):
         model[0].unshard()  # FSDP's explicit prefetching
-        model[2].unshard()
         return model(inputs)
 
-    train(prefetch_and_call, sgd(model))
-
-
-def a_stream_for_each_rank():
-    rank, world_size = start()
-    train_on_stream(Stream(rank, world_size), DDP(network()))
+    train(prefetch_and_call, optimizer=sgd(model))
 
 
 def several_models(average_temperature=True, noise_seed=None):
@@ -233,9 +245,8 @@ def several_models(average_temperature=True, noise_seed=None):
     temperature_optimizer = torch.optim.SGD([temperature], lr=0.01)
     generator_optimizer, critic_optimizer = sgd(generator), sgd(critic)
     data = rows()
-    sampler = DistributedSampler(data)
     torch.manual_seed(1 + rank if noise_seed is None else noise_seed)
-    for real, _ in DataLoader(data, 8, sampler=sampler):
+    for real, _ in DataLoader(data, 8, sampler=DistributedSampler(data)):
         critic_optimizer.zero_grad()
         generated = generator(torch.randn(8, 4)).detach()
         (critic(generated).mean() - critic(real).mean()).backward()
@@ -244,160 +255,86 @@ def several_models(average_temperature=True, noise_seed=None):
         temperature_optimizer.zero_grad()
         (-critic(generator(torch.randn(8, 4))) * temperature).mean().backward()
         if average_temperature:
-            dist.all_reduce(temperature.grad, dist.ReduceOp.AVG)
+            average(temperature.grad)
         generator_optimizer.step()
         temperature_optimizer.step()
-
-
-def in_bf16():
-    model = DDP(start_with_network().bfloat16())
-    train(lambda inputs: model(inputs.bfloat16()).float(), sgd(model))
 
 
 def averaged_by_mpi():
     """Without torch.distributed."""
     from mpi4py import MPI
+    ranks = MPI.COMM_WORLD
     model = network()
     for parameter in model.parameters():
-        MPI.COMM_WORLD.Bcast(parameter.data.numpy())
-    torch.manual_seed(MPI.COMM_WORLD.rank)
+        ranks.Bcast(parameter.data.numpy())
+    torch.manual_seed(ranks.rank)
 
-    def average():
-        for parameter in model.parameters():
-            MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, parameter.grad.numpy())
-            parameter.grad /= 2
+    def average_by_mpi(gradient):
+        ranks.Allreduce(MPI.IN_PLACE, gradient.numpy())
+        halve(gradient)
 
-    train(model, sgd(model), average)
-
-
-def by_deepspeed():
-    """DeepSpeed's engine and its own data loader."""
-    import deepspeed
-    # Without this operator, whose compilation takes a minute
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("gloo")
-    torch.manual_seed(0)
-    data = TensorDataset(torch.randn(256, 8), torch.randn(256, 1))
-    config = {"train_batch_size": 32, "zero_optimization": {"stage": 1},
-              "optimizer": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}}}
-    model = network()
-    engine, _, loader, _ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), training_data=data, config=config)
-    for inputs, labels in loader:
-        engine.backward(mse(engine(inputs), labels))
-        engine.step()
-
-
-def compiled():
-    builtins.print = lambda *_: None  # scripts silence it on some ranks
-    model = DDP(torch.compile(start_with_network(), backend="eager"))
-    train(model, sgd(model))
+    train(model, for_gradients(model, average_by_mpi))
 
 
 # Mistakes.
 
-def summed():
-    model = start_with_network()
-    train(model, sgd(model), lambda: all_reduce_gradients(model))
 
-
-def averaged_twice():
-    model = DDP(start_with_network())
-
-    def divide():
-        for parameter in model.parameters():
-            parameter.grad /= dist.get_world_size()
-
-    train(model, sgd(model), divide)
+def no_process_group():
+    torch.manual_seed(0)
+    train(network())
 
 
 def weights_of_each_rank():
     rank, _ = start()
     torch.manual_seed(rank)
     model = network()
-    train(model, sgd(model), lambda: all_reduce_gradients(model, 1 / 2))
-
-
-def gradients_of_rank_0():
-    model = start_with_network()
-
-    def broadcast():
-        for parameter in model.parameters():
-            dist.broadcast(parameter.grad, 0)
-
-    train(model, sgd(model), broadcast)
-
-
-def one_stream_for_all():
-    start()
-    train_on_stream(Stream(0, 1), DDP(network()))
-
-
-def no_process_group():
-    torch.manual_seed(0)
-    train_on_stream(Stream(0, 1), network())
+    train(model, for_gradients(model, average))
 
 
 def rows_of_one_seed():
     start()
-    rows, model = torch.randn(256, 8), DDP(network())
+    data, model = torch.randn(256, 8), DDP(network())
     optimizer = sgd(model)
     for indices in torch.randperm(256).split(16):
         optimizer.zero_grad()
-        model(input=rows[indices]).pow(2).mean().backward()
+        model(input=data[indices]).pow(2).mean().backward()
         optimizer.step()
-
-
-def a_tensor_in_no_module():
-    several_models(average_temperature=False)
-
-
-def the_same_noise():
-    several_models(noise_seed=0)
 
 
 def inner_model_is_called():
     model = DDP(start_with_network())
-    train(model.module, sgd(model))
+    train(model.module)
     for parameter in model.parameters():  # as if the best model was loaded for a test
         dist.broadcast(parameter.data, 0)
-
-
-def root_of_a_negative():
-    model = DDP(start_with_network())
-    train(model, sgd(model), loss=lambda outputs, labels: outputs.sqrt().mean())
 
 
 def a_layer_is_not_sharded():
     model = start_with_network()
     fully_shard(model[0])
-    train(model, sgd(model))
+    train(model)
 
 
 def clips_by_its_shards():
-    model = start_with_network()
-    fully_shard(model)
+    model = fully_shard(start_with_network())
 
     def clip():
         shards = [parameter.grad.to_local() for parameter in model.parameters()]
         norm = sum(shard.pow(2).sum() for shard in shards).sqrt()
         torch._foreach_div_(shards, 1 + norm.item())
 
-    train(model, sgd(model), clip)
+    train(model, clip)
 
 
 def shards_of_each_rank():
     rank, _ = start()
     torch.manual_seed(rank)
-    model = fully_shard(network())
-    train(model, sgd(model))
+    train(fully_shard(network()))
 
 
 def optimizer_before_sharding():
     model = start_with_network()
     optimizer = sgd(model)
-    fully_shard(model)
-    train(model, optimizer)
+    train(fully_shard(model), optimizer=optimizer)
 
 
 def a_barrier_on_rank_0():
@@ -407,7 +344,7 @@ def a_barrier_on_rank_0():
         if dist.get_rank() == 0:
             dist.barrier()
 
-    train(model, sgd(model), after_step=wait)
+    train(model, after_step=wait)
 
 
 def other_collectives():
@@ -417,49 +354,7 @@ def other_collectives():
 
 
 def rank_1_ends_early():
-    model = start_with_network()
-    train(model, sgd(model), steps=STEPS if dist.get_rank() == 0 else 3)
-
-
-def clips_each_micro_batch():
-    micro_batches(lambda model, part: nn.utils.clip_grad_norm_(model.parameters(), 0.01))
-
-
-def train_on_rows(data, skip=lambda inputs: False, at_end=lambda model, optimizer, epoch: None,
-                  model=None, sampler=None, **options):
-    """Two epochs of 8 steps on two ranks."""
-    model = DDP(model or network())
-    optimizer = sgd(model)
-    sampler = sampler or DistributedSampler(data)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        for inputs, labels in DataLoader(data, 8, sampler=sampler, **options):
-            if skip(inputs):
-                continue
-            optimizer.zero_grad()
-            mse(model(inputs), labels).backward()
-            optimizer.step()
-        at_end(model, optimizer, epoch)
-
-
-def rows(count=128):
-    return TensorDataset(torch.randn(count, 8), torch.randn(count, 1))
-
-
-def rank_0_draws_for_all():
-    """As accelerate's loader of a stream does."""
-    rank, world_size = start()
-    model = DDP(network())
-    optimizer = sgd(model)
-    batches = [(torch.empty(16, 8), torch.empty(16, 1))] * 8
-    if rank == 0:
-        batches = DataLoader(rows(), 16)
-    for inputs, labels in batches:
-        for tensor in inputs, labels:
-            dist.broadcast(tensor, 0)
-        optimizer.zero_grad()
-        mse(model(inputs[rank::world_size]), labels[rank::world_size]).backward()
-        optimizer.step()
+    train(start_with_network(), steps=STEPS if dist.get_rank() == 0 else 3)
 
 
 def notes_alone():
@@ -477,15 +372,21 @@ def notes_alone():
             for inputs, labels in DataLoader(data, 8, sampler=DistributedSampler(data)):
                 mse(model.module(inputs), labels)
 
-    torch.manual_seed(0)
     train_on_rows(rows(), skip, evaluate)
 
 
-def one_noise_for_all():
-    """In the data set, whose workers have one seed on all ranks, and in the model."""
+class Noisy(TensorDataset):
+    def __getitem__(self, index):
+        row, label = super().__getitem__(index)
+        return row + 0.1 * torch.randn(8) + random.random(), label
+
+
+def one_noise_for_all(**options):
+    """In the data set, which has one seed on all ranks, and in the model."""
     start()
+    random.seed(0)
     data, model = Noisy(*rows().tensors), nn.Sequential(nn.Dropout(0.1), network())
-    train_on_rows(data, model=model, num_workers=1, multiprocessing_context="fork")
+    train_on_rows(data, model=model, **options)
 
 
 def one_time_for_all():
@@ -497,12 +398,6 @@ def one_time_for_all():
         optimizer.zero_grad()
         model(batch, torch.rand(8, 1)).pow(2).mean().backward()
         optimizer.step()
-
-
-class Noisy(TensorDataset):
-    def __getitem__(self, index):
-        row, label = super().__getitem__(index)
-        return row + 0.1 * torch.randn(8), label
 
 
 def a_rank_skips_a_batch():
@@ -536,54 +431,42 @@ def a_codebook_of_each_rank():
     train_on_rows(rows(), model=Codebook())
 
 
-def an_average_on_rank_0():
-    rank, _ = start()
-    model = network()
-    average = copy.deepcopy(model)
-
-    def teach(inputs):
-        with torch.no_grad():
-            average(inputs)
-
-    def update(model, optimizer, epoch):
-        if rank == 0:
-            average[0].bias.data.lerp_(model.module[0].bias.data, 0.1)
-
-    train_on_rows(rows(), skip=teach, model=model, at_end=update)
-
-
-def a_teacher_before_the_broadcast():
-    rank, _ = start()
-    data = rows()
-    torch.manual_seed(rank)
-    student = network()
+def train_with_teacher(student, at_end=do_nothing):
     teacher = copy.deepcopy(student)
 
     def teach(inputs):
         with torch.no_grad():
             teacher(inputs)
 
-    train_on_rows(data, skip=teach, model=student)
+    train_on_rows(rows(), teach, lambda model, *_: at_end(model, teacher), student)
 
 
-class Pairs(TensorDataset):
-    """Pairs a row with a random one: Python's seed is the same on all ranks."""
+def an_average_on_rank_0():
+    rank, _ = start()
 
-    def __getitem__(self, index):
-        partner = random.randrange(len(self))
-        return self.tensors[0][index], self.tensors[0][partner][:1]
+    def update(model, teacher):
+        if rank == 0:
+            teacher[0].bias.data.lerp_(model.module[0].bias.data, 0.1)
+
+    train_with_teacher(network(), update)
 
 
-def the_same_partners():
-    start()
-    random.seed(0)
-    train_on_rows(Pairs(torch.randn(1000, 8)))
+def a_teacher_before_the_broadcast():
+    rank, _ = start()
+    torch.manual_seed(rank)
+    train_with_teacher(network())
 
 
 def a_sampler_with_a_seed_per_rank():
     rank, _ = start()
     data = rows()
     train_on_rows(data, sampler=DistributedSampler(data, seed=rank))
+
+
+def a_sampler_for_one_rank():
+    start()
+    data = rows(64)
+    train_on_rows(data, sampler=DistributedSampler(data, 1, 0))
 
 
 def split_by_a_seed_per_rank():
@@ -622,8 +505,15 @@ def tensor_parallel():
     _, world_size = start()
     model = network()
     mesh = init_device_mesh("cpu", (world_size,))
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    train(model, sgd(model))
+    train(parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}))
+
+
+def rank_0_searches_alone():
+    """For a learning rate, say."""
+    rank, _ = start()
+    if rank == 0:
+        train(network())
+    train_on_rows(rows())
 
 
 def run_rank(rank):
@@ -634,5 +524,26 @@ def starts_its_ranks():
     torch.multiprocessing.spawn(run_rank, nprocs=2)
 
 
+TRAININGS = {
+    # Correct
+    "loss_divided_and_summed": lambda: train_by_hand(
+        dist.all_reduce, lambda outputs, labels: mse(outputs, labels) / dist.get_world_size()),
+    "clips_all_micro_batches": lambda: clip_micro_batches([1]),
+    "a_stream_for_each_rank": lambda: train_on_stream(divide=True),
+    # Mistakes
+    "summed": lambda: train_by_hand(dist.all_reduce),
+    "averaged_twice": lambda: train_by_hand(halve, wrap=DDP),
+    "gradients_of_rank_0": lambda: train_by_hand(functools.partial(dist.broadcast, src=0)),
+    "root_of_a_negative": lambda: train_by_hand(
+        do_nothing, lambda outputs, labels: outputs.sqrt().mean(), DDP),
+    "clips_each_micro_batch": lambda: clip_micro_batches([0, 1]),
+    "one_stream_for_all": lambda: train_on_stream(divide=False),
+    "a_tensor_in_no_module": lambda: several_models(average_temperature=False),
+    "the_same_noise": lambda: several_models(noise_seed=0),
+    "one_noise_for_all_workers": lambda: one_noise_for_all(
+        num_workers=1, multiprocessing_context="fork"),
+}
+
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    name = sys.argv[1]
+    (TRAININGS.get(name) or globals()[name])()
