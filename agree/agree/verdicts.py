@@ -69,12 +69,12 @@ def judge(reports: list[dict], hang: Judgement | None = None) -> Judgement:
 def why_not_compared(reports: list[dict]) -> str:
     """Return why agree cannot judge these ranks, or ""."""
     first = reports[0]
-    unsupported = [wrapper for wrapper in first["wrappers"]
-                   if wrapper in UNSUPPORTED or wrapper in first["unavailable"]]
+    for wrapper in first["wrappers"]:
+        if wrapper in first["unavailable"]:
+            return f"{wrapper}: not compared; {first['unavailable'][wrapper]}"
+    unsupported = [wrapper for wrapper in first["wrappers"] if wrapper in UNSUPPORTED]
     if unsupported:
-        why = "; ".join(first["unavailable"].get(wrapper, "") for wrapper in unsupported)
-        return (f"{listed(unsupported)}: not compared; "
-                f"{why or 'under DDP or FSDP2 a small model can be'}")
+        return f"{listed(unsupported)}: not compared; under DDP or FSDP2 a small model can be"
     if any(name.startswith("all_to_all") for name in first["calls"]):
         return "all_to_all: not compared; each rank may have a part of one model, such as experts"
     alone = next((report["alone"] for report in reports if report["alone"]), "")
