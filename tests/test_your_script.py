@@ -114,7 +114,6 @@ def test_package_does_not_import_pytorch_into_a_tensorflow_program():
                "sys.exit('torch' in sys.modules)")
     assert run_command([sys.executable, "-c", program], cwd=ROOT).code == 0
 
-
 @pytest.mark.fault
 def test_sigterm_ends_ranks_that_wait_in_vain(tmp_path):
     script = copy_for_fp64(CONVERTED, tmp_path, IN_VAIN, ("catch_sigterm()", "catch_sigterm(1)"))
