@@ -8,7 +8,6 @@ from conftest import ROOT, assert_refused, case, copy_and_edit, run, run_command
 from cluster.launch import rank_command
 
 pytestmark = pytest.mark.fault
-slow = [pytest.mark.slow]
 
 BAD_FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
     ("--epoch 3", "--epoch"),  # there are no abbreviations
@@ -30,7 +29,6 @@ BAD_FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
 BAD_COMMANDS = [  # commands of other programs, and the expected message
     ("cluster.sweep weak --results {}/missing/new", "cannot write"),
     ("submit/check_script.py {}/none", "no file"),
-    ("tests/gpu/__main__.py leiter", "unknown part leiter: choose from nccl,"),
     ("cluster/lab.sh up many", "many is not a whole number"),
     ("cluster/lab.sh run -n 2 true", "no lab is up"),
 ]
@@ -47,13 +45,8 @@ def files(tmp_path):
     assert (folder / "file").read_text() == "an unrelated file\n"
 
 
-def fill_in(text, folder):
-    """Return a command line's arguments, with the folder for {}."""
-    return text.replace("{}", str(folder)).split()
-
-
 def test_bad_flags_of_chapters_are_refused(files):
-    rows = [" ".join(fill_in(flags, files)) for flags, _ in BAD_FLAGS]
+    rows = [flags.replace("{}", str(files)) for flags, _ in BAD_FLAGS]
     _, messages = run_in_one_process("01_single_node", rows, cwd=files)
     for (flags, expected), message in zip(BAD_FLAGS, messages):
         assert isinstance(message, str) and "\n" not in message, (flags, message)
@@ -61,29 +54,22 @@ def test_bad_flags_of_chapters_are_refused(files):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("chapter", "flags", "message"), [
-    case("03_ddp", "--global-batch-size 7", "--global-batch-size: 7 is not a multiple of 2"),
-    case("02_horovod", "--global-batch-size 7", "is not a multiple of 2", marks=slow),
-    case("03_ddp", "--lr 1e12 --epochs 1", "nan in epoch 1")])
-def test_an_error_on_two_ranks_is_printed_once(chapter, flags, message, files):
-    result = run(chapter, 2, *flags.split(), launcher=True, cwd=files, timeout=90)
-    assert_refused(result, message)
+@pytest.mark.parametrize("chapter", [
+    case("03_ddp"), case("02_horovod", marks=[pytest.mark.slow])])
+def test_an_error_on_two_ranks_is_printed_once(chapter, files):
+    result = run(chapter, 2, "--global-batch-size", 7, launcher=True, cwd=files, timeout=90)
+    assert_refused(result, "--global-batch-size: 7 is not a multiple of 2")
 
 
-@pytest.mark.parametrize(("chapter", "text", "message"), [
-    case("04_deepspeed", '{"bf16": {"enable": true}}', "ds_config.json.* enable "),
-    case("05_zero", '{"zero_optimization": {"zero_quantized_weights": true}}',
-         r"zero\.Init\(\), .* failed: ")])
-def test_a_wrong_ds_config_is_refused(chapter, text, message, tmp_path, files):
-    main = copy_and_edit(chapter, tmp_path / "copy")
-    main.with_name("ds_config.json").write_text(text)
-    flags = ["--max-steps", 1, *["--stage", 3] * (chapter == "05_zero")]
-    assert_refused(run(main, 2, *flags, cwd=files, timeout=60), message)
+def test_a_wrong_ds_config_is_refused(tmp_path, files):
+    main = copy_and_edit("04_deepspeed", tmp_path / "copy")
+    main.with_name("ds_config.json").write_text('{"bf16": {"enable": true}}')
+    assert_refused(run(main, 2, cwd=files, timeout=60), "ds_config.json.* enable ")
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_COMMANDS)
 def test_bad_flags_of_tools_are_refused(text, message, files):
-    program, *flags = fill_in(text, files)
+    program, *flags = text.replace("{}", str(files)).split()
     command = ["bash", program] if program.endswith(".sh") else rank_command(program, 1)
     result = run_command([*command, *flags], cwd=ROOT, timeout=60,
                          env={"LAB": f"none{files.parent.name}", "TMPDIR": str(files.parent)})

@@ -8,8 +8,6 @@ from conftest import case, run
 
 from workshop.data import load_digits
 
-slow = [pytest.mark.slow]
-
 
 def write_mnist(folder, train, test):
     """Write files of MNIST's own format (IDX, big-endian header): random images, all labelled 3."""
@@ -23,14 +21,14 @@ def write_mnist(folder, train, test):
             struct.pack(">II", 0x801, n) + bytes([3]) * n)
 
 
-@pytest.mark.parametrize(("chapter", "ranks"), [
-    case("03_ddp", 7), case("02_horovod", 3), case("04_deepspeed", 7, marks=slow)])
-def test_each_test_image_is_counted_once(chapter, ranks, tmp_path):
-    """All images are labelled 3, also in training, so the accuracy must be 53 of 53."""
-    write_mnist(tmp_path, 420, 53)
-    result = run(chapter, ranks, "--dataset", "mnist", "--data-dir", tmp_path, "--batch-size", 4,
+@pytest.mark.parametrize("chapter", [
+    case("03_ddp"), case("02_horovod"), case("04_deepspeed", marks=[pytest.mark.slow])])
+def test_each_test_image_is_counted_once(chapter, tmp_path):
+    """Rank 0 has one batch more. All images are labelled 3, so the accuracy must be 49 of 49."""
+    write_mnist(tmp_path, 420, 49)
+    result = run(chapter, 3, "--dataset", "mnist", "--data-dir", tmp_path, "--batch-size", 4,
                  "--epochs", 1)
-    assert "test accuracy 1.0000 (53 of 53 images)" in result.out, result
+    assert "test accuracy 1.0000 (49 of 49 images)" in result.out, result
 
 
 @pytest.mark.check

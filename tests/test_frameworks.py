@@ -12,7 +12,8 @@ from tolerances import assert_equal_in_fp64
 AGREE = ROOT / "agree" / "agree" / "__main__.py"
 PACKAGES = Path(sys.prefix, "frameworks")  # set-up installs them there: nothing else imports them
 ENVIRONMENT = environment() | {"ACCELERATE_USE_CPU": "true"}
-SCRIPTS = ["lightning_script.py", "accelerate_script.py", "trainer_script.py"]
+SCRIPTS = [pytest.param("lightning_script.py", marks=pytest.mark.slow), "accelerate_script.py",
+           pytest.param("trainer_script.py", marks=pytest.mark.slow)]
 SAME_ORDER = {  # changes for one rank, so that it sees the order of two
     "lightning_script.py": [
         ("shuffle=True", "sampler=torch.utils.data.DistributedSampler(train, 1, 0, seed=0)")]}

