@@ -182,7 +182,7 @@ def test_two_ranks_never_share_a_gpu(chapter, gpus, tmp_path):
 
 
 @pytest.mark.check
-@pytest.mark.parametrize(("device", "variables"), [("cuda", {}), ("auto", {"PBS_JOBID": "7"})])
+@pytest.mark.parametrize(("device", "variables"), [("gpu", {}), ("auto", {"PBS_JOBID": "7"})])
 def test_a_shared_gpu_is_refused_in_a_batch_job_or_by_the_flag(device, variables, monkeypatch):
     monkeypatch.setattr(os, "environ", variables)
     monkeypatch.setattr(devices, "gather", lambda gpu: [gpu] * 2)
