@@ -6,7 +6,7 @@
 #     apptainer exec $CONTAINER .venv/bin/pip install scikit-learn psutil tqdm deepspeed
 # Submit with:  SITE=apptainer CONTAINER=/path/of/it.sif sbatch -A PROJECT -p PARTITION submit.slurm
 
-: "${CONTAINER:?the file of a container with PyTorch 2.6 or newer}"
+: "${CONTAINER:?the file of a container with PyTorch 2.7 or newer}"
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"  # in Slurm 22.05 to 23.02 srun does not inherit --cpus-per-task
 export APPTAINER_BINDPATH="${APPTAINER_BINDPATH:+$APPTAINER_BINDPATH,}${workshop:-$PWD}"  # add your data's folder
 

@@ -4,7 +4,7 @@
     python tests/gpu ddp speed            # two parts; nccl: all but speed
     python tests/gpu nccl --device cpu    # a trial of this program, over gloo
 
-It needs torch >= 2.6, torchvision, scikit-learn and psutil in the Python that runs it, and no
+It needs torch >= 2.7, torchvision, scikit-learn and psutil in the Python that runs it, and no
 network. It prints what each part measures, and appends it to --results as lines of JSON.
 """
 
