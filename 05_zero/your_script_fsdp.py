@@ -64,7 +64,7 @@ def get_state(model, optimizer, step):  # FSDP: shards that know their place in 
 
 def load(model, optimizer, folder):
     if not all(gather((folder / ".metadata").exists())):
-        raise SystemExit(f"not every rank sees {folder}: all nodes need the same disk")
+        refuse(f"not every rank sees {folder}: all nodes need the same disk")  # rank 0 prints it
     state = get_state(model, optimizer, step=0)
     dcp.load(state, checkpoint_id=folder)  # FSDP: reads this rank's shards, whoever saved them
     states.set_state_dict(model, optimizer, model_state_dict=state["model"],
