@@ -30,13 +30,13 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", default=["nccl", "speed"],
                         help=f"{', '.join(PARTS)} (all)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "gpu.jsonl")
     args = parser.parse_args()
     if unknown := set(args.parts) - PARTS.keys():
         parser.error(f"unknown part {', '.join(unknown)}: choose from {', '.join(PARTS)}")
     gpus = torch.cuda.device_count()
-    if args.device == "cuda" and not gpus:
+    if args.device == "gpu" and not gpus:
         parser.error("PyTorch sees no GPU: compare nvidia-smi with torch.version.cuda, or try "
                      "--device cpu")
     machine = describe_machine() | {"launcher": "torchrun", "gpus": gpus, "device": args.device}

@@ -41,7 +41,7 @@ BOUNDS = {"fp64": 1e-10, "fp32": 1e-4, "bf16": 1 / 512}
 
 
 class Jobs:
-    """Starts programs on ranks of a device ("cuda" or "cpu"); their files are in one folder."""
+    """Starts programs on ranks of a device ("gpu" or "cpu"); their files are in one folder."""
 
     def __init__(self, device, gpus, folder):
         self.device, self.folder = device, folder
