@@ -1,10 +1,14 @@
 """Record the output of every command that a page shows, in assets/records/outputs.jsonl.
 
+    python -m tools.pages.outputs cluster.plan    # only of commands with this text; without: of all
+
 `make docs` writes these records into the pages; it runs no chapter itself.
 """
 
+import sys
+
 from cluster.launch import finish_job, rank_command, start_job
-from cluster.records import RECORDS, describe_machine
+from cluster.records import RECORDS, describe_machine, read_records
 from cluster.study import run_study
 from tools.pages import docs
 
@@ -26,5 +30,13 @@ def find_command_lines():
 
 
 if __name__ == "__main__":
+    text, path = " ".join(sys.argv[1:]), RECORDS / "outputs.jsonl"
+    old_records = {row["command_line"]: row for row in read_records(path)}
+
+    def record_or_keep(command_line):
+        if text not in command_line and command_line in old_records:
+            return old_records[command_line]
+        return record(command_line)
+
     plan = [{"command_line": command_line} for command_line in find_command_lines()]
-    run_study(RECORDS / "outputs.jsonl", plan, record)
+    run_study(path, plan, record_or_keep)
