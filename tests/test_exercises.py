@@ -1,9 +1,7 @@
 """The grader: each solution passes, and each typical mistake gets its own hint."""
 
-import re
 import runpy
 import shutil
-import sys
 
 import forked
 import pytest
@@ -17,10 +15,6 @@ GATHER = """shards = [torch.empty_like(parameter_shard) for _ in range(dist.get_
         return torch.cat(shards)
 """
 NUMBERS = [(number,) for number in FOLDERS]
-FEATURES = {  # what decides a record of exercise 9, and in how many lines it is at least
-    "memory": (r"after optimizer\.step\(\).*\n(?:.*forward.*\n)?.*RuntimeError.*allocate", 2),
-    "loss": (r"nan +inf +\S+ +\d+\.\d+", 1),
-    "dump": (r'"collective_seq_id": 36, .*"retired": false', 3)}
 
 
 def cases(values, slow):
@@ -80,15 +74,6 @@ def test_answers_of_exercise_9_are_verdicts_of_agree(name, mistake):
     variables = environment() | {"PYTHONPATH": str(ROOT / "agree")}
     result = forked.run(arguments, 2, variables, timeout=90)
     assert f"verdict: wrong: {mistake}\n" in result.out, result.out + result.err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FEATURES)  # the other records depend on the machine's load
-def test_exercise_9_s_command_makes_its_records(name):
-    pattern, count = FEATURES[name]
-    result = run_command([sys.executable, "-m", "tools.measuring.clinic", name], timeout=90)
-    for record in (result.out, (FOLDERS[9] / "records" / f"{name}.txt").read_text()):
-        assert len(re.findall(pattern, record)) >= count, record + result.err
 
 
 @pytest.mark.parametrize("number", cases(NUMBERS, slow=[4, 8]))
