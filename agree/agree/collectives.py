@@ -29,7 +29,6 @@ class Collectives:
         self.on_call, self.on_spawn = on_call, on_spawn
         self.depth = threading.local()  # nesting level
         self.number = 0  # collectives of all ranks so far
-        self.reductions = 0  # collectives so far by which a rank gets the others' values
         self.late = set()  # lengths of waits that were too short: no more waits of this length
         self.names = set()  # of the collectives called
         self.current = ""  # the collective in progress, also one that DDP calls in C++
@@ -46,7 +45,6 @@ class Collectives:
         def begin(*args, **kwargs):
             self.depth.level = getattr(self.depth, "level", 0) + 1
             self.names.add(name)
-            self.reductions += "reduce" in name or "gather" in name
             arguments = [*args, *kwargs.values()]
             groups = [value for value in arguments if isinstance(value, dist.ProcessGroup)]
             if self.depth.level > 1 or any(

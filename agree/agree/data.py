@@ -26,17 +26,15 @@ class Data:
     """
 
     def __init__(self, add_event: Callable, find_places: Callable[[], list[str]],
-                 is_measuring: Callable[[], bool], count_reductions: Callable[[], int]):
+                 is_measuring: Callable[[], bool]):
         self.add_event, self.find_places = add_event, find_places
-        self.is_measuring, self.count_reductions = is_measuring, count_reductions
+        self.is_measuring = is_measuring
         self.loaders = {}  # {(places and types): [[reference to the DataLoader, its facts]]}
         self.epochs = WeakKeyDictionary()  # {iterator: (its loader, facts and epoch)}
         self.counter = itertools.count()
         self.samplers = WeakKeyDictionary()  # {DistributedSampler: its number}
         self.set_samplers = set()  # DistributedSamplers after set_epoch(), before the epoch
         self.last_batches = {}  # {name of a loader: (its facts, its epoch, its last batch)}
-        self.evaluation = None  # the last one: (facts, place, reductions before its last batch)
-        self.shares = {}  # {place of an evaluation: the share that this rank drew for itself}
 
     def install(self):
         patch(f"{DATA_LOADER_ITERATOR}.__init__", before=self.begin_epoch)
@@ -97,26 +95,15 @@ class Data:
 
     @never_raise
     def note_batch(self, batch, iterator):
-        if batch is None:  # the end of the epoch
+        if batch is None or not torch.is_grad_enabled():  # the end of an epoch, an evaluation
             return
         _, facts, epoch = self.epochs[iterator]
-        if not torch.is_grad_enabled():
-            self.evaluation = facts, self.find_places()[0], self.count_reductions()
-            return
         self.last_batches[facts["name"]] = facts, epoch, batch
         if threading.current_thread() is threading.main_thread():  # else in a random order
             self.add_event("draw", facts["name"], len(facts["epochs"]))
 
-    def end_evaluation(self):
-        """Record an evaluation of a share of the data, if no reduction or gather followed it."""
-        if self.evaluation:
-            (facts, place, reductions), self.evaluation = self.evaluation, None
-            if (facts["shares"] or 1) > 1 and reductions == self.count_reductions():
-                self.shares[place] = f"1/{facts['shares']} of {facts['dataset_size']:,} samples"
-
     def note_backward(self):
         """Record each loader's last batch: no backward pass used the earlier ones."""
-        self.end_evaluation()
         for facts, epoch, batch in self.last_batches.values():
             epoch["used"] = True
             if self.is_measuring():

@@ -48,8 +48,7 @@ class Observer:
         self.is_measuring = True
         self.progress = 0  # grows while the training makes progress
         self.events = []
-        self.data = Data(self.add_event, self.places, self.measures,
-                         lambda: collectives.reductions)
+        self.data = Data(self.add_event, self.places, self.measures)
         self.sharding = Sharding()
         self.models = Models(self.sharding, self.places, self.add_progress,
                              lambda parameter: self.gradients.hook(parameter))
@@ -272,7 +271,6 @@ class Observer:
 
         at_a_step: all ranks are at the same step, or at the end, so that states can be compared.
         """
-        self.data.end_evaluation()
         horovod, accelerate = (sys.modules.get(f"{name}") for name in (
             "horovod.torch", "accelerate.state"))
         states = self.measured_states
@@ -288,7 +286,6 @@ class Observer:
             "parts": self.sharding.parts, "before_sharding": self.sharding.before_sharding,
             "failed_hooks": hooks.failed_hooks, "unavailable": self.unavailable,
             "loaders": self.data.report(min(self.steps, max(self.step_counts.values(), default=0))),
-            "shares": self.data.shares,
             "horovod": bool(horovod and horovod.is_initialized()),
             "accelerate": bool(accelerate and accelerate.PartialState._shared_state)}
 

@@ -28,10 +28,6 @@ def judge_data(reports: list[dict]) -> tuple[Lines, Findings]:
     judge_equal_gradients(reports, text, same_inputs, findings)
     if not findings.keys() & {"same data", "overlap"}:
         judge_noise(reports, loaders_of_ranks, bool(text), findings)
-    for place, share in reports[0]["shares"].items():
-        if not any(report["horovod"] for report in reports):
-            add_note(findings, f"the loader at {place} gives rank 0 {share}, and no all_reduce or "
-                     "gather follows: what a rank prints or decides counts its own share only")
     if not text:
         add_note(findings, "without a DataLoader, and without tensors or lists among a model's "
                  "arguments, agree cannot tell whether the ranks share samples")

@@ -174,16 +174,11 @@ class Session:
             return
         else:
             lines, findings = verdicts.judge(reports, self.hang)
-        self.end(*verdicts.show(self.name, reports, lines, findings))
+        self.publish("exit code", verdicts.show(self.name, reports, lines, findings))
 
     def refuse(self, problem):
         say(f"agree: {problem}")
-        self.end(f"agree: {problem}", 2)
-
-    def end(self, last_line, exit_code):
-        if exit_code:
-            self.publish("last line", last_line)
-        self.publish("exit code", exit_code)
+        self.publish("exit code", 2)
 
     def leave(self, finalize=False):
         """Exit with os._exit, because a pending collective would block a normal exit.
@@ -196,7 +191,6 @@ class Session:
         sys.stdout.flush()
         sys.stderr.flush()
         with suppress(Exception):  # rank 0 has exited
-            self.write_error_file(self.read("last line"))
             self.store.set(f"left {self.rank}", "")
             if self.rank == 0:
                 self.store.wait([f"left {rank}" for rank in range(self.world_size)],
@@ -207,13 +201,6 @@ class Session:
                 if mpi.Is_initialized() and not mpi.Is_finalized():
                     mpi.Finalize()  # or the launcher reports a crash
         exit_now(self.exit_code)
-
-    def write_error_file(self, last_line):
-        """Let the traceback with which torchrun ends repeat the verdict, as its last line."""
-        file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if file and last_line:
-            with open(file, "w") as error_file:
-                json.dump({"message": last_line, "timestamp": int(time.time())}, error_file)
 
 
 def all_wait(states) -> bool:

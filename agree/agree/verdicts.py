@@ -93,8 +93,8 @@ def find_gaps(reports: list[dict]) -> list[str]:
     return [*gaps, *dict.fromkeys(failures)]
 
 
-def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> tuple[str, int]:
-    """Print the table, a line per finding, and the verdict; return it and agree's exit code."""
+def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> int:
+    """Print the table, a line per finding, and the verdict; return agree's exit code."""
     note = findings.pop("note", "")
     if all(reports):
         nodes = plural(len({report["host"] for report in reports}), "node")
@@ -118,4 +118,4 @@ def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> 
     elif not findings:
         verdict, exit_code = "no problems found", 0
     say(f"verdict: {verdict}", flush=True)
-    return f"verdict: {verdict}", exit_code
+    return exit_code
