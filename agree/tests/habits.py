@@ -198,16 +198,6 @@ def closure():
         optimizer.step(evaluate)
 
 
-def sum_of_micro_batches_divided():
-    model = DDP(start_with_network())
-
-    def backward_again():
-        mse(model(torch.randn(6, 8)), torch.randn(6, 1)).backward()
-        for_gradients(model, halve)()
-
-    train(model, backward_again)
-
-
 def gradients_by_hand():
     """autograd.grad() instead of backward(), of the inputs and of the parameters."""
     model = start_with_network()
@@ -225,19 +215,7 @@ def gradients_by_hand():
         optimizer.step()
 
 
-def gathered_before_the_forward():
-    model = start_with_network()
-    for layer in model[0], model:
-        fully_shard(layer)
-
-    def prefetch_and_call(inputs):
-        model[0].unshard()  # FSDP's explicit prefetching
-        return model(inputs)
-
-    train(prefetch_and_call, optimizer=sgd(model))
-
-
-def several_models(average_temperature=True, noise_seed=None):
+def several_models(average_temperature=True):
     """A generator that draws noise, a critic, and a tensor in no module, each with an optimizer."""
     rank, _ = start()
     generator, critic = DDP(nn.Linear(4, 8)), DDP(nn.Linear(8, 1))
@@ -245,7 +223,7 @@ def several_models(average_temperature=True, noise_seed=None):
     temperature_optimizer = torch.optim.SGD([temperature], lr=0.01)
     generator_optimizer, critic_optimizer = sgd(generator), sgd(critic)
     data = rows()
-    torch.manual_seed(1 + rank if noise_seed is None else noise_seed)
+    torch.manual_seed(1 + rank)
     for real, _ in DataLoader(data, 8, sampler=DistributedSampler(data)):
         critic_optimizer.zero_grad()
         generated = generator(torch.randn(8, 4)).detach()
@@ -314,17 +292,6 @@ def a_layer_is_not_sharded():
     train(model)
 
 
-def clips_by_its_shards():
-    model = fully_shard(start_with_network())
-
-    def clip():
-        shards = [parameter.grad.to_local() for parameter in model.parameters()]
-        norm = sum(shard.pow(2).sum() for shard in shards).sqrt()
-        torch._foreach_div_(shards, 1 + norm.item())
-
-    train(model, clip)
-
-
 def shards_of_each_rank():
     rank, _ = start()
     torch.manual_seed(rank)
@@ -375,12 +342,12 @@ class Noisy(TensorDataset):
         return row + 0.1 * torch.randn(8) + random.random(), label
 
 
-def one_noise_for_all(**options):
+def one_noise_for_all():
     """In the data set, which has one seed on all ranks, and in the model."""
     start()
     random.seed(0)
     data, model = Noisy(*rows().tensors), nn.Sequential(nn.Dropout(0.1), network())
-    train_on_rows(data, model=model, **options)
+    train_on_rows(data, model=model)
 
 
 def one_time_for_all():
@@ -407,48 +374,21 @@ def a_rank_skips_a_batch():
     train_on_rows(rows(), skip)
 
 
-class Codebook(nn.Module):
-    """A layer that replaces a buffer by the mean of its inputs."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = network()
-        self.register_buffer("mean", torch.zeros(8))
-
-    def forward(self, inputs):
-        self.mean.lerp_(inputs.mean(0), 0.1)
-        return self.layers(inputs - self.mean)
-
-
-def a_codebook_of_each_rank():
-    start()
-    train_on_rows(rows(), model=Codebook())
-
-
-def train_with_teacher(student, at_end=do_nothing):
+def an_average_on_rank_0():
+    """The weights of a teacher."""
+    rank, _ = start()
+    student = network()
     teacher = copy.deepcopy(student)
 
     def teach(inputs):
         with torch.no_grad():
             teacher(inputs)
 
-    train_on_rows(rows(), teach, lambda model, *_: at_end(model, teacher), student)
-
-
-def an_average_on_rank_0():
-    rank, _ = start()
-
-    def update(model, teacher):
+    def update(model, optimizer, epoch):
         if rank == 0:
             teacher[0].bias.data.lerp_(model.module[0].bias.data, 0.1)
 
-    train_with_teacher(network(), update)
-
-
-def a_teacher_before_the_broadcast():
-    rank, _ = start()
-    torch.manual_seed(rank)
-    train_with_teacher(network())
+    train_on_rows(rows(), teach, update, student)
 
 
 def a_sampler_with_a_seed_per_rank():
@@ -533,9 +473,6 @@ TRAININGS = {
     "clips_each_micro_batch": lambda: clip_micro_batches([0, 1]),
     "one_stream_for_all": lambda: train_on_stream(divide=False),
     "a_tensor_in_no_module": lambda: several_models(average_temperature=False),
-    "the_same_noise": lambda: several_models(noise_seed=0),
-    "one_noise_for_all_workers": lambda: one_noise_for_all(
-        num_workers=1, multiprocessing_context="fork"),
 }
 
 if __name__ == "__main__":
