@@ -1,9 +1,8 @@
-"""Programs run in a copied folder and a read-only checkout, and with a full disk."""
+"""Programs run in a read-only checkout, and with a full disk."""
 
 import json
 import os
 import re
-import shutil
 import sys
 
 import pytest
@@ -27,17 +26,6 @@ def test_a_closed_pipe_ends_the_job():
     command = [BIN / "mpiexec", "-n", 2, sys.executable, main, "--epochs", 50]
     result = run_command(["sh", "-c", '"$@" | head -1', "sh", *command], timeout=100)
     assert result.out.startswith("digits: ") and len(result.out.splitlines()) == 1
-
-
-@all_lessons
-def test_a_copied_folder_runs(chapter, tmp_path):
-    """As `cp -rL` copies it: with the package that its link leads to."""
-    main, folder = LESSONS[chapter], tmp_path / "Übung der Gäste"
-    shutil.copytree(main.parent, folder, ignore=shutil.ignore_patterns("__pycache__", "data"))
-    command = [*launcher(chapter), sys.executable, main.name, "--max-steps", 2, "--results", "r"]
-    result = run_command(command, cwd=folder)
-    assert result.code == 0, result.err
-    assert [record["chapter"] for record in read_records(folder / "r")] == [chapter]
 
 
 UNSHARE = unshare_command("--mount")
