@@ -6,8 +6,6 @@ import numpy
 import pytest
 from conftest import case, run
 
-from workshop.data import load_digits
-
 
 def write_mnist(folder, train, test):
     """Write files of MNIST's own format (IDX, big-endian header): random images, all labelled 3."""
@@ -29,10 +27,3 @@ def test_each_test_image_is_counted_once(chapter, tmp_path):
     result = run(chapter, 3, "--dataset", "mnist", "--data-dir", tmp_path, "--batch-size", 4,
                  "--epochs", 1)
     assert "test accuracy 1.0000 (49 of 49 images)" in result.out, result
-
-
-@pytest.mark.check
-def test_enlarged_digits_repeat_their_pixels():
-    for digits, enlarged in zip(load_digits(), load_digits(24), strict=True):
-        assert enlarged.images.shape[1:] == (1, 24, 24)
-        assert (enlarged.images == digits.images.repeat(3, axis=2).repeat(3, axis=3)).all()

@@ -96,11 +96,3 @@ def test_failed_horovod_build_leaves_the_rest_working(ready_venv, tmp_path, monk
     assert "of version 0.28.1" in install_problem("02_horovod")
     assert install_problem("03_ddp") is None
     assert set_up.has_packages(ready_venv) and not set_up.should_build_horovod(ready_venv)
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("missing", [["g++"], []])
-def test_horovod_is_built_as_soon_as_a_compiler_is_installed(ready_venv, monkeypatch, missing):
-    monkeypatch.setattr(build_horovod, "missing_build_tools", lambda include: missing)
-    (ready_venv / set_up.WITHOUT_HOROVOD).write_text(f"{set_up.COMPILER_ADVICE} g++")
-    assert set_up.should_build_horovod(ready_venv) == (not missing)

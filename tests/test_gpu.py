@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, assert_refused, read_records, run, run_command
 
-from workshop.devices import identify_gpu, short_reason
+from workshop.devices import identify_gpu
 
 WHOLE = {"pci_domain_id": 0, "pci_bus_id": 7, "pci_device_id": 0, "uuid": "a"}
 OTHER = WHOLE | {"pci_bus_id": 8, "uuid": "b"}
@@ -37,16 +37,6 @@ def test_two_ranks_gpus_are_one_if_nccl_takes_them_for_one(
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, gpu=gpu: gpu)
         texts.append(identify_gpu(torch.device("cuda", 0)))
     assert (texts[0] == texts[1]) == are_one, texts
-
-
-@pytest.mark.check
-def test_the_reason_of_nccl_is_not_cut_off():
-    text = ("NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled system"
-            " error (run with NCCL_DEBUG=INFO for details), NCCL version 2.29.7\nncclSystemError:"
-            " System call (e.g. socket, malloc) or external library call failed or device error."
-            "\nLast error:\nError: network AWS Libfabric not found.")
-    assert short_reason(RuntimeError(text)) == "Error: network AWS Libfabric not found."
-    assert short_reason(ValueError("a\nb"), 2) == "a "
 
 
 def test_a_profile_has_three_steps(tmp_path):
