@@ -8,6 +8,9 @@ from conftest import BIN, ROOT, case, load_module, read_records, run_command
 
 FSDP, TWO_D = "05_zero/fsdp.py", "05_zero/two_d.py"
 GPT = ("--text", "synthetic", "--device", "cpu")
+ZERO = load_module(ROOT / "05_zero" / "zero_formula.py")
+SHAPE = {"layers": 2, "width": 48, "context": 32}  # each part's sizes are multiples of 4 ranks
+SHAPE_FLAGS = [flag for name, value in SHAPE.items() for flag in (f"--{name}", value)]
 SETUP = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -74,25 +77,33 @@ def test_pretended_ranks_equal_real_ones(script, flags, ranks, tmp_path):
 
 
 def test_fsdp_keeps_and_sends_the_bytes_of_the_formulae(tmp_path):
-    zero = load_module(ROOT / "05_zero" / "zero_formula.py")
-    shape = {"layers": 2, "width": 48, "context": 32}
-    flags = [flag for name, value in shape.items() for flag in (f"--{name}", value)]
-    record = pretend(tmp_path, 4, "real", FSDP, *GPT, *flags, "--batch-size", 8)
-    size, memory = 4 * zero.parameter_count(**shape), record["memory"]
+    record = pretend(tmp_path, 4, "real", FSDP, *GPT, *SHAPE_FLAGS, "--batch-size", 8)
+    size, memory = 4 * ZERO.parameter_count(**SHAPE), record["memory"]
     assert memory["parameters"] == memory["gradients"] == size / 4
     assert memory["optimizer state"] - 2 * size / 4 == 4 * (2 + 16 * 2 + 3)  # Adam's steps
-    assert memory["activations"] == zero.activations(
-        **shape, heads=4, sequences=8, element_bytes=4)
+    assert memory["activations"] == ZERO.activations(
+        **SHAPE, heads=4, sequences=8, element_bytes=4)
     assert {row["operation"]: (row["bytes"], row["calls"]) for row in record["sent"]} == {
         "all-gather": (2 * size * 3 // 4, 2 * 4), "reduce-scatter": (size * 3 // 4, 4)}
+
+
+def test_hsdp_sends_between_nodes_only_its_shards_gradients(tmp_path):
+    """Two nodes of four ranks, each with all parts of the network."""
+    record = footprint(tmp_path, "--ranks", 8, "--gpus-per-node", 4, FSDP, *GPT, *SHAPE_FLAGS,
+                       "--replicas", 2)
+    size = 4 * ZERO.parameter_count(**SHAPE)
+    assert {(row["dimension"], row["operation"]): (row["bytes"], row["calls"], row["link"])
+            for row in record["sent"]} == {
+        ("shard", "all-gather"): (2 * size * 3 // 4, 2 * 4, "inside a node"),
+        ("shard", "reduce-scatter"): (size * 3 // 4, 4, "inside a node"),
+        ("replicate", "all-reduce"): (size // 4, 4, "between nodes")}
 
 
 @pytest.mark.slow
 def test_a_rank_of_1024_with_billions_of_parameters_needs_seconds(tmp_path):
     record = footprint(tmp_path, "--ranks", 1024, FSDP, "--layers", 32, "--width", 4096, "--heads",
                        32, "--context", 4096, "--precision", "bf16", *GPT)
-    zero = load_module(ROOT / "05_zero" / "zero_formula.py")
-    count = zero.parameter_count(32, 4096, 4096)
+    count = ZERO.parameter_count(32, 4096, 4096)
     assert record["tensors"] == "fake" and record["host_bytes"] < 4e9
     assert record["memory"]["parameters"] == pytest.approx(4 * count / 1024, rel=0.01)  # padding
     assert record["seconds"] < 90

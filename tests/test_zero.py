@@ -2,7 +2,6 @@
 
 import functools
 import math
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +17,6 @@ from conftest import (
     numbers,
     read_records,
     run,
-    run_command,
 )
 from tolerances import FP64, LOSS_FP32, ONE_DECIMAL, ROUNDING_FACTOR, assert_close, distance
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -148,24 +146,6 @@ def test_one_rank_resumes_from_the_checkpoint_of_four(program, flags, two_epochs
     (TWO_D, 2, "--tensor 2 --heads 3", "--tensor 2 has to divide --heads")])
 def test_mistakes_get_one_line(program, ranks, flags, message, tmp_path):
     assert_refused(run(program, ranks, *flags.split(), cwd=tmp_path), message)
-
-
-def test_hsdp_sends_between_nodes_only_its_shards_gradients(tmp_path):
-    """Two nodes of four ranks. Padding makes equal shards, so the sizes here are multiples."""
-    flags = [flag for name, value in GPT_SHAPE.items() for flag in (f"--{name}", value)]
-    result = run_command([
-        sys.executable, "-m", "cluster.footprint", "--ranks", 8, "--gpus-per-node", 4, "--results",
-        tmp_path / "r", FSDP, *flags, "--text", "synthetic", "--replicas", 2], cwd=ROOT)
-    assert result.code == 0, result.err
-    size = 4 * load_module(ROOT / ZERO / "zero_formula.py").parameter_count(
-        GPT_SHAPE["layers"], WIDTH, CONTEXT)
-    calls = GPT_SHAPE["layers"] + 2  # embedding, blocks, head
-    record, = read_records(tmp_path / "r")
-    assert {(row["dimension"], row["operation"]): (row["bytes"], row["calls"], row["link"])
-            for row in record["sent"]} == {
-        ("shard", "all-gather"): (2 * size * 3 // 4, 2 * calls, "inside a node"),
-        ("shard", "reduce-scatter"): (size * 3 // 4, calls, "inside a node"),
-        ("replicate", "all-reduce"): (size // 4, calls, "between nodes")}
 
 
 @pytest.mark.check
