@@ -6,10 +6,14 @@ import shutil
 import forked
 import pytest
 from conftest import ROOT, environment, run_command
-from wrong_answers import WRONG
+from wrong_answers import SCATTER, WRONG
 
 from exercises.grade import FAILED, FOLDERS, PASSED
 
+GATHER = """shards = [torch.empty_like(parameter_shard) for _ in range(dist.get_world_size())]
+        dist.all_gather(shards, parameter_shard)
+        return torch.cat(shards)
+"""
 NUMBERS = [(number,) for number in FOLDERS]
 
 
@@ -46,6 +50,19 @@ def run_grader(number, text, tmp_path):
 def test_each_solution_passes(number, tmp_path):
     result = run_grader(number, solution(number, tmp_path), tmp_path)
     assert result.code == PASSED and "all checks passed" in result.out, result.out + result.err
+
+
+def test_pytorch_s_new_names_are_accepted_too(tmp_path):
+    text = solution(6, tmp_path)
+    for old, new in {
+            SCATTER: "dist.reduce_scatter_single(shard, gradients)\n",
+            GATHER: "vector = torch.empty(3 * len(parameter_shard), dtype=parameter_shard.dtype)\n"
+                    "        dist.all_gather_single(vector, parameter_shard)\n"
+                    "        return vector\n"}.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    result = run_grader(6, text, tmp_path)
+    assert result.code == PASSED, result.out + result.err
 
 
 @pytest.mark.slow
