@@ -50,6 +50,7 @@ def test_a_profile_has_three_steps(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1600)
 def test_all_parts_run_on_the_cpu(tmp_path):
     results = tmp_path / "gpu.jsonl"
     result = run_command([sys.executable, ROOT / "tests" / "gpu", "--device", "cpu",
