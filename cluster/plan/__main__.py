@@ -10,6 +10,7 @@ README.md of this folder's parent explains the output.
 
 import argparse
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -121,6 +122,7 @@ def read_footprints(parser, args):
 
 
 def main():
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a traceback
     args = parse_args()
     if args.check:
         report.show_check()
