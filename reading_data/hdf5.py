@@ -66,7 +66,7 @@ def main():
     sampler = DistributedSampler(dataset, world_size, rank, drop_last=True)
     loader = DataLoader(
         dataset, BATCH, sampler=sampler, num_workers=args.workers,
-        pin_memory=torch.cuda.is_available(),  # so that copies to the GPU do not block the CPU
+        pin_memory=torch.accelerator.is_available(),  # then copies to a GPU do not block the CPU
         persistent_workers=args.workers > 0,  # else every epoch starts them again
         multiprocessing_context="spawn" if args.workers else None)  # with MPI a fork may hang
     for epoch in range(2):

@@ -51,9 +51,9 @@ def refuse_broken_packages():
         files = [frame.filename for frame in traceback.extract_tb(problem.__traceback__)]
         file = [sys.executable, *filter(os.path.isabs, files[1:])][-1]
         sys.exit(f"{short_reason(problem)}, in {file}{describe_folders()}")
-    if not hasattr(torch, "accelerator"):  # added in 2.6, the oldest that was tried
-        sys.exit(f"torch {torch.__version__} in {torch.__file__} is older than 2.6, the oldest "
-                 f"that the chapters were tried with{describe_folders()}")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):
+        sys.exit(f"torch {torch.__version__} in {torch.__file__} is older than 2.7, the first with "
+                 f"what the chapters ask for GPUs{describe_folders()}")
 
 
 def describe_folders():
