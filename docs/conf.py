@@ -29,8 +29,19 @@ SUBPAGES = {
 LANGUAGES = {".py": "python", ".sh": "bash", ".pbs": "bash", ".slurm": "bash", ".json": "json"}
 CODE_PAGES = {}  # {page: file} of the files that pages link
 
+RECORDING = """\
+In two minutes: the demo, [agree](agree/README.md) on a script with a mistake,
+[footprint](cluster/README.md#footprint), and [plan](cluster/README.md#what-it-will-cost).
+[cast.py](tools/pages/cast.py) recorded these runs; waiting is cut short.
+
+```{asciinema} assets/records/tour.cast
+:fit: width
+:poster: npt:1:05
+```
+"""
+
 project = html_title = "Scaling Deep Learning"
-extensions = ["myst_nb", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx_copybutton", "sphinxcontrib.asciinema"]
 root_doc = "README"
 # Only files that git tracks: a reader's own notes are not pages.
 include_patterns = subprocess.run(["git", "ls-files", "[!.]*.md", "*.ipynb"], cwd=ROOT, text=True,
@@ -55,7 +66,7 @@ def toctree(pages, caption=""):
 
 
 def prepare_page(app, name, source):
-    """Fold the cells that Jupyter folds; add contents, and the planner's form."""
+    """Fold the cells that Jupyter folds; add contents, the recording, and the planner's form."""
     text = source[0]
     if text.startswith("{"):
         notebook = json.loads(text)
@@ -66,12 +77,21 @@ def prepare_page(app, name, source):
         source[0] = json.dumps(notebook)
         return
     if name == root_doc:
+        text = text.replace("<!-- recording -->", RECORDING)
         text += "".join(toctree(pages, caption) for caption, pages in SECTIONS.items())
     if name in SUBPAGES:
         text += toctree(SUBPAGES[name])
     if name == "docs/PLAN":
         text = text.replace("<!-- plan -->", f"`````{{raw}} html\n{plan.page()}`````")
     source[0] = text
+
+
+def leave_player_out(app, page, template, context, doctree):
+    """Load the recording's player only on the page that has it."""
+    if page != root_doc:
+        for kind in "script_files", "css_files":
+            context[kind] = [asset for asset in context[kind]
+                             if "asciinema" not in str(asset.filename)]
 
 
 def visit_math(self, node):
@@ -100,3 +120,4 @@ def setup(app):
     app.connect("html-collect-pages", make_code_pages)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     app.connect("source-read", prepare_page)
+    app.connect("html-page-context", leave_player_out)
