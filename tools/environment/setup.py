@@ -40,6 +40,10 @@ ADVICE = ("fix this and run make setup again: it continues where it stopped. Beh
           "export https_proxy=http://HOST:PORT. Disk full: make setup VENV=/roomy/place "
           "XDG_CACHE_HOME=/roomy/cache")
 CUDA_PINS = re.compile("^(?:nvidia-|cuda-|triton).*\n", re.M)  # dependencies of PyTorch
+JUPYTERLAB = """{
+    "@jupyterlab/docmanager-extension:plugin": {"autosave": false},
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}
+}"""  # settings: a notebook that is only read, or run, stays as git has it; no pop-up
 SITE_PACKAGES_CODE = ("*(package.name for package in "
                       "__import__('importlib.metadata').metadata.distributions() "
                       "if not str(package.locate_file('')).startswith(sys.prefix))")
@@ -150,6 +154,9 @@ def site_packages(venv):
 
 def install_packages(venv, mpicc):
     """Install the pinned packages; on a site those that it lacks, and mpi4py for its MPI."""
+    jupyterlab = venv / "etc/jupyter/labconfig/default_setting_overrides.json"
+    jupyterlab.parent.mkdir(parents=True, exist_ok=True)
+    jupyterlab.write_text(JUPYTERLAB)
     excluded = site_packages(venv) if mpicc else set()
     pins = read(REQUIREMENTS)
     if "torch" in excluded or "UV_TORCH_BACKEND" in os.environ:  # may be for another CUDA
