@@ -70,8 +70,9 @@ site: setup-tests ## build all pages and notebooks as an offline site: results/s
 	@"$(VENV)/bin/python" -m sphinx -q -W --keep-going -j auto -c docs -d results/site/.doctrees . results/site
 	@echo "results/site/README.html"
 
-slides: setup-tests ## build the half day's slides, with speaker notes, as one offline file: results/slides/slides.html
-	@"$(VENV)/bin/python" -m tools.pages.slides
+slides: setup-tests ## build the half day's slides, with speaker notes, for a browser without a network: results/site/slides/slides.html
+	@"$(VENV)/bin/python" -m sphinx -q -W --keep-going -b revealjs -c tools/pages/slides -d results/site/slides/.doctrees docs results/site/slides
+	@echo "results/site/slides/slides.html"
 
 pins: ## regenerate requirements.txt after changing a version in pyproject.toml; installs nothing
 	@$(or $(wildcard $(VENV)/bin/uv),uv) pip compile --quiet --system-certs --universal --python-version 3.11 \

@@ -17,7 +17,7 @@ SECTIONS = {
                 "docs/WHAT_GOES_WRONG"],
     "To look up": ["docs/SHEET", "docs/PLAN", "docs/GLOSSARY", "docs/DEMO", "docs/SETUP",
                    "docs/PARALLELISM", "reading_data/README", "docs/SOURCES", "docs/TEACHING",
-                   "docs/FEEDBACK", "CONTRIBUTING"]}
+                   "Slides, with notes <docs/slides>", "docs/FEEDBACK", "CONTRIBUTING"]}
 SUBPAGES = {
     "01_single_node/README": ["batch_size"],
     "03_ddp/README": ["allreduce", "YOUR_SCRIPT", "YOUR_SCRIPT_TRAPS", "FRAMEWORKS", "scaling",
@@ -35,7 +35,6 @@ root_doc = "README"
 # Only files that git tracks: a reader's own notes are not pages.
 include_patterns = subprocess.run(["git", "ls-files", "[!.]*.md", "*.ipynb"], cwd=ROOT, text=True,
                                   capture_output=True).stdout.split()
-exclude_patterns = ["docs/slides.md"]  # the source of `make slides`, not a page
 html_theme = "furo"
 html_theme_options = {"dark_css_variables": {"picture-brightness": "0.85"}}    # for site.css
 highlight_language = "text"    # of a fence that names no language

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Attendees source this file on the login node, in each terminal: . /shared/course.sh
-# Once, in their clone: ln -s "$VENV" .venv    (then all commands of the pages work as printed)
+# Once, in their clone: make setup    (it links .venv to $VENV, so that the commands on all pages work as printed)
 # The instructor copies it to a shared disk and fills it in: remove what your centre does not need, such as a reservation.
 export SITE="/shared/mine.sh"         # or a name in submit/sites
 export VENV="/shared/workshop-env"    # shared by all: make setup SITE=... VENV=...

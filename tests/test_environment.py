@@ -1,10 +1,16 @@
 """Set-up does nothing if the environment is ready, and reports each obstacle in one line."""
 
+import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import pytorch_index
 from conftest import ROOT, load_module, run_command
 from jupyterlab_server.settings_utils import get_settings
 
@@ -35,12 +41,36 @@ def failing_setup_message(*flags, **options):
     return result.err
 
 
+@pytest.fixture
+def clone(tmp_path):
+    """Return a folder with the files that `make setup` reads."""
+    folder = tmp_path / "a clone"
+    for name in ("Makefile", "pyproject.toml", "requirements.txt", "agree", "tools/environment"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(ROOT / name, folder / name)
+    return folder
+
+
 @pytest.mark.check
-def test_setup_of_a_ready_environment_prints_nothing(ready_venv, tmp_path):
-    venv = tmp_path / "a blank"
-    venv.symlink_to(ready_venv)  # not to this environment: other pins would change it
-    result = run_command(["make", "-s", "--no-print-directory", "setup", f"VENV={venv}"], cwd=ROOT)
-    assert (result.code, result.out, result.err) == (0, "", "")
+def test_ready_environment_elsewhere_is_linked_once(clone, ready_venv):
+    ready_venv.chmod(0o555)  # somebody else's
+
+    def make_setup(venv):
+        result = run_command(["make", "-s", "--no-print-directory", "setup", f"VENV={venv}"],
+                             cwd=clone)
+        assert (result.code, result.err) == (0, "")
+        return result.out
+
+    assert "linked .venv to " in make_setup(ready_venv)
+    assert (clone / ".venv").samefile(ready_venv)
+    assert make_setup(ready_venv) == make_setup(".venv") == ""
+    another = ready_venv.with_name("a blank")
+    ready_venv.rename(another)
+    assert "linked .venv to " in make_setup(another)  # the old link led nowhere
+    third = shutil.copytree(another, ready_venv, symlinks=True)
+    assert "stays as it is" in make_setup(third)
+    assert (clone / ".venv").samefile(another)
 
 
 @pytest.mark.check
@@ -63,7 +93,8 @@ def test_another_site_or_a_failed_setup_is_not_ready(ready_venv, monkeypatch):
     ("apputils-extension:notification", "fetchNews", "false")])
 def test_jupyterlab_saves_only_on_demand_and_shows_no_news(
         plugin, setting, value, tmp_path, monkeypatch):
-    monkeypatch.setattr(set_up, "install", lambda *_: None)
+    for name in "is_without_gpu", "install_with_cpu_build":
+        monkeypatch.setattr(set_up, name, lambda *_: True)
     set_up.install_packages(tmp_path, mpicc=None)
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path / "etc" / "jupyter"))
     schemas = Path(sys.prefix, "share", "jupyter", "lab", "schemas")
@@ -74,7 +105,8 @@ def test_jupyterlab_saves_only_on_demand_and_shows_no_news(
 @pytest.mark.fault
 def test_a_new_environment_without_a_network_says_what_to_do(tmp_path):
     pip = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_EXTRA_INDEX_URL": "", "PIP_USER": "1",
-           "PIP_FIND_LINKS": "", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
+           "PIP_FIND_LINKS": "", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null",
+           "UV_CACHE_DIR": str(tmp_path)}
     message = failing_setup_message("--venv", tmp_path / "venv", env=pip)
     assert "No matching distribution found for uv" in message and "https_proxy" in message
     assert not set_up.has_packages(tmp_path / "venv")
@@ -112,3 +144,70 @@ def test_failed_horovod_build_leaves_the_rest_working(ready_venv, tmp_path, monk
     assert "of version 0.28.1" in install_problem("02_horovod")
     assert install_problem("03_ddp") is None
     assert set_up.has_packages(ready_venv) and not set_up.should_build_horovod(ready_venv)
+
+
+@pytest.mark.check
+def test_pytorch_for_cpus_where_no_gpu_can_be(monkeypatch):
+    def no_gpu(**found):
+        with monkeypatch.context() as patch:
+            for name in ("SITE", "SITE_MPICC", "UV_TORCH_BACKEND", "MODULESHOME"):
+                patch.delenv(name, raising=False)
+            if "variable" in found:
+                patch.setenv(found["variable"], "x")
+            patch.setattr(set_up.shutil, "which", lambda name: name == found.get("command"))
+            patch.setattr(os.path, "exists", lambda name: name == found.get("file"))
+            patch.setattr(sys, "platform", found.get("platform", "linux"))
+            return set_up.is_without_gpu()
+
+    assert no_gpu()
+    assert not no_gpu(command="nvidia-smi") and not no_gpu(command="sbatch")
+    assert not no_gpu(file="/proc/driver/nvidia") and not no_gpu(platform="darwin")
+    assert not no_gpu(variable="UV_TORCH_BACKEND") and not no_gpu(variable="SITE")
+
+
+def test_index_of_cpu_builds_is_asked_for_five_seconds(tmp_path, monkeypatch):
+    """The index has the pinned versions, or others, or the server accepts and never answers."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (tmp_path / "venv/bin/uv").symlink_to(f"{sys.prefix}/bin/uv")
+    monkeypatch.setenv("UV_NO_CACHE", "1")
+
+    def answer(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return set_up.has_cpu_build(tmp_path / "venv")
+
+    pins = dict(re.findall("^(torch|torchvision)==([0-9.]+)", set_up.read(set_up.REQUIREMENTS),
+                           re.M))
+    for versions, expected in ((pins, True), (pins | {"torch": "1.0"}, False)):
+        with pytorch_index.serve(tmp_path, versions) as variables:
+            assert answer(variables) == expected
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start = time.monotonic()
+        assert not answer({"HTTPS_PROXY": f"http://127.0.0.1:{silent.getsockname()[1]}"})
+        assert time.monotonic() - start < 20  # seconds; uv alone waits for minutes
+
+
+@pytest.mark.check
+def test_failed_download_of_the_cpu_build_installs_the_other(ready_venv, monkeypatch):
+    calls = []
+
+    def install(venv, *arguments, **_):
+        calls.append(arguments)
+        if "--dry-run" not in arguments and ("cpu" in arguments or "--offline" in arguments):
+            raise set_up.SetUpFailed("404")
+
+    monkeypatch.setattr(set_up, "install", install)
+    monkeypatch.setattr(set_up, "is_without_gpu", lambda: True)
+    set_up.install_packages(ready_venv, "")
+    assert ["cpu" in arguments for arguments in calls] == [True, True, True, False, False]
+    assert calls[2][2:] == calls[-1]
+
+
+@pytest.mark.check
+def test_horovod_is_kept_for_each_build_of_pytorch(ready_venv, monkeypatch):
+    keys = set()
+    for packages in (b"torch==2.14.1", b"torch==2.14.1+cpu"):
+        monkeypatch.setattr(build_horovod.subprocess, "check_output",
+                            lambda command, output=packages: output)
+        keys.add(build_horovod.cache_key(ready_venv))
+    assert len(keys) == 2

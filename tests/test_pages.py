@@ -9,7 +9,7 @@ from matplotlib.testing.compare import compare_images
 
 from cluster.records import FIGURES
 from tools import style
-from tools.pages import figures, slides
+from tools.pages import figures
 
 
 @pytest.mark.check
@@ -25,26 +25,49 @@ def test_figures_of_notebooks_are_the_notebooks():
         assert (FIGURES / name).read_bytes() == figures.read_figure(*cell), "make docs"
 
 
+def build_pages(*arguments):
+    result = run_command([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", *arguments],
+                         cwd=ROOT)
+    assert result.code == 0, result.err
+
+
+def assert_nothing_remote(folder):
+    """Assert that no page, and no style sheet that a page names, loads anything from a network."""
+    for path in folder.glob("**/*.html"):
+        if path.is_relative_to(folder / "_static"):  # reveal.js's own pages
+            continue
+        page = path.read_text()
+        assert not re.search(r'<(?:script|img|link|iframe)[^>]*(?:src|href)="(?:https?:)?//', page)
+        for name in re.findall(r'<link[^>]*href="([^"?]+\.css)', page):
+            sheet = (path.parent / name).read_text()
+            assert not re.search(r"(@import|url\().{0,5}(https?:)?//", sheet), name
+
+
 @pytest.mark.check
-def test_slides_are_one_file_with_all_figures_that_loads_nothing():
-    parts = slides.read_slides()
-    page = slides.render(parts)
-    pictures = re.findall(r"!\[[^]]+\]\((\S+)\)", slides.SOURCE.read_text())
-    assert page.count('src="data:image/') == len(pictures) >= 15
-    assert not re.search(r'src="(?!data:)|@import|url\(|<link', page)
-    assert page.count("<section>") == page.count("<aside>") == len(parts)
+def test_slides_fit_into_half_a_day_and_load_nothing_from_a_network(tmp_path):
+    build_pages("-b", "revealjs", "-c", "tools/pages/slides", "docs", tmp_path)
+    assert_nothing_remote(tmp_path)
+    source = (ROOT / "docs/slides.md").read_text()
+    assert len(re.findall(r"\S*[^\W_]\S*", source)) <= 3000  # words
+    slides = re.findall(r'^#+ (.+?)\n.*?^<aside class="notes">\n\n(\d):(\d\d)\. ', source,
+                        re.M | re.S)
+    assert len(slides) == (tmp_path / "slides.html").read_text().count("data-timing=") <= 30
+    minutes = [60 * int(hour) + int(minute) for _, hour, minute in slides]
+    assert minutes == sorted(set(minutes))
+    keyboard = {start: int(title.split()[2]) for (title, *_), start in zip(slides, minutes)
+                if title.startswith("Now you")}
+    for start, end in zip(minutes, minutes[1:]):
+        assert keyboard.get(start, end - start) == end - start
+    assert sum(keyboard.values()) >= 90
+    assert f"{sum(keyboard.values())} minutes" in (ROOT / "docs/TEACHING.md").read_text()
 
 
 def test_each_page_of_the_site_exists_and_loads_nothing_from_a_network(tmp_path):
     """A broken link, a missing picture or an unlisted page is an error."""
-    result = run_command([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs",
-                          "-d", tmp_path / "doctrees", ".", tmp_path / "out"], cwd=ROOT)
-    assert result.code == 0, result.err
+    build_pages("-c", "docs", "-d", tmp_path / "doctrees", ".", tmp_path / "out")
     sources = tracked_files([*ROOT.glob("[0-9]*/**/*.md"), *ROOT.glob("[0-9]*/*.ipynb"),
                              ROOT / "docs/PLAN.md"])
     assert len(sources) > 10
     for path in sources:
-        text = (tmp_path / "out" / path.relative_to(ROOT).with_suffix(".html")).read_text()
-        assert not re.search(r'<(?:script|img|link|iframe)[^>]*(?:src|href)="(?:https?:)?//', text)
-    styles = "".join(path.read_text() for path in tmp_path.glob("out/**/*.css"))
-    assert not re.search(r"@import|url\(.?https?:", styles)
+        assert (tmp_path / "out" / path.relative_to(ROOT).with_suffix(".html")).exists()
+    assert_nothing_remote(tmp_path / "out")

@@ -19,6 +19,7 @@ from pathlib import Path
 from steps import lock_folder, run, step
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+VERSION, = re.findall('"horovod==([0-9.]+)"', (ROOT / "pyproject.toml").read_text())
 SETTINGS = {
     "HOROVOD_WITH_PYTORCH": "1", "HOROVOD_WITH_TENSORFLOW": "1", "HOROVOD_WITHOUT_MXNET": "1",
     "HOROVOD_WITH_MPI": "1", "HOROVOD_WITH_GLOO": "1",  # the build fails if one is missing
@@ -76,6 +77,15 @@ def patch(source):
         cwd=str(source), env=outside_git)
 
 
+def user_cache():
+    """Return the folder of what set-up keeps for other environments, creating it if needed."""
+    caches = (os.environ.get("UV_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+              or os.path.expanduser("~/.cache"))
+    cache = Path(caches, "scaling-workshop")
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return cache
+
+
 def build(venv, folder):
     """Build the wheel into the folder. Raises SetUpFailed."""
     jobs = os.environ.get("BUILD_PROCESSES", min(4, os.cpu_count()))
@@ -87,11 +97,12 @@ def build(venv, folder):
         variables = dict(os.environ, MAKEFLAGS=f"-j{jobs}",
                          PATH=f"{link}/bin:{os.environ['PATH']}", **SETTINGS)
         pip = [link / "bin/python", "-m", "pip"]
-        run([*pip, "download", *options, "--no-binary", ":all:", "--dest", scratch,
-             "--group", "horovod"], "could not download Horovod's source", cwd=str(ROOT))
-        archive, = Path(scratch).glob("*.tar.gz")
+        archive = folder.parent / f"horovod-{VERSION}.tar.gz"
+        if not archive.exists():
+            run([*pip, "download", *options, "--no-binary", ":all:", "--dest", folder.parent,
+                 f"horovod=={VERSION}"], "could not download Horovod's source")
         shutil.unpack_archive(str(archive), scratch)
-        source = Path(scratch, archive.name[:-len(".tar.gz")])
+        source = Path(scratch, f"horovod-{VERSION}")
         patch(source)
         run([*pip, "wheel", "--verbose", *options, "--wheel-dir", folder, source],
             f"Horovod was not built; {folder}.log says why", r"\[ *\d+%\]", log=f"{folder}.log",
@@ -103,9 +114,7 @@ def install(venv, try_ranks=True):
 
     try_ranks: False on a cluster, whose login nodes start no ranks. Raises SetUpFailed or OSError.
     """
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    cache = Path(caches, "scaling-workshop")
-    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cache = user_cache()
     folder = cache / f"horovod-{cache_key(venv)}"
     with lock_folder(cache):
         if not [*folder.glob("*.whl")]:

