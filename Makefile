@@ -25,7 +25,7 @@ setup-tests: SETUP_FLAGS = --tests
 setup-tests: setup
 
 exercise: setup ## grade an exercise, such as N=1; see exercises/README.md
-	@$(if $(N),"$(VENV)/bin/python" exercises/grade.py $(N) || [ $$? = 1 ],echo "name an exercise: make exercise N=1"; exit 2)
+	@"$(VENV)/bin/python" exercises/grade.py $(or $(N),$(error name an exercise: make exercise N=1)) || [ $$? = 1 ]
 
 grades: setup ## print which exercises this clone has solved, as one line of JSON
 	@"$(VENV)/bin/python" exercises/grade.py all

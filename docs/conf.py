@@ -50,6 +50,7 @@ html_theme = "furo"
 html_theme_options = {"dark_css_variables": {"picture-brightness": "0.85"}}    # for site.css
 highlight_language = "text"    # of a fence that names no language
 html_static_path = html_css_files = ["site.css"]
+html_search_scorer = str(ROOT / "docs" / "search.js")
 html_copy_source = html_show_copyright = False
 html_math_renderer = "mathml"
 myst_heading_anchors = 4
@@ -69,7 +70,6 @@ def prepare_page(app, name, source):
     text = source[0]
     if text.startswith("{"):
         notebook = json.loads(text)
-        notebook["metadata"]["language_info"]["pygments_lexer"] = "ipython3"
         for cell in notebook["cells"]:
             if cell["metadata"].get("jupyter", {}).get("source_hidden"):
                 cell["metadata"].setdefault("tags", []).append("hide-input")

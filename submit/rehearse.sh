@@ -9,14 +9,14 @@
 # results/rehearsal. The exit code is the number of jobs that are not ready. A job that has not ended after MINUTES (30) is cancelled.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+if ! type -P sbatch >/dev/null && ! type -P qsub >/dev/null; then  # files only: course.sh has a function qsub
+    echo "rehearse.sh: neither sbatch nor qsub found: run it on the cluster's login node" >&2
+    exit 2
+fi
 exec 3>&2  # the terminal, for functions whose stderr goes to a file
 logs=$PWD/results/rehearsal
 mkdir -p "$logs"
 rm -f "$logs"/*.txt
-if ! command -v sbatch >/dev/null && ! command -v qsub >/dev/null; then
-    echo "rehearse.sh: neither sbatch nor qsub found: run it on the cluster's login node" >&2
-    exit 2
-fi
 
 # shellcheck disable=SC2317 # report() calls one of these two
 run_slurm_job() {  # SCRIPT NODES LOG FLAGS...: submit a job, wait for its end, check how many ranks it had
@@ -60,7 +60,7 @@ report() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report w
     shift 5
     : >"$log"
     cd "$folder" || return
-    ! command -v sbatch >/dev/null || run_job=run_slurm_job
+    ! type -P sbatch >/dev/null || run_job=run_slurm_job
     if $run_job "$script" "$nodes" "$log" "$@" >"$log.submit" 2>&1 && grep -q "$pattern" "$log"; then
         echo "$name: ready; $((SECONDS - started)) s from submission to end; $(grep -m 1 '^ranks: ' "$log" | cut -d , -f 1,2)"
         grep -m 1 "^note: " "$log"

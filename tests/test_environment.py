@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import pytorch_index
 from conftest import ROOT, load_module, run_command
+from jupyterlab_server.settings_utils import get_settings
 
 from cluster.launch import install_problem
 
@@ -83,6 +85,21 @@ def test_another_site_or_a_failed_setup_is_not_ready(ready_venv, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         set_up.set_up(ready_venv, packages_only=False)
     assert not set_up.has_packages(ready_venv)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(("plugin", "setting", "value"), [
+    ("docmanager-extension:plugin", "autosave", False),
+    ("apputils-extension:notification", "fetchNews", "false")])
+def test_jupyterlab_saves_only_on_demand_and_shows_no_news(
+        plugin, setting, value, tmp_path, monkeypatch):
+    for name in "is_without_gpu", "install_with_cpu_build":
+        monkeypatch.setattr(set_up, name, lambda *_: True)
+    set_up.install_packages(tmp_path, mpicc=None)
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path / "etc" / "jupyter"))
+    schemas = Path(sys.prefix, "share", "jupyter", "lab", "schemas")
+    settings, _ = get_settings("", schemas, tmp_path, schema_name=f"@jupyterlab/{plugin}")
+    assert settings["schema"]["properties"][setting]["default"] == value
 
 
 @pytest.mark.fault

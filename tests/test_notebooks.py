@@ -54,6 +54,7 @@ def test_a_rerun_reproduces_the_stored_outputs(path):
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_stored_outputs_belong_to_the_current_cells(path):
     notebook = nbformat.read(path, as_version=4)
+    assert notebook.metadata.kernelspec == notebooks.KERNEL, "make notebooks"
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
     assert all(cell.execution_count for cell in code_cells(notebook))
     assert not [output for output in outputs if output.output_type == "error"]

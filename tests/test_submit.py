@@ -1,6 +1,7 @@
 """Submit scripts and site files, without a scheduler, and what check_script.py says of scripts."""
 
 import re
+import shutil
 import sys
 
 import pytest
@@ -16,6 +17,22 @@ def test_a_submit_script_runs_without_a_scheduler(tmp_path):
     result = run_command(["bash", "submit.slurm", "--epochs", 3], cwd=ROOT / "03_ddp",
                          env={"SITE": "here", "VENV": str(tmp_path)})
     assert (result.code, result.out) == (0, "mpiexec -n 2 python main.py --epochs 3\n"), result.err
+
+
+@pytest.mark.check
+@pytest.mark.fault
+def test_a_rehearsal_without_a_scheduler_is_refused(tmp_path):
+    """Although course.sh has a function qsub."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "activate").touch()
+    for name in "bash", "dirname":
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+    text = (ROOT / "submit" / "course.sh").read_text()
+    (tmp_path / "course.sh").write_text(text.replace("/shared/workshop-env", str(tmp_path)))
+    command = f". ./course.sh; bash {ROOT}/submit/rehearse.sh"
+    result = run_command(["bash", "-c", command], cwd=tmp_path, env={"PATH": f"{tmp_path}/bin"})
+    assert result.code == 2 and not result.out, result.out
+    assert re.fullmatch("rehearse.sh: neither sbatch nor qsub found: .*\n", result.err), result.err
 
 
 @pytest.mark.check

@@ -4,6 +4,7 @@ from collections import Counter
 from itertools import combinations
 
 from .gradients import equal_own_gradients
+from .messages import find_fix
 from .ranks import Findings, Lines, add_note, listed, pair_steps, samples_before
 
 FEWEST_SAMPLES = 8  # in which a tensor that is the same on all ranks is no chance
@@ -169,7 +170,8 @@ def judge_noise(reports, loaders_of_ranks, samples_differ, findings):
         findings["same noise"] = listed(noises)
     elif sources:
         add_note(findings, f"{listed(sources)} random numbers are the same on all ranks: right for "
-                 "a choice that all share, wrong for augmentation, noise or dropout")
+                 "a choice that all share, wrong for augmentation, noise or dropout. To do then: "
+                 + find_fix("same noise", reports[0], ""))
 
 
 def equal_random_numbers(reports):

@@ -350,6 +350,16 @@ def one_noise_for_all():
     train_on_rows(data, model=model)
 
 
+def one_mask_for_all():
+    """By a function, whose use agree cannot see."""
+    start()
+
+    def drop(inputs):
+        nn.functional.dropout(inputs)
+
+    train_on_rows(rows(), drop)
+
+
 def one_time_for_all():
     """As a diffusion model's, whose times have one seed on all ranks."""
     rank, _ = start()

@@ -68,6 +68,7 @@ WRONG_TRAININGS = {  # {function of habits.py: (expected verdict, what else the 
     "gradients_of_rank_0": ("one rank's", "those of rank 0"),
     "optimizer_before_sharding": ("nothing trains", r"after fully_shard\(\)"),
     "root_of_a_negative": ("not finite", "before averaging"),
+    "one_mask_for_all": ("", r"note: PyTorch's random numbers are the same .*seed \+ rank"),
     "notes_alone": ("", r"after step 1, rank 0 draws .* rank 1 calls")}
 HABITS = FOLDER / "tests" / "habits.py"
 

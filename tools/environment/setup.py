@@ -46,6 +46,10 @@ DRIVER_FILES = ("/proc/driver/nvidia", "/sys/module/nvidia", "/usr/lib/wsl/lib/l
 CPU_BUILD = ("--torch-backend", "cpu")  # uv's options: PyTorch from its own index
 SHORT_WAIT = {"UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "3", "UV_HTTP_TIMEOUT": "5"}
 CUDA_PINS = re.compile("^(?:nvidia-|cuda-|triton).*\n", re.M)  # dependencies of PyTorch
+JUPYTERLAB = """{
+    "@jupyterlab/docmanager-extension:plugin": {"autosave": false},
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}
+}"""  # settings: a notebook that is only read, or run, stays as git has it; no pop-up
 SITE_PACKAGES_CODE = ("*(package.name for package in "
                       "__import__('importlib.metadata').metadata.distributions() "
                       "if not str(package.locate_file('')).startswith(sys.prefix))")
@@ -214,6 +218,9 @@ def site_packages(venv):
 
 def install_packages(venv, mpicc):
     """Install the pinned packages; on a site those that it lacks, and mpi4py for its MPI."""
+    jupyterlab = venv / "etc/jupyter/labconfig/default_setting_overrides.json"
+    jupyterlab.parent.mkdir(parents=True, exist_ok=True)
+    jupyterlab.write_text(JUPYTERLAB)
     excluded = site_packages(venv) if mpicc else set()
     pins = read(REQUIREMENTS)
     if "torch" in excluded or "UV_TORCH_BACKEND" in os.environ:  # may be for another CUDA

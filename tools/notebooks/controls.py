@@ -17,13 +17,14 @@ from matplotlib.figure import Figure
 from tools.style import DPI, reduce_colors
 
 VIEW = "application/vnd.jupyter.widget-view+json"
+STYLE = "<style>.controls { --jp-widgets-font-size: 18px }</style>"  # as large as a figure's text
 
 
 def make_slider(name: str, *options: object, value: object = None) -> ipywidgets.Widget:
     """Return a slider over options of any type; `value` is the initial one, default the first."""
     return ipywidgets.SelectionSlider(
         options=options, value=options[0] if value is None else value, description=name,
-        continuous_update=False, layout={"width": "45%"}, style={"description_width": "40%"})
+        continuous_update=False, layout={"width": "47%"}, style={"description_width": "initial"})
 
 
 def interact(draw: Callable[..., Figure], **sliders: ipywidgets.Widget) -> None:
@@ -33,7 +34,10 @@ def interact(draw: Callable[..., Figure], **sliders: ipywidgets.Widget) -> None:
         plt.close(figure)  # otherwise Jupyter shows the figure twice
         return figure
 
-    row = ipywidgets.HBox(list(sliders.values()))
+    style = ipywidgets.HTML(STYLE, layout={"display": "none"})
+    layout = {"flex_flow": "row wrap", "justify_content": "space-between"}  # two in a row
+    row = ipywidgets.HBox([style, *sliders.values()], layout=layout)
+    row.add_class("controls")
     names = ", ".join(slider.description for slider in sliders.values())
     text = f"Run this cell in JupyterLab to use the controls: {names}"
     display({VIEW: row._repr_mimebundle_()[VIEW], "text/plain": text}, raw=True)

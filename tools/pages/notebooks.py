@@ -20,6 +20,8 @@ from cluster.launch import ROOT
 from tools.style import reduce_colors
 from workshop.flags import Parser
 
+# As JupyterLab writes it, so that a notebook that is only opened stays unchanged
+KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 SECONDS = 240  # per cell, on a busy machine; a notebook takes a minute or two on two idle cores
 
 
@@ -44,8 +46,8 @@ def execute(path: Path) -> nbformat.NotebookNode:
         coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}})
     client.execute()
     notebook.metadata = {
-        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
-        "language_info": {"name": "python"}, "workshop": {"sha256": fingerprint(notebook)}}
+        "kernelspec": KERNEL, "language_info": notebook.metadata.language_info,
+        "workshop": {"sha256": fingerprint(notebook)}}
     return notebook
 
 
