@@ -8,7 +8,7 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.addnodes import download_reference
 
-from tools.pages import plan
+from tools.pages import address, plan
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = {
@@ -16,7 +16,7 @@ SECTIONS = {
                 "agree/README", "agree/WHAT_AGREE_SAYS", "submit/NEW_SITE",
                 "docs/WHAT_GOES_WRONG"],
     "To look up": ["docs/SHEET", "docs/PLAN", "docs/GLOSSARY", "docs/DEMO", "docs/SETUP",
-                   "docs/PARALLELISM", "reading_data/README", "docs/SOURCES", "docs/TEACHING",
+                   "docs/COLAB", "docs/PARALLELISM", "reading_data/README", "docs/SOURCES", "docs/TEACHING",
                    "docs/FEEDBACK", "CONTRIBUTING"]}
 SUBPAGES = {
     "01_single_node/README": ["batch_size"],
@@ -37,7 +37,9 @@ include_patterns = subprocess.run(["git", "ls-files", "[!.]*.md", "*.ipynb"], cw
                                   capture_output=True).stdout.split()
 exclude_patterns = ["docs/slides.md"]  # the source of `make slides`, not a page
 html_theme = "furo"
-html_theme_options = {"dark_css_variables": {"picture-brightness": "0.85"}}    # for site.css
+html_theme_options = {
+    "dark_css_variables": {"picture-brightness": "0.85"},    # for site.css
+    "source_repository": address.URL, "source_branch": "main", "source_directory": ""}
 highlight_language = "text"    # of a fence that names no language
 html_static_path = html_css_files = ["site.css"]
 html_copy_source = html_show_copyright = False
