@@ -39,7 +39,8 @@ exclude_patterns = ["docs/slides.md"]  # the source of `make slides`, not a page
 html_theme = "furo"
 html_theme_options = {
     "dark_css_variables": {"picture-brightness": "0.85"},    # for site.css
-    "source_repository": address.URL, "source_branch": "main", "source_directory": ""}
+    "source_repository": address.URL, "source_branch": "main", "source_directory": "",
+    "top_of_page_buttons": ["view"]}
 highlight_language = "text"    # of a fence that names no language
 html_static_path = html_css_files = ["site.css"]
 html_copy_source = html_show_copyright = False
