@@ -16,8 +16,8 @@ SECTIONS = {
                 "agree/README", "agree/WHAT_AGREE_SAYS", "submit/NEW_SITE",
                 "docs/WHAT_GOES_WRONG"],
     "To look up": ["docs/SHEET", "docs/PLAN", "docs/GLOSSARY", "docs/DEMO", "docs/SETUP",
-                   "docs/COLAB", "docs/PARALLELISM", "reading_data/README", "docs/SOURCES", "docs/TEACHING",
-                   "docs/FEEDBACK", "CONTRIBUTING"]}
+                   "docs/COLAB", "docs/PARALLELISM", "reading_data/README", "docs/SOURCES",
+                   "docs/TEACHING", "docs/FEEDBACK", "CONTRIBUTING"]}
 SUBPAGES = {
     "01_single_node/README": ["batch_size"],
     "03_ddp/README": ["allreduce", "YOUR_SCRIPT", "YOUR_SCRIPT_TRAPS", "FRAMEWORKS", "scaling",

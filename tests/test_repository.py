@@ -64,7 +64,8 @@ def test_all_files_have_the_address_of_pyproject():
              for path in paths}
     assert {path for path in names if not path.endswith(".md")} < {*filter(names.get, names)}
     wrong = {path: other for path in names if (other := names[path] - {address.NAME})}
-    assert not wrong, f"pyproject.toml has {address.NAME}: run make docs"
+    assert not wrong, (f"pyproject.toml has {address.NAME}, but {wrong}: correct pyproject.toml, "
+                       "then run make docs")
 
 
 @pytest.mark.check
