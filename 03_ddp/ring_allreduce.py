@@ -1,6 +1,7 @@
 """Count the bytes of three all-reduces, and compare their times with gloo's and MPI's.
 
     mpiexec -n 4 python ring_allreduce.py --sizes 4096 1048576 16777216    # without: 4 kB to 64 MB
+    torchrun --nproc-per-node 4 ring_allreduce.py                          # without MPI's
 
 An all-reduce gives every rank the sum over all ranks. The first three functions use only messages
 from one rank to another, on a one-dimensional CPU tensor of S bytes, among N ranks.
@@ -12,12 +13,15 @@ import time
 
 import torch
 import torch.distributed as dist
-from mpi4py import MPI
 
 from workshop.devices import gather
 from workshop.ending import run
 from workshop.flags import Parser, refuse_unwritable
-from workshop.ranks import find_ranks
+from workshop.ranks import find_launcher, find_ranks
+
+MPI = None
+if find_launcher()[0] not in (None, "torchrun"):  # its ranks need no MPI
+    from mpi4py import MPI
 
 step_bytes = []  # what this rank has sent, in each step
 
@@ -116,13 +120,15 @@ def main():
     args = parser.parse_args()
     if min(args.repeats, *args.sizes) < 1 or any(size % 4 for size in args.sizes):
         parser.error("--sizes: use multiples of 4, the bytes of a float32; --repeats: 1 or more")
-    if MPI.COMM_WORLD.size == 1:
-        parser.error("start two or more ranks with MPI: mpiexec -n 2 python ring_allreduce.py "
-                     "(the mpiexec next to python)")
     refuse_unwritable(args.results)
     rank, world_size, _ = find_ranks()
+    if world_size == 1:
+        parser.error("start two or more ranks: mpiexec -n 2 python ring_allreduce.py")
     torch.set_num_threads(1)  # the ranks share the cores of their node
     dist.init_process_group("gloo")
+    algorithms = [everyone_to_everyone, reduce_and_broadcast, ring, gloo]
+    if MPI and MPI.COMM_WORLD.size == world_size:
+        algorithms.append(mpi)
     random = torch.Generator().manual_seed(rank)
     if rank == 0:
         print(f"{world_size} ranks; sent: by the rank that sends most; ms: of the slowest rank\n\n"
@@ -130,7 +136,7 @@ def main():
     for size in args.sizes:
         # Sums of these integers are exact in any order, on up to 16,000 ranks: below 2^24.
         numbers = torch.randint(1000, (size // 4,), generator=random).float()
-        for algorithm in everyone_to_everyone, reduce_and_broadcast, ring, gloo, mpi:
+        for algorithm in algorithms:
             record = measure(algorithm, numbers, args.repeats)
             if rank == 0:
                 sent = f"{max(record['bytes_sent']):,}" if record["bytes_sent"] else ""

@@ -8,7 +8,7 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.addnodes import download_reference
 
-from tools.pages import plan
+from tools.pages import address, plan
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = {
@@ -16,8 +16,9 @@ SECTIONS = {
                 "agree/README", "agree/WHAT_AGREE_SAYS", "submit/NEW_SITE",
                 "docs/WHAT_GOES_WRONG"],
     "To look up": ["docs/SHEET", "docs/PLAN", "docs/GLOSSARY", "docs/DEMO", "docs/SETUP",
-                   "docs/PARALLELISM", "reading_data/README", "docs/SOURCES", "docs/TEACHING",
-                   "Slides, with notes <docs/slides>", "docs/FEEDBACK", "CONTRIBUTING"]}
+                   "docs/COLAB", "docs/PARALLELISM", "reading_data/README", "docs/SOURCES",
+                   "docs/TEACHING", "Slides, with notes <docs/slides>", "docs/FEEDBACK",
+                   "CONTRIBUTING"]}
 SUBPAGES = {
     "01_single_node/README": ["batch_size"],
     "03_ddp/README": ["allreduce", "YOUR_SCRIPT", "YOUR_SCRIPT_TRAPS", "FRAMEWORKS", "scaling",
@@ -47,7 +48,10 @@ root_doc = "README"
 include_patterns = subprocess.run(["git", "ls-files", "[!.]*.md", "*.ipynb"], cwd=ROOT, text=True,
                                   capture_output=True).stdout.split()
 html_theme = "furo"
-html_theme_options = {"dark_css_variables": {"picture-brightness": "0.85"}}    # for site.css
+html_theme_options = {
+    "dark_css_variables": {"picture-brightness": "0.85"},    # for site.css
+    "source_repository": address.URL, "source_branch": "main", "source_directory": "",
+    "top_of_page_buttons": ["view"]}
 highlight_language = "text"    # of a fence that names no language
 html_static_path = html_css_files = ["site.css"]
 html_search_scorer = str(ROOT / "docs" / "search.js")

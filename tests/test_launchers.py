@@ -2,14 +2,28 @@
 
 import os
 import re
+import subprocess
 import sys
 from argparse import Namespace
+from importlib.metadata import distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import BIN, ROOT, assert_refused, case, read_records, run, run_command, run_for_record
+from conftest import (
+    BIN,
+    ROOT,
+    assert_refused,
+    case,
+    gpt_flags,
+    read_records,
+    run,
+    run_command,
+    run_for_record,
+)
 from forked import free_port, torchrun_variables
+from packaging.requirements import Requirement
 from tolerances import FP64, assert_close
 
 from workshop import devices
@@ -42,10 +56,27 @@ def launchers():
         "MPICH in a Slurm allocation": (MPIEXEC, ALLOCATION | LIBFABRIC),
         "Open MPI": ([*OPENMPI_MPIEXEC, "-n", 2], OPENMPI_ENV),
         "srun --mpi=pmi2": (MPIEXEC, srun_variables(0, 2)),  # a step's variables, and those of PMI
-        "torchrun": ([BIN / "torchrun", "--nproc-per-node", 2, "--no-python"], {}),
         "srun without MPI": [srun_variables(rank, 2) for rank in range(2)],
         "pods": [pod | {"RANK": str(rank)} for rank in range(2)],
     }
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory):
+    """Return the Python of an environment with PyTorch, torchvision and what they need."""
+    venv, names = tmp_path_factory.mktemp("bare"), ["torch", "torchvision"]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    packages, = venv.glob("lib/*/site-packages")
+    for name in names:  # to which its requirements are appended
+        package = distribution(name)
+        for line in package.requires or []:
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                names += {requirement.name} - {*names}
+        for folder in {path.parts[0] for path in package.files} - {"..", "__pycache__"}:
+            if not (packages / folder).exists():  # nvidia is of several packages
+                (packages / folder).symlink_to(package.locate_file(folder))
+    return venv / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +95,40 @@ def test_each_launcher_starts_one_world(chapter, name, one_rank, tmp_path):
         command, variables = launcher
         result = run_command([*command, sys.executable, ROOT / chapter / "main.py", *flags],
                              env=variables)
+    nodes = 2 if name in ("pods", "MPICH in a Slurm allocation") else 1
+    assert_one_world(result, nodes, one_rank, tmp_path / "r")
+
+
+def test_torchrun_needs_only_pytorch(bare_python, one_rank, tmp_path):
+    """As on Kaggle and Colab; it is started as by a notebook. Of scikit-learn, only the images."""
+    (tmp_path / "sklearn").symlink_to(*find_spec("sklearn").submodule_search_locations)
+    mpiexec = ROOT / "tools" / "notebooks" / "without_mpi" / "mpiexec"
+    command = [mpiexec, "-l", "-n", 2, "python", ROOT / "03_ddp" / "main.py", *FLAGS]
+    result = run_command([*command, "--results", tmp_path / "r"], env={
+        "PATH": f"{bare_python.parent}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path)})
+    assert not re.search(r"^(?!\[0\] )", result.out.strip(), re.M), result
+    result.out = result.out.replace("[0] ", "")
+    assert_one_world(result, 1, one_rank, tmp_path / "r")
+
+
+@pytest.mark.fault
+def test_a_missing_package_is_named(bare_python, tmp_path):
+    result = run_command([bare_python, ROOT / "01_single_node" / "main.py"])
+    assert_refused(result, "python -m pip install scikit-learn, .* --dataset synthetic")
+
+
+def test_fsdp_needs_only_pytorch(bare_python, tmp_path):
+    command = [bare_python, ROOT / "05_zero" / "fsdp.py", *gpt_flags(tmp_path), "--max-steps", 2]
+    result = run_command(command)
+    assert result.code == 0 and "test loss" in result.out, result
+
+
+def assert_one_world(result, nodes, one_rank, results):
     assert result.code == 0, result
     output = result.out + result.err
     first_words = re.findall(r"^(?!step)\S+", output, re.M)  # a slow machine prints steps, too
     assert first_words == ["digits:", "ranks:", "epoch", "test"], result
-    record, = read_records(tmp_path / "r")  # one record, so one world and not two
-    nodes = 2 if name in ("pods", "MPICH in a Slurm allocation") else 1
+    record, = read_records(results)  # one record, so one world and not two
     assert (record["ranks"], record["nodes"]) == (2, nodes)
     assert_close("loss, fp64, relative", abs(record["loss"] / one_rank["loss"] - 1), FP64)
     assert record["test_accuracy"] == one_rank["test_accuracy"]

@@ -75,19 +75,28 @@ def test_a_wrong_kernel_prints_the_command_to_run():
     assert result.returncode == 1  # so the next cell fails: it cannot import tools
 
 
-@pytest.mark.parametrize("name", [
-    "03_ddp/model_vs_data_parallelism",
-    pytest.param("03_ddp/allreduce", marks=pytest.mark.slow),
-    pytest.param("05_zero/memory", marks=pytest.mark.slow)])
-def test_a_notebook_runs_where_no_ranks_can_start(name):
-    """Cells with a table or a figure show a record instead."""
+@pytest.mark.parametrize(("name", "has_torchrun"), [
+    ("03_ddp/model_vs_data_parallelism", False),
+    pytest.param("03_ddp/allreduce", True, marks=pytest.mark.slow),
+    pytest.param("03_ddp/allreduce", False, marks=pytest.mark.slow),
+    pytest.param("05_zero/memory", False, marks=pytest.mark.slow)])
+def test_a_notebook_runs_without_mpi(name, has_torchrun, tmp_path):
+    """torchrun starts the ranks; or else cells with a table or a figure show a record instead."""
     path = ROOT / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     figures = [count_figures(cell) for cell in code_cells(notebook)]
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    search_path = str(tmp_path)
+    if has_torchrun:
+        search_path = f"{ROOT}/tools/notebooks/without_mpi:{tmp_path}:/usr/bin:/bin"
     hide_mpiexec = new_code_cell(
-        "import os\nos.environ |= {'PATH': '/usr/sbin', 'SHELL': '/bin/sh'}")
+        f"import os\nos.environ |= {{'PATH': {search_path!r}, 'SHELL': '/bin/sh'}}")
     notebook.cells.insert(2, hide_mpiexec)  # after the cell that runs ready.py
     resources = {"metadata": {"path": str(path.parent)}}
     NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
     notebook.cells.remove(hide_mpiexec)
     assert [count_figures(cell) for cell in code_cells(notebook)] == figures
+    if has_torchrun:
+        assert "[1] own" in str(notebook) and "all sums: equal" in str(notebook)

@@ -57,7 +57,11 @@ def load_digits(side: int = 8) -> tuple[Images, Images]:
 
     Importing scikit-learn would take a second.
     """
-    folder, = find_spec("sklearn").submodule_search_locations
+    package = find_spec("sklearn")
+    if not package:
+        sys.exit("--dataset digits needs scikit-learn: python -m pip install scikit-learn, or use "
+                 "--dataset synthetic")
+    folder, = package.submodule_search_locations
     rows = np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", np.uint8, delimiter=",")
     images, labels = rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
     pixels = np.arange(side) * 8 // side  # which of the 8 each of the new pixels repeats

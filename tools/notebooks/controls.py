@@ -40,7 +40,8 @@ def interact(draw: Callable[..., Figure], **sliders: ipywidgets.Widget) -> None:
     row.add_class("controls")
     names = ", ".join(slider.description for slider in sliders.values())
     text = f"Run this cell in JupyterLab to use the controls: {names}"
-    display({VIEW: row._repr_mimebundle_()[VIEW], "text/plain": text}, raw=True)
+    view = {"version_major": 2, "version_minor": 0, "model_id": row.model_id}
+    display({VIEW: view, "text/plain": text}, raw=True)
     output = display(redraw(), display_id=True)
     for slider in sliders.values():
         slider.observe(lambda _: output.update(redraw()), "value")

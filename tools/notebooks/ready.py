@@ -26,9 +26,9 @@ else:
     os.environ["HYDRA_LAUNCHER"] = "fork"  # mpiexec stays on this node, even in a batch job
     os.environ["HYDRA_RMK"] = "user"
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    if not shutil.which("mpiexec"):  # as on a Cray's login node
-        print("mpiexec not found: no ranks can start here. Figures show records instead; what "
-              "`!mpiexec` prints is in the notebook as it was downloaded")
+    if not shutil.which("mpiexec") or not importlib.util.find_spec("mpi4py"):
+        os.environ["PATH"] = f"{TOP}/tools/notebooks/without_mpi{os.pathsep}{os.environ['PATH']}"
+        print("no MPI here: in this notebook torchrun starts the ranks in place of mpiexec")
     from matplotlib_inline.backend_inline import set_matplotlib_formats
     set_matplotlib_formats("retina", bbox_inches=None)  # sharp, in the cell's size
     print("ready")

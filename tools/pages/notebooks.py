@@ -17,6 +17,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
 from cluster.launch import ROOT
+from tools.pages import address
 from tools.style import reduce_colors
 from workshop.flags import Parser
 
@@ -30,10 +31,11 @@ def notebooks() -> list[Path]:
 
 
 def fingerprint(notebook: nbformat.NotebookNode) -> str:
-    """Return the SHA-256 of the cells' sources and tags."""
+    """Return the SHA-256 of the cells' sources and tags, without the repository's name."""
     parts = [f"{cell.cell_type} {cell.metadata.get('tags', [])}\n{cell.source}"
              for cell in notebook.cells]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    text = address.PLACES.sub(r"\1", "\0".join(parts))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def execute(path: Path) -> nbformat.NotebookNode:
