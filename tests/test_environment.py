@@ -130,6 +130,10 @@ def test_unknown_site_and_foreign_environment_are_refused(ready_venv):
     assert result.code != 0 and "there is no submit/sites/atlantis.sh" in result.err
     message = failing_setup_message("--venv", ready_venv, env={"SITE_MPICC": "cc"})
     assert "another folder with VENV=" in message
+    python = ready_venv / "bin/python"
+    python.unlink()
+    python.symlink_to("/nowhere")  # as if in another user's home
+    assert "leads to /nowhere: " in failing_setup_message("--venv", ready_venv)
 
 
 @pytest.mark.fault

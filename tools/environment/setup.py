@@ -310,6 +310,11 @@ def set_up(venv, packages_only):
         if value:  # as when the environment was made, unless a site file sets another
             os.environ.setdefault(name, value)
     mpicc = os.environ.get("SITE_MPICC")
+    python = venv / "bin/python"
+    if has_packages(venv) and not os.access(str(python), os.X_OK):
+        raise SetUpFailed(f"you may not run {python}, which leads to {os.path.realpath(python)}: "
+                          "its owner makes the environment again with PYTHON=/usr/bin/python3, "
+                          f"{ANOTHER_VENV}")
     if has_packages(venv) and (packages_only or not may_write(venv)
                                or not should_build_horovod(venv)):
         return
