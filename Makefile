@@ -11,7 +11,7 @@ RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check
 .PHONY: help setup setup-tests exercise grades demo gpu check test test-root test-core test-all faults docs notebooks site slides pins
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.12, SITE=polaris or SITE=/shared/mine.sh on a cluster)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON): command not found; on Debian and Ubuntu: apt install python3-venv python3-dev g++" >&2; exit 2; }
@@ -22,7 +22,7 @@ setup: ## make the environment in .venv (VENV=/other/place, PYTHON=python3.12, S
 	fi; $(PYTHON) tools/environment/setup.py --venv "$(VENV)" $(SETUP_FLAGS)
 
 setup-tests: SETUP_FLAGS = --tests
-setup-tests: setup
+setup-tests: setup ## the same, with the packages of make test, site and slides
 
 exercise: setup ## grade an exercise, such as N=1; see exercises/README.md
 	@"$(VENV)/bin/python" exercises/grade.py $(or $(N),$(error name an exercise: make exercise N=1)) || [ $$? = 1 ]

@@ -8,7 +8,7 @@ const FIRST = {
 var Scorer = {
   score: ([page, , , , score, , kind]) => {
     const query = new URLSearchParams(location.search).get("q").trim().toLowerCase();
-    if (FIRST[page]?.some(term => query.includes(term))) return 100;
+    if (FIRST[page]?.some(term => new RegExp(`\\b${term}`).test(query))) return 100;
     // Of several words, one in any heading would otherwise win
     return kind === "text" && query.includes(" ") ? Math.min(score, Scorer.term) : score;
   },

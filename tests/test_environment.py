@@ -65,12 +65,15 @@ def test_ready_environment_elsewhere_is_linked_once(clone, ready_venv):
     assert "linked .venv to " in make_setup(ready_venv)
     assert (clone / ".venv").samefile(ready_venv)
     assert make_setup(ready_venv) == make_setup(".venv") == ""
-    another = ready_venv.with_name("a blank")
-    ready_venv.rename(another)
-    assert "linked .venv to " in make_setup(another)  # the old link led nowhere
-    third = shutil.copytree(another, ready_venv, symlinks=True)
-    assert "stays as it is" in make_setup(third)
-    assert (clone / ".venv").samefile(another)
+    new_place = ready_venv.with_name("a blank")
+    ready_venv.rename(new_place)
+    result = run_command(["make", "setup"], cwd=clone)
+    assert result.code != 0 and f".venv leads to {ready_venv}, which does not exist" in result.err
+    assert "linked .venv to " in make_setup(new_place)
+    shutil.copytree(new_place, ready_venv, symlinks=True)
+    result = run_command(["make", "setup", f"VENV={ready_venv}"], cwd=clone)
+    assert result.code == 0 and ".venv stays as it is" in result.err
+    assert (clone / ".venv").samefile(new_place)
 
 
 @pytest.mark.check
@@ -152,21 +155,23 @@ def test_failed_horovod_build_leaves_the_rest_working(ready_venv, tmp_path, monk
 
 @pytest.mark.check
 def test_pytorch_for_cpus_where_no_gpu_can_be(monkeypatch):
-    def no_gpu(**found):
+    def is_without(variable="HOME", command="", file="", platform="linux"):
         with monkeypatch.context() as patch:
             for name in ("SITE", "SITE_MPICC", "UV_TORCH_BACKEND", "MODULESHOME"):
                 patch.delenv(name, raising=False)
-            if "variable" in found:
-                patch.setenv(found["variable"], "x")
-            patch.setattr(set_up.shutil, "which", lambda name: name == found.get("command"))
-            patch.setattr(os.path, "exists", lambda name: name == found.get("file"))
-            patch.setattr(sys, "platform", found.get("platform", "linux"))
+            patch.setenv(variable, "x")
+            patch.setattr(set_up.shutil, "which", lambda name: name == command)
+            patch.setattr(os.path, "exists", lambda name: name == file)
+            patch.setattr(sys, "platform", platform)
             return set_up.is_without_gpu()
 
-    assert no_gpu()
-    assert not no_gpu(command="nvidia-smi") and not no_gpu(command="sbatch")
-    assert not no_gpu(file="/proc/driver/nvidia") and not no_gpu(platform="darwin")
-    assert not no_gpu(variable="UV_TORCH_BACKEND") and not no_gpu(variable="SITE")
+    assert is_without() and not is_without(platform="darwin")
+    for variable in ("SITE", "SITE_MPICC", "UV_TORCH_BACKEND", "MODULESHOME"):
+        assert not is_without(variable=variable)
+    for command in ("nvidia-smi", "sbatch", "qsub", "bsub", "flux", "condor_submit", "oarsub"):
+        assert not is_without(command=command)
+    for file in ("/proc/driver/nvidia", "/sys/module/nvidia", "/usr/lib/wsl/lib/libcuda.so.1"):
+        assert not is_without(file=file)
 
 
 def test_index_of_cpu_builds_is_asked_for_five_seconds(tmp_path, monkeypatch):
@@ -185,9 +190,9 @@ def test_index_of_cpu_builds_is_asked_for_five_seconds(tmp_path, monkeypatch):
     for versions, expected in ((pins, True), (pins | {"torch": "1.0"}, False)):
         with pytorch_index.serve(tmp_path, versions) as variables:
             assert answer(variables) == expected
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         start = time.monotonic()
-        assert not answer({"HTTPS_PROXY": f"http://127.0.0.1:{silent.getsockname()[1]}"})
+        assert not answer({"HTTPS_PROXY": f"http://127.0.0.1:{server.getsockname()[1]}"})
         assert time.monotonic() - start < 20  # seconds; uv alone waits for minutes
 
 
@@ -205,6 +210,10 @@ def test_failed_download_of_the_cpu_build_installs_the_other(ready_venv, monkeyp
     set_up.install_packages(ready_venv, "")
     assert ["cpu" in arguments for arguments in calls] == [True, True, True, False, False]
     assert calls[2][2:] == calls[-1]
+    calls.clear()
+    monkeypatch.setattr(set_up, "evaluate_in", lambda *_: "2.14.1")  # an older set-up's build
+    set_up.install_packages(ready_venv, "")
+    assert not any("cpu" in arguments for arguments in calls)
 
 
 @pytest.mark.check
@@ -215,3 +224,26 @@ def test_horovod_is_kept_for_each_build_of_pytorch(ready_venv, monkeypatch):
                             lambda command, output=packages: output)
         keys.add(build_horovod.cache_key(ready_venv))
     assert len(keys) == 2
+
+
+@pytest.mark.fault
+def test_incomplete_source_of_horovod_is_downloaded_again(tmp_path, monkeypatch):
+    name = f"horovod-{build_horovod.VERSION}"
+    cache, scratch, source = (tmp_path / folder for folder in ("cache", "scratch", name))
+    for folder in cache, scratch, source:
+        folder.mkdir()
+    (source / "setup.py").write_bytes(os.urandom(20_000))
+    archive = shutil.make_archive(str(tmp_path / name), "gztar", tmp_path, name)
+    downloads = []
+
+    def download(command, advice):
+        downloads.append(command)
+        shutil.copy(archive, scratch)
+
+    monkeypatch.setattr(build_horovod, "run", download)
+    (cache / f"{name}.tar.gz").write_bytes(Path(archive).read_bytes()[:10_000])
+    for _ in range(2):  # the second time from the cache
+        build_horovod.fetch_source([], cache, str(scratch))
+        assert (scratch / name / "setup.py").read_bytes() == (source / "setup.py").read_bytes()
+        shutil.rmtree(scratch / name)
+    assert len(downloads) == 1

@@ -88,9 +88,13 @@ def test_a_notebook_runs_without_mpi(name, has_torchrun, tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    search_path = str(tmp_path)
+    mpiexec = tmp_path / "mpiexec"
     if has_torchrun:
-        search_path = f"{ROOT}/tools/notebooks/without_mpi:{tmp_path}:/usr/bin:/bin"
+        mpiexec.symlink_to(ROOT / "tools" / "notebooks" / "without_mpi" / "mpiexec")
+    else:
+        mpiexec.write_text("#!/bin/sh\necho no MPI on a login node >&2\nexit 1\n")
+        mpiexec.chmod(0o755)
+    search_path = f"{tmp_path}:/usr/bin:/bin"
     hide_mpiexec = new_code_cell(
         f"import os\nos.environ |= {{'PATH': {search_path!r}, 'SHELL': '/bin/sh'}}")
     notebook.cells.insert(2, hide_mpiexec)  # after the cell that runs ready.py

@@ -3,10 +3,9 @@
 import json
 import re
 import sys
-from importlib.util import find_spec
 
 import pytest
-from conftest import GIT_FILES, ROOT, run_command, tracked_files
+from conftest import ROOT, run_command, tracked_files
 from matplotlib.testing.compare import compare_images
 
 from cluster.records import FIGURES
@@ -53,7 +52,10 @@ def test_slides_fit_into_half_a_day_and_load_nothing_from_a_network(tmp_path):
     assert len(re.findall(r"\S*[^\W_]\S*", source)) <= 3000  # words
     slides = re.findall(r'^#+ (.+?)\n.*?^<aside class="notes">\n\n(\d):(\d\d)\. ', source,
                         re.M | re.S)
-    assert len(slides) == (tmp_path / "slides.html").read_text().count("data-timing=") <= 30
+    page = (tmp_path / "slides.html").read_text()
+    timings = re.findall('data-timing="([0-9]+)"', page)
+    assert len(slides) == len(timings) <= 30 and sum(map(int, timings)) == 4 * 3600
+    assert 'href="../03_ddp/allreduce.html"' in page  # of the site
     minutes = [60 * int(hour) + int(minute) for _, hour, minute in slides]
     assert minutes == sorted(set(minutes))
     keyboard = {start: int(title.split()[2]) for (title, *_), start in zip(slides, minutes)
@@ -65,18 +67,13 @@ def test_slides_fit_into_half_a_day_and_load_nothing_from_a_network(tmp_path):
 
 
 @pytest.mark.check
-def test_recording_takes_two_minutes_and_shows_commands_that_exist():
+def test_recording_takes_two_minutes_and_shows_the_commands_of_its_program():
     _, *events = map(json.loads, cast.CAST.read_text().splitlines())
     text = "".join(output for _, _, output in events)
     times = [time for time, _, _ in events]
     assert times == sorted(times) and times[-1] <= 120
     assert all(f"$ {line}\r\n" in text for line, *_ in cast.SCENES), "python -m tools.pages.cast"
     assert not re.search(r"/(?:tmp|home|work)\b|Error|Traceback", text)
-    commands = " ".join(line for line, *_ in cast.SCENES)
-    assert all((ROOT / name).exists() for name in re.findall(r"\b0\w+/\w+\.py", commands))
-    assert all(map(find_spec, re.findall(r"-m ([.\w]+)", commands)))
-    code = "".join(path.read_text() for path in GIT_FILES if path.suffix == ".py")
-    assert all(re.search(f'"(?:--)?{flag}"', code) for flag in re.findall("--([a-z-]+)", commands))
 
 
 def test_each_page_of_the_site_exists_and_loads_nothing_from_a_network(tmp_path):

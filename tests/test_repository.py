@@ -62,10 +62,11 @@ def test_all_files_have_the_address_of_pyproject():
     paths = tracked_files([*PAGES, ROOT / "CITATION.cff", *notebooks.notebooks()])
     names = {relative_name(path): {name for _, name in address.PLACES.findall(path.read_text())}
              for path in paths}
-    assert {path for path in names if not path.endswith(".md")} < {*filter(names.get, names)}
-    wrong = {path: other for path in names if (other := names[path] - {address.NAME})}
-    assert not wrong, (f"pyproject.toml has {address.NAME}, but {wrong}: correct pyproject.toml, "
-                       "then run make docs")
+    has_to = {"README.md", *(path for path in names if not path.endswith(".md"))}
+    assert has_to < {*filter(names.get, names)}
+    differing = {path: addresses for path in names if (addresses := names[path] - {address.NAME})}
+    assert not differing, (f"pyproject.toml has {address.NAME}, but {differing}: correct "
+                           "pyproject.toml, then run make docs")
 
 
 @pytest.mark.check

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -63,6 +64,8 @@ def import_deepspeed(device: torch.device, config: dict | None = None) -> Module
     DeepSpeed takes LOCAL_RANK for the index of this rank's GPU, which is 0 if the rank sees only
     its own GPU (deepspeed/runtime/engine.py, _set_distributed_vars; zero/partition_parameters.py).
     """
+    if not find_spec("deepspeed"):
+        sys.exit("DeepSpeed is not installed: python -m pip install deepspeed")
     os.environ["DS_ACCELERATOR"] = device.type
     if device.index is not None:
         os.environ["LOCAL_RANK"] = str(device.index)

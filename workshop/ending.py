@@ -29,9 +29,6 @@ def run(main) -> None:
         code, message = end.code or 0, "" if end.code in (0, 2, None) else f"exit code {end.code}"
         if not isinstance(code, int):
             code, message = 2, str(end.code)
-    except ModuleNotFoundError as problem:  # a package that only some flags need
-        package = problem.name.partition(".")[0]
-        code, message = 2, f"{problem}: python -m pip install {package}"
     except Exception as problem:
         code, message = 1, traceback.format_exc()
         dist = sys.modules.get("torch.distributed")

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from steps import lock_folder, run, step
@@ -77,13 +78,16 @@ def patch(source):
         cwd=str(source), env=outside_git)
 
 
-def user_cache():
-    """Return the folder of what set-up keeps for other environments, creating it if needed."""
-    caches = (os.environ.get("UV_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
-              or os.path.expanduser("~/.cache"))
-    cache = Path(caches, "scaling-workshop")
-    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return cache
+def fetch_source(pip, cache, scratch):
+    """Unpack Horovod's source into a folder, and keep the archive in the user's cache."""
+    archive = cache / f"horovod-{VERSION}.tar.gz"
+    with suppress(OSError, EOFError, shutil.ReadError):  # it is missing or incomplete
+        shutil.unpack_archive(str(archive), scratch)
+        return
+    run([*pip, "download", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary",
+         ":all:", "--dest", scratch, f"horovod=={VERSION}"], "could not download Horovod's source")
+    shutil.unpack_archive(f"{scratch}/{archive.name}", scratch)
+    shutil.copy(f"{scratch}/{archive.name}", str(archive))
 
 
 def build(venv, folder):
@@ -97,11 +101,7 @@ def build(venv, folder):
         variables = dict(os.environ, MAKEFLAGS=f"-j{jobs}",
                          PATH=f"{link}/bin:{os.environ['PATH']}", **SETTINGS)
         pip = [link / "bin/python", "-m", "pip"]
-        archive = folder.parent / f"horovod-{VERSION}.tar.gz"
-        if not archive.exists():
-            run([*pip, "download", *options, "--no-binary", ":all:", "--dest", folder.parent,
-                 f"horovod=={VERSION}"], "could not download Horovod's source")
-        shutil.unpack_archive(str(archive), scratch)
+        fetch_source(pip, folder.parent, scratch)
         source = Path(scratch, f"horovod-{VERSION}")
         patch(source)
         run([*pip, "wheel", "--verbose", *options, "--wheel-dir", folder, source],
@@ -114,7 +114,10 @@ def install(venv, try_ranks=True):
 
     try_ranks: False on a cluster, whose login nodes start no ranks. Raises SetUpFailed or OSError.
     """
-    cache = user_cache()
+    caches = (os.environ.get("UV_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+              or os.path.expanduser("~/.cache"))
+    cache = Path(caches, "scaling-workshop")
+    cache.mkdir(parents=True, exist_ok=True)
     folder = cache / f"horovod-{cache_key(venv)}"
     with lock_folder(cache):
         if not [*folder.glob("*.whl")]:

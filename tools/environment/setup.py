@@ -22,6 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import build_horovod
@@ -117,16 +118,18 @@ def check_machine():
 
 
 def install_uv(python):
-    """Install the pinned uv: the wheel from the user's cache, which gets it if it is missing."""
-    pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    cache = build_horovod.user_cache()
+    """Install the pinned uv, if possible from UV_CACHE_DIR, which needs no network."""
     uv, = re.findall("^uv==[0-9.]+", read(REQUIREMENTS), re.M)
-    from_cache = [*pip, "install", "--no-index", "--find-links", cache, uv]
-    try:
-        run(from_cache, ADVICE)
-    except SetUpFailed:
-        run([*pip, "download", "--only-binary=:all:", "--dest", cache, uv], ADVICE)
-        run(from_cache, ADVICE)
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    cache = os.environ.get("UV_CACHE_DIR")
+    if cache:
+        with suppress(SetUpFailed):
+            run([*pip, "install", "--no-index", "--find-links", cache, uv], ADVICE)
+            return
+    run([*pip, "install", "--only-binary=:all:", uv], ADVICE)
+    if cache:
+        with suppress(SetUpFailed):  # a cache that one may not write
+            run([*pip, "download", "--only-binary=:all:", "--dest", cache, uv], ADVICE)
 
 
 def make_venv(venv, mpicc):
@@ -169,7 +172,7 @@ def install_offline(venv, *arguments):
 
 
 def is_without_gpu():
-    """True if no job here will have an NVIDIA GPU: no driver, no scheduler, no cluster's modules.
+    """True if nothing here points to an NVIDIA GPU: no driver, scheduler or environment modules.
 
     False also where the user has chosen a site or a build of PyTorch, and on macOS, whose PyTorch
     has one build only.
@@ -184,7 +187,7 @@ def has_cpu_build(venv):
     """True if PyTorch's own index answers within seconds and has the pinned versions for CPUs."""
     pins = re.findall("^torch(?:vision)?==[0-9.]+", read(REQUIREMENTS), re.M)
     try:
-        install(venv, *CPU_BUILD, "--dry-run", "--reinstall", "--no-deps", *pins, **SHORT_WAIT)
+        install(venv, *CPU_BUILD, "--dry-run", "--no-deps", *pins, **SHORT_WAIT)
     except SetUpFailed:
         return False
     return True
@@ -220,7 +223,8 @@ def install_packages(venv, mpicc):
     """Install the pinned packages; on a site those that it lacks, and mpi4py for its MPI."""
     jupyterlab = venv / "etc/jupyter/labconfig/default_setting_overrides.json"
     jupyterlab.parent.mkdir(parents=True, exist_ok=True)
-    jupyterlab.write_text(JUPYTERLAB)
+    if not jupyterlab.exists():
+        jupyterlab.write_text(JUPYTERLAB)
     excluded = site_packages(venv) if mpicc else set()
     pins = read(REQUIREMENTS)
     if "torch" in excluded or "UV_TORCH_BACKEND" in os.environ:  # may be for another CUDA
@@ -230,7 +234,9 @@ def install_packages(venv, mpicc):
     packages = ("-r", "pyproject.toml", "-c", venv / "pins.txt",
                 "--excludes", venv / "excluded.txt")
     step("2/3 the pinned packages")
-    with_cpu_build = is_without_gpu() and install_with_cpu_build(venv, packages)
+    installed = evaluate_in(venv, "__import__('importlib.metadata').metadata.version('torch')")
+    with_cpu_build = (is_without_gpu() and (not installed or "+cpu" in installed)
+                      and install_with_cpu_build(venv, packages))
     if not with_cpu_build and not install_offline(venv, *packages):
         step("up to 3.3 GB to download, 7 GB of disk space")
         install(venv, *packages)
@@ -250,8 +256,8 @@ def install_tests(venv):
         if install_offline(venv, *arguments):
             continue
         if not may_write(venv):
-            raise SetUpFailed(f"{venv} lacks packages that make test, site and slides need, and you "
-                              "may not write there: ask its owner to run make setup-tests, "
+            raise SetUpFailed(f"{venv} lacks packages that make test, site and slides need, and "
+                              "you may not write there: ask its owner to run make setup-tests, "
                               f"{ANOTHER_VENV}")
         install(venv, *arguments)
 
@@ -297,11 +303,14 @@ def add_packages(venv, mpicc):
 
 
 def link_venv(venv):
-    """Link .venv to an environment elsewhere, unless the user has another .venv."""
+    """Link .venv to an environment elsewhere, unless the user has another .venv, or conda."""
     link = ROOT / ".venv"
+    if not (venv / "bin/activate").exists():
+        return
     if link.exists():
         if not link.samefile(venv):
-            step(f"{link} stays as it is; the pages' commands use it, not {venv}")
+            print(f"set-up: {link} stays as it is; the pages' commands use it, not {venv}",
+                  file=sys.stderr)
     elif os.access(str(ROOT), os.W_OK):
         if link.is_symlink():  # to a folder that was removed
             link.unlink()
@@ -315,6 +324,9 @@ def set_up(venv, packages_only):
         if value:  # as when the environment was made, unless a site file sets another
             os.environ.setdefault(name, value)
     mpicc = os.environ.get("SITE_MPICC")
+    if venv.is_symlink() and not venv.exists():
+        raise SetUpFailed(f"{venv} leads to {os.readlink(str(venv))}, which does not exist: remove "
+                          f"this link, {ANOTHER_VENV}")
     python = venv / "bin/python"
     if has_packages(venv) and not os.access(str(python), os.X_OK):
         raise SetUpFailed(f"you may not run {python}, which leads to {os.path.realpath(python)}: "

@@ -20,7 +20,8 @@ def trace():
     colors = ("#525252", "#969696", "#737373")  # of neighbouring steps; greys have no other meaning
     figure, axis = style.make_figure(
         3.2, title="256 images in TF32: the CPU runs ahead, the GPU has no gaps")
-    step_before = ["GPU", 4, *record["kernels"][0]]  # it was launched before the profile began
+    first = min(start for row, _, start, _ in record["steps"] if row == "GPU")
+    step_before = ["GPU", 4, record["kernels"][0][0], first]  # launched before the profile began
     for row, step, start, end in [step_before, *record["steps"]]:
         y = ["GPU", "CPU"].index(row)
         axis.barh(y, (end - start) / 1000, 0.6, start / 1000, color=colors[int(step) % 3])
@@ -34,11 +35,11 @@ def trace():
 def ladder():
     """Draw the images/s of ResNet-50 with one change after the other that makes a GPU faster."""
     log = (RECORDS / "gpu_first.txt").read_text()
-    compiled = re.search(r"== compile\s+\((\d+\.\d+)", (RECORDS / "gpu_third.txt").read_text())
+    compile_log = re.search(r"== compile\s+\((\d+\.\d+)", (RECORDS / "gpu_third.txt").read_text())
     changes = {"TF32": "TF32", "+ channels last": "TF32, channels last",
                "+ bf16": "bf16, channels last"}
     speeds = {label: float(re.search(rf"^{name} +(\S+) images/s", log, re.M)[1])
-              for label, name in changes.items()} | {"+ compile": float(compiled[1])}
+              for label, name in changes.items()} | {"+ compile": float(compile_log[1])}
     figure, axis = style.make_figure(4.4)
     bars = axis.bar(list(speeds), list(speeds.values()), color=style.MEASURED)
     axis.bar_label(bars, [f"{speed:,.0f}\n{speed / speeds['TF32']:.1f} times"
