@@ -6,7 +6,7 @@ PASSES ?= 3
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 PYTEST = "$(VENV)/bin/python" -m pytest -n $(WORKERS) --dist worksteal
 # Only tracked files, not an attendee's own scripts
-RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check
+RUFF = git ls-files -z '*.py' '*.ipynb' | xargs -0 "$(VENV)/bin/ruff" check --quiet
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-tests exercise grades demo gpu check test test-root test-core test-all faults docs notebooks site slides pins
 

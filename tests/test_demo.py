@@ -60,7 +60,7 @@ def run_record(ranks, speed, others=0.0, **values):
 
 @pytest.mark.check
 @pytest.mark.parametrize(("others", "cpus", "warning"), [
-    (0.01, 2, ""), (0.4, 2, "speeds of 3 DDP:\nduring its runs other programs used up to 40%"),
+    (0.01, 2, ""), (0.4, 2, "speeds of 3 DDP:\nmeanwhile other programs used up to 40%"),
     (0.01, 1, "shared one core")])
 def test_the_table_has_medians_ranges_and_a_warning(others, cpus, warning):
     records = [run_record(ranks, speed, cpus=cpus)

@@ -101,7 +101,7 @@ def show(script: str, reports: list[dict], lines: Lines, findings: Findings) -> 
         steps = plural(len({number for number, _ in pair_steps(reports)}), "step")
         later = len(all_steps_of(reports[0])) - len(steps_of(reports[0]))
         steps += f", {later:,} more without measuring" if later else ""
-        wrappers = listed(reports[0]["wrappers"]) or "no known wrapper"
+        wrappers = listed(reports[0]["wrappers"]) or "no known wrapper called"
         tensors = {name for step in steps_of(reports[0]) for name in step["state"]}
         say(f"{script}: {plural(len(reports), 'rank')} on {nodes}, {steps}; {wrappers}; "
             f"{plural(len(tensors), 'tensor')}")

@@ -36,13 +36,13 @@ def build_model():
 
 def checks(file):
     yield from check_copy(file)
+    print("  (F forward, B backward, A finish(), . waiting, = sending: "
+          f"{slow_link.BANDWIDTH / 1e9} GB/s, {1e3 * slow_link.LATENCY:.0f} ms per collective)")
     scale = None
     for name in CLASSES:
         yield from check_class(file, name)
         scale = slow_link.time_step(
             file, lambda name=name: make_step(file, name), name, scale)
-    print("  (F forward, B backward, A finish(), . waiting, = sending: "
-          f"{slow_link.BANDWIDTH / 1e9} GB/s, {1e3 * slow_link.LATENCY:.0f} ms per collective)")
 
 
 def check_copy(file):

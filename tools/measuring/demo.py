@@ -170,7 +170,7 @@ def warning(records: list[dict]) -> str:
     names = sorted({record["name"] for record in records if (record["others"] or 0) > BUSY})
     if not names:
         return ""
-    return (f"Do not trust the speeds of {', '.join(names)}:\nduring its runs other programs used "
+    return (f"Do not trust the speeds of {'; '.join(names)}:\nmeanwhile other programs used "
             f"up to {max(record['others'] or 0 for record in records):.0%} of the cores.")
 
 
@@ -195,9 +195,11 @@ def draw(records: list[dict]) -> Figure:
     axis.set_yticks(range(len(rows)), [row["name"] for row in rows])
     axis.tick_params(axis="y", length=0)
     axis.set(xlabel="times as fast as one rank", xlim=(0, limit), ylim=(len(rows) - 0.5, -0.5))
+    passes = 1 + records[-1]["repeat"]
     style.add_footer(
         figure, f"{records[0]['processor']}, cores: {records[0]['cpus']}, one thread per rank; "
-        f"passes: {1 + records[-1]['repeat']}, median and range. {warning(records)}")
+        f"{f'passes: {passes}, median and range' if passes > 1 else 'one pass'}. "
+        f"{warning(records)}")
     return figure
 
 
