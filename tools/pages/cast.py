@@ -28,7 +28,7 @@ SCENES = [  # what is typed, seconds in which its output is played, seconds to r
     (". .venv/bin/activate; cd 03_ddp", 0, 0),
     ("sed 's/ddp(images).*/model(images), labels)/' your_script_ddp.py > my_train.py", 0, 0),
     ("diff your_script_ddp.py my_train.py", 0, 4),
-    ("OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m agree my_train.py; cd ..", 8, 10),
+    ("mpiexec -n 2 agree my_train.py; cd ..", 8, 10),
     ("# 3. What would each of 64 GPUs keep and send? Counting it needs no GPU.", 0, 1),
     ("python -m cluster.footprint --ranks 64 --gpus-per-node 8 05_zero/fsdp.py --layers 32 "
      "--width 4096 --heads 32 --context 4096 --text synthetic --precision bf16 --batch-size 1",
