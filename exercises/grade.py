@@ -42,6 +42,7 @@ def grade_all():
     """Print {"user": ..., "solved": [numbers of exercises]} of this clone as one line of JSON."""
     solved = []
     for number in sorted(FOLDERS):
+        print(f"exercise {number}", file=sys.stderr)
         command = [sys.executable, __file__, str(number)]
         if subprocess.run(command, capture_output=True).returncode == PASSED:
             solved.append(number)

@@ -77,7 +77,7 @@ report() {  # NAME FOLDER SCRIPT NODES PATTERN FLAGS...: run a job, and report w
 
 chapter_3=(03_ddp submit)  # FOLDER SCRIPT
 accuracy="^test accuracy"
-echo "submitted; waiting for the jobs (squeue or qstat shows them)"
+echo "submitting, then waiting for the jobs (squeue or qstat shows them)"
 report "the doctor on two nodes" . cluster/doctor 2 "^no problems found" & jobs=($!)
 report "chapter 3 on one node" "${chapter_3[@]}" 1 "$accuracy" --global-batch-size 64 --epochs 1 & jobs+=($!)
 report "chapter 3 on two nodes" "${chapter_3[@]}" 2 "$accuracy" --global-batch-size 64 --epochs 1 & jobs+=($!)

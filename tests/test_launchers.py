@@ -120,8 +120,10 @@ def test_a_missing_package_is_named(bare_python, tmp_path):
 def test_fsdp_and_chapter_1_need_only_pytorch(bare_python, tmp_path):
     for program in ["05_zero/fsdp.py", *gpt_flags(tmp_path)], ["01_single_node/main.py",
                                                                "--dataset", "synthetic"]:
-        result = run_command([bare_python, ROOT / program[0], *program[1:], "--max-steps", 2])
+        result = run_command([bare_python, ROOT / program[0], *program[1:], "--max-steps", 2,
+                              "--checkpoint", tmp_path / "checkpoint"])
         assert result.code == 0 and re.search("^test (loss|accuracy)", result.out, re.M), result
+        assert "--checkpoint saves after each whole epoch: this run ends before" in result.out
 
 
 def assert_one_world(result, nodes, one_rank, results):

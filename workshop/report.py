@@ -62,6 +62,9 @@ class Report:
                    f"{record['batch_size']} per rank, {record['global_batch_size']} global, "
                    f"learning rate: {lr:g}, steps: {step} of {last_step} done, {epoch_steps} per "
                    "epoch")
+        ends_epoch = step == last_step or last_step // epoch_steps > step // epoch_steps
+        if getattr(self.args, "checkpoint", None) and not ends_epoch:
+            self.print("note: --checkpoint saves after each whole epoch: this run ends before")
         self.last_step, self.steps_done = last_step, step
         if getattr(self.args, "profile", None):
             if last_step - step < 8:
