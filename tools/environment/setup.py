@@ -199,8 +199,8 @@ def install_with_cpu_build(venv, packages):
         return True
     if not has_cpu_build(venv):
         return False
-    step("no NVIDIA driver, so PyTorch for CPUs: 0.8 GB to download, 3 GB of disk space "
-         "(for GPUs 3.3 and 7 GB: UV_TORCH_BACKEND=auto make setup)")
+    step("no NVIDIA driver, so PyTorch for CPUs: 0.8 GB to download, 3 GB of disk space (for GPUs "
+         f"3.3 and 7 GB: remove {venv}, then UV_TORCH_BACKEND=auto make setup)")
     try:
         install(venv, *CPU_BUILD, *packages)
     except SetUpFailed:
