@@ -3,41 +3,40 @@
     python submit/check_script.py 03_ddp/submit.pbs my_own.slurm
 
 With `#SBTACH`, `# PBS`, or a directive after the first command, the job runs without that setting.
-If the folder of `--output` does not exist, the output is lost. If each task of a node starts a
-torchrun, or all have the same node rank, the ranks do not find each other. Run this where you
-submit. The scheduler itself reports misspelt options: `sbatch --test-only`.
+If the folder of `--output` does not exist, the output is lost. If the numbers of the directives do
+not fit those of the command that starts the ranks, ranks wait for ever or share GPUs. Run this
+where you submit. The scheduler itself reports misspelt options: `sbatch --test-only`.
 """
 
 import argparse
 import os
 import re
+import subprocess
 import sys
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
+import launches
+
 COMMENT = re.compile(r"(\s*#+\s*)([A-Za-z]{2,8})\b\s*(.*?)(?:\s#.*)?$")
-OUTPUT = re.compile(r"""(?:^|\s)(?:--(?:output|error)[ =]\s*|-[oe]\s*)["']?([^"'\s]+)""")
+OUTPUT = re.compile(r"""(?:^|\s)(?:--(?:out|err)\w*[ =]\s*|-[oe]\s*)["']?([^"'\s]+)""")
 OPTION = re.compile(r"""(?:^|\s)(--[\w-]+|-[A-Za-z])(?:[ =]?\s*((?:"[^"]*"|'[^']*'|[^\s-])\S*))?""")
 # A comment `# sbatch ...` is a command if it contains a script, a variable, or two words in a row
 COMMAND = re.compile(r"\.(sh|slurm|sbatch|pbs|job|sub|py)\b|[<`$|;]|(=\S+|\s[^-\s]\S*)\s+[^-\s]")
 HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\\'\"]?(\w+)")
-NODES = re.compile(r"(?:--nodes[= ]|-N ?|select=|nodes=)0*([2-9]|1\d)")
-GPUS = re.compile(r"(?:ngpus=|--gpus(?:-per-node)?[= ]|-G ?|gres[= ]gpu:(?:\w+:)?)0*([2-9]|1\d)")
-STARTS_ONE = re.compile(r"^\s*(\w+=\S+\s+)*(\S*/)?(python[\d.]*|torchrun)\s", re.M)
-STARTS_RANKS = re.compile(  # or runs another script, which may do so
-    r"\b((?!torch)\w*run|mpi\w+|p?ssh|pb?s?dsh|parallel|deepspeed|ray|dask\S*|spark\S*|sbatch|"
-    r"qsub)\b|\b(bash|sh) \S|^ *\S+\.sh\b", re.M)
-SHORT = {"-n": "--ntasks", "-N": "--nodes", "-c": "--cpus-per-task", "-a": "--array",
-         "-t": "--time", "-p": "--partition", "-A": "--account", "-o": "--output"}  # of Slurm
-ARGUMENTS = r"(?:\\\n|[^\n;|&])*?"  # of one command, which may go on in the next line
-LAUNCH = re.compile(rf"\b(srun|mpiexec|mpirun)\b({ARGUMENTS})\b(torchrun|accelerate launch|"
-                    rf"torch\.distributed\.(?:run|launch))\b({ARGUMENTS})(?=[\n;|&]|$)")
-ONE_NODE = r"--(?:num_machines|nnodes)[= ]1\b"
-NODE_RANK = re.compile(r"^(?! *echo)(?:\\\n|.)*?(--(?:node|machine)[-_]rank[= ]\"?"
-                       r"\$\{?SLURM_(?:NODEID|PROCID)\}?)", re.M)
-QUOTED = re.compile(r"""("(?:\\[\s\S]|[^"\\])*")|'[^']*'|(?<=\s)#.*""")
 LOST = {"SBATCH": "Slurm before 23.02 ends the job without output",
         "PBS": "PBS cannot deliver the output"}
+SHORT = {"-n": "--ntasks", "-N": "--nodes", "-G": "--gpus", "-a": "--array", "-t": "--time",
+         "-p": "--partition", "-A": "--account", "-o": "--output"}  # Slurm's options
+LONG = (*SHORT.values(), "--ntasks-per-node", "--gpus-per-node", "--gres", "--signal", "--export")
+NEEDS = (  # option of Slurm, its value, what the script has to contain then, what happens otherwise
+    ("--signal", "B:", r"\btrap\b[\s\S]*\bwait\b", "this ends the shell, and so the job, without "
+     "`trap`, a command with & and `wait`; without `B:` the tasks of srun get the signal"),
+    ("--signal", "(?:SIG)?USR", r"--signals-to-handle|^(?![\s\S]*\bsrun\b[\s\S]*\btorchrun\b)",
+     "this ends torchrun, which does not handle it: --signal=TERM@..., or srun python"),
+    ("--export", "NONE", r"srun .*--export|SLURM_EXPORT_ENV|^(?![\s\S]*\bsrun\b)",
+     "srun's tasks get none of this script's variables, not even PATH: srun --export=ALL"))
 
 
 def find_problems(lines, bases):
@@ -56,7 +55,8 @@ def find_problems(lines, bases):
             start, word, options = match.groups()
             problem = why_ignored(start, word, options, first_command)
             if problem:
-                problem = f"not read by the scheduler: {problem}"
+                is_off = word in LOST and not first_command and f"\n#{word} " in "\n".join(lines)
+                problem = f"{'note: ' * is_off}not read by the scheduler: {problem}"
             elif not first_command and (start + word).strip() in ("#SBATCH", "#PBS"):
                 problem = why_lost(line, word, options, lines[number:])
                 directives += [(number, word, options)] * (not problem)
@@ -69,11 +69,22 @@ def find_problems(lines, bases):
             if opening and opening[1] in later:
                 for _ in range(later.index(opening[1])):
                     next(rest)
-    given = {}  # {option of Slurm: (line number, value)}
-    problems += judge_directives(directives, "\n".join(lines), bases, given)
-    for position, problem in judge_commands("\n".join(shell), given):
-        problems.append((1 + position, problem))
-    return sorted(problems)
+    options = {}  # of Slurm: {name: (line number, value)}
+    problems += judge_directives(directives, options, "\n".join(lines), bases)
+    if re.search(r"\b(ba)?sh\b", lines[0]) and (error := syntax_error(lines)):
+        return sorted([*problems, error])
+    resources = " ".join(text for _, scheduler, text in directives if scheduler == "PBS")
+    options = {name: value for name, (_, value) in options.items()}
+    return sorted([*problems, *launches.find_problems("\n".join(shell), options, resources)])
+
+
+def syntax_error(lines):
+    """Return what bash says of a script's syntax, as (line number, text), or None."""
+    with suppress(FileNotFoundError):
+        result = subprocess.run(["bash", "-n"], input="\n".join(lines), text=True,
+                                capture_output=True, env=os.environ | {"LC_ALL": "C"})
+        match = re.search(r"line (\d+): (.*)", result.stderr)
+        return match and (int(match[1]), f"bash: {match[2]}")
 
 
 def why_ignored(start, word, options, first_command):
@@ -103,81 +114,6 @@ def why_lost(line, scheduler, options, later):
     return None
 
 
-def judge_directives(directives, text, bases, given):
-    """Return the problems that directives have together, as (line number, text); fill `given`."""
-    problems = []
-    code = re.sub("(?m)^ *#.*", "", text)
-    is_alone = STARTS_ONE.search(text) and not STARTS_RANKS.search(code)
-    is_one_rank = is_alone and not re.search("torchrun|distributed|launch", code)
-    for number, scheduler, options in directives:
-        for option, value in OPTION.findall(options) if scheduler == "SBATCH" else ():
-            option = SHORT.get(option, option)
-            earlier, before = given.setdefault(option, (number, value))
-            if before != value:
-                problems.append((number, f"{option} is {value}, and line {earlier} says {before}"))
-        if folder := missing_folder(scheduler, options, bases, text):
-            problems.append((number, folder))
-        if is_alone and NODES.search(options):
-            problems.append((number, "nothing starts processes on the other nodes: srun, mpiexec"))
-        elif is_one_rank and (match := GPUS.search(options)):
-            problems.append((number, f"{match[1]} GPUs, and python is started once: torchrun "
-                             f"--nproc-per-node={match[1]}, unless the program itself uses all"))
-        elif NODES.search(options) and (match := re.search(ONE_NODE, code)):
-            problems.append((number, f"{match[0]}: each node trains alone; give all nodes"))
-    total, per_node = (given.get(name, (0, ""))[1] for name in ("--ntasks", "--ntasks-per-node"))
-    if total.isdecimal() and per_node.isdecimal() and int(total) < int(per_node):
-        problems.append((given["--ntasks"][0], f"--ntasks={total} overrides "
-                         f"--ntasks-per-node={per_node}: remove it"))
-    number, value = given.get("--signal", (0, ""))
-    if value.startswith("B:") and not re.search(r"\btrap\b", text):
-        problems.append((number, f"--signal={value} ends this shell, which has no trap, and so the "
-                         "job: without `B:` the tasks of srun get the signal"))
-    elif value.startswith("B:") and not re.search(r"\bwait\b", text):
-        problems.append((number, "bash waits for the running command before it runs a trap: start "
-                         "the command with &, then `wait`"))
-    elif re.match("(SIG)?USR", value) and re.search(
-            r"\bsrun\b[\s\S]*\btorchrun\b(?![\s\S]*--signals-to-handle)", code):
-        problems.append((number, f"--signal={value} ends torchrun, which does not handle it: "
-                         "--signal=TERM@..., or srun python"))
-    number, value = given.get("--export", (0, ""))
-    if value == "NONE" and re.search(r"\bsrun\b", code) and not re.search(
-            r"srun .*--export|SLURM_EXPORT_ENV", code):
-        problems.append((number, "srun's tasks get none of this script's variables, not even PATH: "
-                         "srun --export=ALL"))
-    number, output = given.get("--output", (0, "%j"))
-    if "--array" in given and not re.search(r"%\d*[ajJ]|/dev/null", output):
-        problems.append((number, f"all jobs of the array write {output}: add %a to its name"))
-    return problems
-
-
-def judge_commands(shell, given):
-    """Return problems of the commands that start ranks, as (lines before it, text).
-
-    shell: the script without comments and here-documents. given: as judge_directives() fills it.
-    """
-    shell = QUOTED.sub(lambda match: match[1] or "\n" * match[0].count("\n"), shell)
-    problems = []
-    for match in LAUNCH.finditer(shell):
-        starter, options, launcher, flags = match.groups()
-        ranks = re.search(r"--nproc[-_]per[-_]node[= ]([^\s]+)|$", flags)[1]
-        if starter == "srun":  # its --ntasks-per-node alone does not change the number of tasks
-            tasks = given.get("--ntasks-per-node", (0, "1"))[1]
-            tasks = "1" if re.search(r"(?<!\S)(-[nN]|--ntasks[= ]|--nodes[= ])", options) else tasks
-        else:
-            tasks = re.search(r"-(?:ppn|npernode)[= ](\S+)|$", options)[1]
-            tasks = tasks if tasks == ranks else "1"
-        if tasks and "1" not in (tasks, ranks):
-            problems.append((match.start(), f"each of a node's {tasks} tasks starts {launcher}, "
-                             "which starts all ranks of the node: start one task per node (srun "
-                             '--ntasks="$SLURM_NNODES", mpiexec -n NODES --ppn 1)'))
-    several = NODES.search(f"--nodes={given.get('--nodes', (0, ''))[1]}")
-    if several and not re.search(r"rdzv[-_]backend[= ]?c10d", shell):
-        for match in NODE_RANK.finditer(shell):
-            problems.append((match.start(), f"`{match[1]}` is 0 on each node, because this script "
-                             f"runs on the first: srun bash -c '... {match[1]} ...'"))
-    return [(shell.count("\n", 0, position), text) for position, text in problems]
-
-
 def missing_folder(scheduler, options, bases, text):
     """Return a message if the folder of the job's output does not exist, or None."""
     slurm = scheduler == "SBATCH"
@@ -197,6 +133,35 @@ def missing_folder(scheduler, options, bases, text):
     return None
 
 
+def judge_directives(directives, options, text, bases):
+    """Return the problems that directives have together, as (line number, text); fill options."""
+    problems = []
+    for number, scheduler, words in directives:
+        if folder := missing_folder(scheduler, words, bases, text):
+            problems.append((number, folder))
+        for option, value in OPTION.findall(words) if scheduler == "SBATCH" else ():
+            names = [name for name in LONG if name.startswith(option)]  # of an abbreviation
+            option = SHORT.get(option) or min(names, key=len, default=option)
+            value = value.strip("\"'")
+            earlier, before = options.setdefault(option, (number, value))
+            if before != value and option in LONG:
+                problems.append((number, f"{option} is {value}, and line {earlier} says {before}"))
+    for option, pattern, needed, problem in NEEDS:
+        number, value = options.get(option, (0, ""))
+        if re.match(pattern, value) and not re.search(needed, text):
+            problems.append((number, f"{option}={value}: {problem}"))
+    number, output = options.get("--output", (0, "%j"))
+    if "--array" in options and not re.search(r"%\d*[ajJ]|/dev/null", output):
+        problems.append((number, f"all jobs of the array write {output}: add %a to its name"))
+    number, _ = options.get("--ntasks", (0, ""))
+    tasks, nodes, per_node = (launches.number_of(options.get(name, (0, "1"))[1])
+                              for name in ("--ntasks", "--nodes", "--ntasks-per-node"))
+    if number and tasks and launches.is_more((nodes or 1) * (per_node or 1), tasks):
+        problems.append((number, f"--ntasks={tasks} overrides --nodes and --ntasks-per-node, which "
+                         f"are {nodes} and {per_node}"))
+    return problems
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("scripts", nargs="+", type=Path)
@@ -209,7 +174,7 @@ def main():
         for number, problem in find_problems(lines, [] if changes_folder else [
                 Path(), *path.parents]):
             print(f"{path}: line {number}: {problem}")
-            has_problems = True
+            has_problems = has_problems or not problem.startswith("note: ")
     if not has_problems:
         print("no problems found")
     sys.exit(has_problems)
