@@ -28,8 +28,10 @@ HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\\'\"]?(\w+)")
 LOST = {"SBATCH": "Slurm before 23.02 ends the job without output",
         "PBS": "PBS cannot deliver the output"}
 SHORT = {"-n": "--ntasks", "-N": "--nodes", "-G": "--gpus", "-a": "--array", "-t": "--time",
-         "-p": "--partition", "-A": "--account", "-o": "--output"}  # Slurm's options
-LONG = (*SHORT.values(), "--ntasks-per-node", "--gpus-per-node", "--gres", "--signal", "--export")
+         "-p": "--partition", "-A": "--account", "-o": "--output", "-c": "--cpus-per-task",
+         "-w": "--nodelist"}  # Slurm's options
+LONG = (*SHORT.values(), "--ntasks-per-node", "--gpus-per-node", "--gpus-per-task", "--gres",
+        "--signal", "--export")
 NEEDS = (  # option of Slurm, its value, what the script has to contain then, what happens otherwise
     ("--signal", "B:", r"\btrap\b[\s\S]*\bwait\b", "this ends the shell, and so the job, without "
      "`trap`, a command with & and `wait`; without `B:` the tasks of srun get the signal"),

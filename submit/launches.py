@@ -3,7 +3,6 @@
 nodes, tasks, GPUs and ranks are None where the script alone does not tell them, as in `-N $1`.
 """
 
-import operator
 import re
 from types import SimpleNamespace
 
@@ -12,6 +11,10 @@ from shell_commands import read_commands
 RANK_VARIABLES = "SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "PBS_NODENUM"
 NO_LAUNCH = re.compile(r"(?:echo|printf|which|command|type|module|ml|pip3?|cat|git|cp|if|elif|for|"
                        r"conda|source|alias|mkdir|\.|\[\[?|\w+\(\))(?:\s|$)")
+FROM_OPTION = {  # variables that Slurm sets only if the job has the option
+    "SLURM_NTASKS_PER_NODE": "--ntasks-per-node", "SLURM_GPUS_PER_NODE": "--gpus-per-node",
+    "SLURM_CPUS_PER_TASK": "--cpus-per-task", "SLURM_GPUS": "--gpus",
+    "SLURM_GPUS_PER_TASK": "--gpus-per-task"}
 STARTER = re.compile(r"(?<!\S)(?:\S*/)?(srun|mpirun|mpiexec)(?:\.\w+)?\s(.*)", re.S)
 LAUNCHER = re.compile(
     r"(?<!\S)(?:\S*/)?(torchrun|deepspeed|horovodrun|accelerate launch|python\S* (?:-\w )*-m (?:"
@@ -20,10 +23,11 @@ ROLES = {option: role for role, options in {  # of the options of starters and l
     "ranks": "-n --ntasks -np --np --num-processes --num-proc",
     "nodes": "-N --nodes --nnodes --num-machines --num-nodes",
     "per node": "--ppn -ppn --npernode -npernode --nproc-per-node --num-gpus",
-    "hosts": "-w --nodelist -H --host --hosts --hostfile -f --map-by --oversubscribe --overcommit",
+    "hosts": "-w --nodelist -H --host --hosts --hostfile -f --oversubscribe --overcommit",
     "node rank": "--node-rank --machine-rank", "backend": "--rdzv-backend --rdzv-conf",
     "address": "--master-addr --main-process-ip --rdzv-endpoint",
-    "other": "--config-file --standalone --no-ssh"}.items() for option in options.split()}
+    "alone": "--standalone", "no ssh": "--no-ssh", "other": "--config-file"}.items()
+    for option in options.split()}
 CONTAINER = re.compile(r"(?:uv|poetry|conda) run |(?:apptainer|singularity) (?:exec|run) ")
 OTHERS = re.compile(  # which may start ranks: programs, and scripts except conda's and set-up's
     r"\b((?!torch)\w*run|mpi\w+|p?ssh|pb?s?dsh|clush|parallel|deepspeed|ray|dask\S*|spark\S*|sbatch|"
@@ -34,34 +38,59 @@ def number_of(text):
     return int(text) if text and re.fullmatch(r"\d{1,6}", text) else None
 
 
-def count_chunks(resources):
-    """Return (nodes, tasks, GPUs per node) of `#PBS -l select=1:ngpus=4:mpiprocs=4+2:ngpus=4`."""
-    match = re.search(r"\b(?:select|nodes)=([^,\s]+)", resources)
-    if not match:
-        return None, None, None
-    chunks = match[1].split("+")
+def is_more(number, limit):
+    return bool(number and limit and number > limit)
+
+
+def per(number, parts):
+    """Return a number's part, or None where one of the two is not known."""
+    if not number or not parts:
+        return None
+    return round(number / parts, 1) if number % parts else number // parts
+
+
+def count_chunks(job, resources):
+    """Count what `#PBS -l` asks for, as `select=1:ngpus=4:mpiprocs=4+2:ngpus=2`."""
+    chunks = re.search(r"\b(?:select|nodes)=([^,\s]+)|$", resources)[1]
+    chunks = chunks.split("+") if chunks else []
     counts = [number_of(chunk.split(":")[0]) or int("=" in chunk.split(":")[0]) for chunk in chunks]
-    nodes = sum(counts) if all(counts) else None
     tasks, gpus = ([number_of(re.search(rf"\b(?:{name})=(\w+)|$", chunk)[1]) for chunk in chunks]
                    for name in ("mpiprocs|ppn", "n?gpus"))
-    return (nodes, sum(map(operator.mul, counts, tasks)) if nodes and all(tasks) else None,
-            gpus[0] if len({*gpus}) == 1 else None)
+    if chunks and all(counts):
+        job.nodes = sum(counts)
+        job.slots = sum(count * (number or 1) for count, number in zip(counts, tasks))
+        job.tasks = job.slots if all(tasks) else None
+        job.gpus = min(gpus) if all(gpus) else None
+        job.are_nodes_equal = len({*tasks}) == len({*gpus}) == 1
 
 
-def count_tasks(options):
-    """Return (nodes, tasks, GPUs per node) of Slurm's options {name: value}."""
+def count_tasks(job, options):
+    """Count what Slurm's options {name: value} ask for."""
     count = {name: number_of(value.split(":")[-1]) for name, value in options.items()}
     tasks, per_node = count.get("--ntasks"), count.get("--ntasks-per-node", 1)
     nodes = count.get("--nodes", None if "--ntasks" in options else 1)
-    nodes = 1 if tasks == 1 else nodes
+    job.nodes = nodes = 1 if tasks == 1 else nodes
     if "--ntasks" not in options:  # which overrides --ntasks-per-node
         tasks = nodes and per_node and nodes * per_node
-    gres = re.search(r"\bgpu(?=,|$)|(?<=gpu:)[^,(]*|$", options.get("--gres", ""))[0]
-    gpus = options.get("--gpus-per-node") or re.sub("^gpu$", "1", gres)
-    total = count.get("--gpus")
+    job.tasks = job.slots = tasks
     if "--exclusive" in options and not {"--ntasks", "--ntasks-per-node"} & {*options}:
-        tasks = None  # for Open MPI, as many as the nodes have cores
-    return nodes, tasks, number_of(gpus.split(":")[-1]) or (total and nodes and total // nodes)
+        job.slots = None  # as many as the nodes have cores
+    gres = re.search(r"\bgpu(?=,|$)|(?<=gpu:)[^,(]*|$", options.get("--gres", ""))[0]
+    of_node = options.get("--gpus-per-node") or re.sub("^gpu$", "1", gres)
+    total = count.get("--gpus")
+    of_tasks = tasks and nodes and tasks * (count.get("--gpus-per-task") or 0) // nodes
+    job.gpus = number_of(of_node.split(":")[-1]) or (total and nodes and total // nodes) or of_tasks
+
+
+def known_variables(job):
+    """Return the scheduler's variables as the script has them, which runs on the first node."""
+    numbers = {"nodes": job.nodes, "slots": job.slots,  # of $PBS_NODEFILE
+               **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PBS_NUM_NODES"), job.nodes),
+               **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), job.tasks),
+               "SLURM_GPUS_ON_NODE": job.gpus, **dict.fromkeys(RANK_VARIABLES, 0)}
+    for name, option in FROM_OPTION.items():
+        numbers[name] = number_of(job.options.get(option, "").split(":")[-1])
+    return {name: str(number) for name, number in numbers.items() if number is not None}
 
 
 def read_options(text):
@@ -79,15 +108,15 @@ def find_problems(shell, options, resources):
 
     options: Slurm's, as {name: value}; resources: what `#PBS -l` asks for, or "".
     """
-    job = SimpleNamespace(options=options)
-    job.nodes, job.tasks, job.gpus = count_tasks(options) if options else count_chunks(resources)
-    variables = {name: str(number) for name, number in {
-        "SLURM_NNODES": job.nodes, "SLURM_JOB_NUM_NODES": job.nodes, "PBS_NUM_NODES": job.nodes,
-        "SLURM_NTASKS": job.tasks, "SLURM_NPROCS": job.tasks, "SLURM_GPUS_ON_NODE": job.gpus,
-        "SLURM_NTASKS_PER_NODE": number_of(options.get("--ntasks-per-node")),
-        **dict.fromkeys(RANK_VARIABLES, 0)}.items() if number is not None}
-    problems, launches, others = [], [], []
-    in_home = bool(resources and not options)
+    job = SimpleNamespace(options=options, is_pbs=bool(resources and not options), nodes=None,
+                          tasks=None, slots=None, gpus=None, are_nodes_equal=True)
+    if options:
+        count_tasks(job, options)
+    else:
+        count_chunks(job, resources)
+    job.slots_of_hostfile = number_of(re.search(r"\bslots=(\d+)|$", shell)[1])
+    variables = known_variables(job)
+    problems, launches, others, in_home = [], [], [], job.is_pbs
     for match in re.finditer(r"(?<!\\)\$\([^()]*(\\\$\{?(?:SLURM|PBS)\w+)", shell):
         problems.append((1 + shell.count("\n", 0, match.start()),
                          f"{match[1]} is not replaced by its value: without the \\"))
@@ -103,15 +132,15 @@ def find_problems(shell, options, resources):
         if in_home and (program := re.search(r"\s((?:[\w.-]+/)*[\w-]+\.py)\b", text)):
             problems.append((line, "PBS starts this script in your home folder: write `cd "
                              f'"$PBS_O_WORKDIR"` before {program[1]}'))
-    is_alone = len(launches) == 1 and not OTHERS.search("\n".join(others))
+    job.is_alone = len(launches) == 1 and not OTHERS.search("\n".join(others))
     return problems + [(launch.line, problem) for launch in launches
-                       for problem in judge_launch(launch, job, is_alone)]
+                       for problem in judge_launch(launch, job)]
 
 
 def find_launch(text, variables):
     """Return how a command starts ranks, or None.
 
-    starter: srun, mpiexec, mpirun or None; launcher: torchrun or the like, python, or ""; their
+    starter: srun, mpiexec, mpirun or ""; launcher: torchrun or the like, python, or ""; their
     options, as read_options() returns them; is_free: which hosts it uses is not known.
     """
     text = re.sub(r"\$\{?(\w+)\}?", lambda name: name[0] if name[1] in RANK_VARIABLES
@@ -129,93 +158,117 @@ def find_launch(text, variables):
         variables={**variables}, is_free=bool("hosts" in options or is_wrapped))
 
 
-def judge_launch(launch, job, is_alone):
-    """Return what does not fit between a command that starts ranks and its job.
-
-    is_alone: nothing else in the script starts processes.
-    """
+def judge_launch(launch, job):
+    """Return what does not fit between a command that starts ranks and its job."""
     def number(role, options, default=None):
         return number_of(options[role][1]) if role in options else default
 
     def printed(role):
         return " ".join(options[role]) if role in options else ""
 
-    nodes, tasks, gpus = job.nodes, job.tasks, job.gpus
+    def of_program(pattern):
+        return number_of(re.search(rf"(?<!\S){pattern}[= ](\d+)|$", launch.text)[1])
+
+    nodes, gpus, variables = job.nodes, job.gpus, launch.variables
     launcher, options = launch.launcher, launch.options
     starter, starter_options = launch.starter, launch.starter_options
     by_mpi = starter.startswith("mpi")
     is_torchrun = bool(re.search(r"torchrun|torch\.dist|accelerate", launcher))
     starts_ranks = is_torchrun or launcher in ("deepspeed", "horovodrun")
     is_rank = bool(starter) and launcher.startswith("python") and not is_torchrun
+    visible = re.fullmatch(r"\d+(,\d+)*", variables.get("CUDA_VISIBLE_DEVICES") or "")
+    if visible:
+        gpus = min(gpus or 1024, visible[0].count(",") + 1)
+    devices, num_nodes = map(of_program, (r"--(?:trainer\.)?devices", r"--(?:trainer\.)?num.nodes"))
 
     # Of the starter: the processes that it starts, and on how many nodes
-    copies = number("ranks", starter_options, tasks if starter == "srun" else None)
+    copies = number("ranks", starter_options, job.tasks if starter == "srun" else None)
     if "ranks" not in starter_options and number("nodes", starter_options, nodes) != nodes:
         copies = None  # `srun --nodes=1` starts some of the job's tasks
     copies = None if launch.is_free else copies if starter else 1
-    per_node = number("per node", starter_options)
+    per_node = number("per node", starter_options) or number_of(
+        re.search(r"ppr:(\d+):node|$", launch.text)[1])
     used = copies and per_node and -(-copies // per_node)
-    on_node = copies and nodes and round(per_node or copies / nodes, 1)
+    on_node = per_node or (per(copies, nodes) if job.are_nodes_equal else None)
 
     # Of the launcher: the nodes that it expects, and its ranks on each
     has_file = "other" in options or "accelerate" in launcher  # which may have the numbers
-    hosts = number("nodes", options, None if has_file else 1)
-    ranks, divisor = number("ranks", options), nodes if launcher == "horovodrun" else hosts
-    ranks = number("per node", options) or (ranks and divisor and round(ranks / divisor, 1))
+    hosts = 1 if "alone" in options else number("nodes", options, None if has_file else 1)
+    expected = hosts if is_torchrun or "no ssh" in options else 1
+    ranks = number("per node", options, 1 if is_torchrun and not has_file else None)
+    if "ranks" in options:
+        ranks = per(number("ranks", options), nodes if launcher == "horovodrun" else hosts)
     slots = sum(map(int, re.findall(r":(\d+)", printed("hosts"))))
     is_spread = is_torchrun and "other" not in options and 1 not in (hosts, nodes)
     is_static = is_spread and "c10d" not in printed("backend")
+    node_rank = printed("node rank")
     address = printed("address")
     if is_rank and is_more(nodes, 1):
-        address = f"MASTER_ADDR {launch.variables.get('MASTER_ADDR')}"
-    world_size = number_of(launch.variables.get("WORLD_SIZE"))
+        address = f"MASTER_ADDR {variables.get('MASTER_ADDR')}"
+    is_far = (is_spread or is_rank) and is_more(nodes, 1)
+    world_size = number_of(variables.get("WORLD_SIZE"))
+    empty = [name for name, option in FROM_OPTION.items() if job.options and
+             option not in job.options and re.search(rf"\${{?{name}\b", launch.text)]
+    limit = job.slots if starter == "mpirun" else job.tasks
+    first_node = "give the first node of the job"
 
     rows = [  # whether something is wrong, and what
-        (starts_ranks and is_more(copies, hosts), f"{copies} tasks start {launcher}, which starts "
-         f"all ranks of {printed('nodes') or 'a node'}: one task per node (srun "
+        (starts_ranks and is_more(copies, expected), f"{copies} tasks start {launcher}, which "
+         f"starts all ranks of {printed('nodes') or 'a node'}: one task per node (srun "
          '--ntasks="$SLURM_NNODES" --ntasks-per-node=1; mpiexec -n NODES --ppn 1)'),
         (is_torchrun and is_more(hosts, copies), f"{printed('nodes')}, and {launcher} is started "
          f"on {copies}, and waits for the others: srun or mpiexec --ppn 1 starts one per node"),
         (starts_ranks and is_more(hosts, nodes), f"{printed('nodes')}, and the job has {nodes}"),
         (starts_ranks and is_more(ranks, gpus), f"{ranks} ranks on a node with {gpus} GPUs"),
-        (starts_ranks and is_alone and is_more(gpus, ranks),
+        (starts_ranks and job.is_alone and job.are_nodes_equal and is_more(gpus, ranks),
          f"{ranks} ranks on a node with {gpus} GPUs: the other GPUs are idle"),
         (is_rank and is_more(on_node, gpus) and not re.search(r"[ =]cpu\b", launch.text),
          f"{on_node} ranks on a node with {gpus} GPUs"),
-        (is_rank and copies and world_size not in (None, copies),
+        (is_rank and ".py" in launch.text and is_more(copies, 1)
+         and world_size not in (None, copies),
          f"WORLD_SIZE={world_size}, and {starter} starts {copies} ranks"),
+        (is_rank and is_more(copies, 1) and variables.get("RANK") == "0", "note: RANK is 0 for "
+         "all: this script, which runs on the first node, replaces the variable"),
+        (is_far and re.search(r"(?<![A-Z_])RANK=\$\{?SLURM_LOCALID", launch.text),
+         "SLURM_LOCALID counts the tasks of a node, from 0 on each: RANK is $SLURM_PROCID"),
+        (is_rank and on_node and devices not in (None, on_node),
+         f"--devices {devices}, and {on_node} tasks on a node"),
+        (is_rank and nodes and num_nodes not in (None, nodes),
+         f"--num_nodes {num_nodes}, and the job has {nodes} nodes"),
         (is_more(used, nodes),
          f"{copies} ranks, {per_node} per node, and the job has {nodes} nodes"),
-        (is_alone and is_more(nodes, used),
+        (job.is_alone and is_more(nodes, used),
          f"{copies} ranks, {per_node} per node: only {used} of the job's {nodes} nodes are used"),
-        (is_alone and is_rank and is_more(copies, 1) and not per_node and is_more(tasks, copies),
-         f"{copies} ranks, and the job has {tasks} tasks: some are idle"),
+        (job.is_alone and is_rank and is_more(copies, 1) and not per_node
+         and is_more(job.tasks, copies), f"{copies} ranks, and the job has {job.tasks} tasks"),
         (is_more(number("nodes", starter_options), nodes), f"the job has {nodes} nodes"),
-        (by_mpi and not per_node and is_more(copies, tasks),
-         f"{copies} ranks in a job of {tasks} tasks: Open MPI ends with `not enough slots`"),
-        (starter == "srun" and {"--ntasks", "--ntasks-per-node"} & {*job.options} and not
-         {"--cpus-per-task", "-c"} & {*job.options} and is_more(copies, tasks),
-         f"{copies} tasks in a job of {tasks}: Slurm ends with `More processors requested`"),
+        (by_mpi and not per_node and is_more(copies, limit),
+         f"{copies} ranks in a job of {limit} slots: Open MPI ends with `not enough slots`"),
+        (launcher in ("deepspeed", "horovodrun") and is_more(job.slots_of_hostfile, gpus),
+         f"slots={job.slots_of_hostfile} in the host file, and a node has {gpus} GPUs"),
+        (starter == "srun" and {"--ntasks", "--ntasks-per-node"} & {*job.options}
+         and "--cpus-per-task" not in job.options and is_more(copies, job.tasks),
+         f"{copies} tasks in a job of {job.tasks}: Slurm ends with `More processors requested`"),
         (is_more(number("ranks", options), slots), f"{printed('ranks')}, and {printed('hosts')}"),
-        (is_alone and not starter and hosts == 1 and is_more(nodes, copies),
+        (empty, f"{', '.join(empty)} is empty: the job does not have the option of that name"),
+        (job.is_alone and not starter and expected == 1 == hosts and is_more(nodes, copies),
          f"note: only one of {nodes} nodes is used, unless the program starts processes on the "
          "others: srun, mpiexec"),
-        (is_alone and not starter and launcher.startswith("python") and not is_torchrun
-         and is_more(gpus, copies), f"note: only one of {gpus} GPUs is used, unless the program "
-         f"itself uses all: torchrun --nproc-per-node={gpus}"),
-        (re.search(r" (localhost|127\.|\$\(hostname)", address) and (is_spread or is_rank),
-         f"{address} is another machine on each node: the first of `scontrol show hostnames`"),
+        (job.is_alone and not starts_ranks and not starter and is_more(gpus, copies),
+         f"note: only one of {gpus} GPUs is used, unless the program itself uses all: torchrun "
+         f"--nproc-per-node={gpus}"),
+        (is_far and re.search(r"(?: |MASTER_ADDR=)(localhost|127\.|\$\(hostname)",
+                              f"{address} {launch.text}"),
+         f"the address is another machine on each node: {first_node}"),
+        (is_far and "$(tail)" in address, f"the address is that of the last node: {first_node}"),
         (is_spread and not launch.is_free and re.search(r" (?!localhost|127\.)[^$\s]+$", address),
-         f"{address}: this node may not belong to the job: the first of `scontrol show hostnames`"),
-        (is_spread and printed("nodes") and not address,
-         f"{printed('nodes')} without the first node's address: --master-addr, --rdzv-endpoint"),
-        (is_static and not printed("node rank"),
-         "each node is node 0: --node-rank, or --rdzv-backend c10d"),
-        (is_static and copies != 1 and printed("node rank").endswith(" 0"),
-         f"{printed('node rank')} on each node (this script, which runs on the first, replaces the "
-         "variable): srun bash -c '... $SLURM_NODEID ...', or --rdzv-backend c10d")]
+         f"{address} may not belong to the job: {first_node}"),
+        (is_spread and printed("nodes") and not address, f"{printed('nodes')}: {first_node} with "
+         "--master-addr or --rdzv-endpoint"),
+        (is_static and not node_rank, "each node is node 0: --node-rank, or --rdzv-backend c10d"),
+        (is_static and copies != 1 and node_rank.endswith(" 0"), f"{node_rank} on each node (this "
+         "script, which runs on the first, replaces a variable): srun bash -c '... $SLURM_NODEID "
+         "...', or --rdzv-backend c10d"),
+        (is_static and job.is_alone and variables.get(f"first {node_rank.split('$')[-1]}") == "1",
+         f"{node_rank} begins at 1: node 0 is never started")]
     return [problem for is_wrong, problem in rows if is_wrong]
-
-
-def is_more(number, limit):
-    return bool(number and limit and number > limit)

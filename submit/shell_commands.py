@@ -1,5 +1,7 @@
 """Read the commands of a shell script, with the variables that the script itself sets."""
 
+import functools
+import operator
 import re
 from contextlib import suppress
 
@@ -8,53 +10,85 @@ SUBSTITUTION = r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\([^()]*\))*\)|`[^
 EXPANSION = re.compile(rf"\\[\s\S]|{SUBSTITUTION}|\$\{{(\w+)(?:\[[@*]\]|:?-([^{{}}]*))?\}}|\$(\w+)")
 QUOTED = rf"'[^']*'|\"(?:\\[\s\S]|{SUBSTITUTION}|[^\"\\])*\""
 PIECE = re.compile(f"{EXPANSION.pattern}|{QUOTED}")
-ARRAY = r"(?<==)\((?:[^()]|\([^()]*\))*\)"
-UNIT = rf"\\[\s\S]|{SUBSTITUTION}|\$\{{[^}}]*\}}|{QUOTED}|{ARRAY}"
+UNIT = rf"\\[\s\S]|{SUBSTITUTION}|\$\{{[^}}]*\}}|{QUOTED}|(?<==)\((?:[^()]|\([^()]*\))*\)"
 SEPARATOR = re.compile(rf"{UNIT}|((?<!\S)#.*|[\n;|]|(?<!>)&(?!>))")
 ASSIGNMENT = re.compile(rf"(?:(?:export|declare|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)"
                         rf"(\+?)=((?:{UNIT}|[^\s'\"])*)\s*")
+CHANGE = re.compile(r"\bfor\s+(?:\(\(\s*)?(\w+)|\(\(\s*(\w+)\s*(?:\+\+|\+=)|"  # in a loop
+                    r"\b(\w+)=\$\(\(\s*\$?\{?\3\b|\blet\s+\"?(\w+)")
+LOOP = re.compile(r"for (?:\(\(\s*)?(\w+)\s*(?:=|in (?:\{|\$\(seq )?)\s*(\w*)")
 KEYWORDS = re.compile(r"(?:\s|[({!](?=\s)|\((?!\()|(?:then|do|else|time|exec|nohup|env)\b)*")
+COMPARISONS = {"-eq": "eq", "==": "eq", "-ne": "ne", "!=": "ne", "-gt": "gt", ">": "gt",
+               "-lt": "lt", "<": "lt", "-ge": "ge", "-le": "le"}
 
 
 def read_commands(shell, variables):
     """Yield (line number, text, is in a loop) of each command, with known variables replaced.
 
-    variables: {name: value, or None where it is not known}; the script's assignments are added.
+    variables: {name: value, or None where it is not known}; the script's assignments are added,
+    and for a variable that a loop changes {f"first {name}": its first value}.
     Text without quotes, so that `bash -c '...'` shows what it runs; $(...) is not run.
     """
-    def expand(match):
-        piece = match[0]
-        if piece[0] in "'\\":
-            return " " if piece == "\\\n" else piece.strip("'\\")
-        if piece[0] == '"':
-            return EXPANSION.sub(expand, piece[1:-1])
-        if piece.startswith("$(("):
-            return calculate(piece, variables)
-        if piece[0] == "`" or piece[1] == "(":
-            return "$(...)"
-        value = variables.get(match[1] or match[3])
-        return value or (match[2] and EXPANSION.sub(expand, match[2])) or piece
-
-    start = loops = 0
+    changing = {name for names in CHANGE.findall(shell) for name in names if name}
+    replace = functools.partial(PIECE.sub, functools.partial(expand, variables))
+    start, loops, branches = 0, 0, []  # for each open `if`, whether its condition holds, or None
     for separator in SEPARATOR.finditer(shell + "\n"):
         if not separator[1]:
             continue
-        text = KEYWORDS.sub("", shell[start:separator.start()], count=1)
-        if loop := re.match(r"for (\w+)", text):
-            variables[loop[1]] = None
+        text = shell[start:separator.start()].strip()
+        line, start = 1 + shell.count("\n", 0, start), separator.end()
+        if text.startswith("if "):
+            branches.append(holds(replace(text)))
+        elif re.match(r"el(se|if)\b", text) and branches:
+            branches[-1] = None if branches[-1] is None else not branches[-1]
+        elif re.match(r"fi\b", text) and branches:
+            branches.pop()
+        text = KEYWORDS.sub("", text, count=1)
         loops += bool(re.match("(for|while|until) ", text)) - text.startswith("done")
+        if False in branches:
+            continue
+        if loop := LOOP.match(text):
+            variables[loop[1]], variables[f"first {loop[1]}"] = None, loop[2]
         while match := ASSIGNMENT.match(text):
-            name, value = match[1], PIECE.sub(expand, match[3])
-            if match[3].startswith("("):
-                value = value[1:-1]
-            if match[2]:
-                variables[name] = variables.get(name) and f"{variables[name]} {value}"
-            else:
-                variables[name] = value if variables.get(name, value) == value else None
+            assign(match[1], match[2], replace(match[3]), variables, changing)
             text = text[match.end():]
         if text:
-            yield 1 + shell.count("\n", 0, start), PIECE.sub(expand, text), loops > 0
-        start = separator.end()
+            yield line, replace(text), loops > 0
+
+
+def assign(name, plus, value, variables, changing):
+    """Set a variable of the script; one that gets a second value is not known any more."""
+    if value.startswith("("):
+        value = value[1:-1]
+    if plus:
+        variables[name] = variables.get(name) and f"{variables[name]} {value}"
+    elif name in changing:
+        variables[name] = None
+        variables.setdefault(f"first {name}", value)
+    else:
+        variables[name] = value if variables.get(name, value) == value else None
+
+
+def expand(variables, match):
+    """Return what a shell puts in place of a match of EXPANSION or QUOTED."""
+    piece = match[0]
+    if piece[0] in "'\\":
+        return " " if piece == "\\\n" else piece.strip("'\\")
+    if piece[0] == '"':
+        return expand_all(piece[1:-1], variables)
+    if piece.startswith("$(("):
+        return calculate(piece, variables)
+    if piece[0] == "`" or piece[1] == "(":
+        if "PBS_NODEFILE" in piece and re.search(r"\bwc -l\b", piece):
+            name = "nodes" if re.search("uniq|sort -u", piece) else "slots"
+            return variables.get(name) or "$(...)"
+        return "$(tail)" if re.search(r"\btail\b", piece) else "$(...)"
+    value = variables.get(match[1] or match[3])
+    return value or (match[2] and expand_all(match[2], variables)) or piece
+
+
+def expand_all(text, variables):
+    return EXPANSION.sub(functools.partial(expand, variables), text)
 
 
 def calculate(piece, variables):
@@ -65,3 +99,11 @@ def calculate(piece, variables):
         with suppress(ArithmeticError, SyntaxError, TypeError):
             return str(eval(terms.replace("/", "//")))
     return piece
+
+
+def holds(condition):
+    """Return whether a comparison of two numbers holds, or None."""
+    match = re.match(r"if [\[(]+ *(\d+) *(-\w\w|[=!]=|[<>]) *(\d+) *[\])]+$", condition)
+    if match and match[2] in COMPARISONS:
+        return getattr(operator, COMPARISONS[match[2]])(int(match[1]), int(match[3]))
+    return None

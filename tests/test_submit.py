@@ -102,7 +102,7 @@ CHECKED_LINES = {  # of public scripts, and what check_script.py says; empty: no
     "#SBATCH --gres=gpu:a100:4\ntorchrun --nproc-per-node 4 a.py": "",
     "#SBATCH -G 4\ntorchrun --nproc-per-node 8 a.py": "8 ranks on a node with 4 GPUs",
     "#SBATCH --gpus-per-node=4\nN=2\nuv run torchrun --nproc_per_node=$N a.py": "GPUs are idle",
-    "#SBATCH -N2 -n8 --gpus-per-node=2\nsrun python a.py": "4.0 ranks on a node with 2 GPUs",
+    "#SBATCH -N2 -n8 --gpus-per-node=2\nsrun python a.py": "4 ranks on a node with 2 GPUs",
     "#SBATCH -N 2 --ntasks-per-node=4\nsrun torchrun --nproc-per-node 4 a.py": "8 tasks start",
     "#SBATCH -N 2 --ntasks-per-node=4\nsrun -n 2 torchrun --nnodes $SLURM_NNODES "
     "--rdzv-backend c10d --rdzv-endpoint $X:1 a.py": "",
@@ -121,9 +121,9 @@ CHECKED_LINES = {  # of public scripts, and what check_script.py says; empty: no
     "#SBATCH -N 2\nsrun bash -c 'torchrun --nnodes=2 \\\n --node_rank $SLURM_NODEID "
     "--master_addr=$X a.py'": "",
     "#SBATCH -N 2\nsrun torchrun --nnodes=2 --rdzv-endpoint=$X a": "each node is node 0",
-    "#SBATCH -N 2\nsrun torchrun --nnodes=2 --rdzv-backend=c10d a": "without the first node's",
+    "#SBATCH -N 2\nsrun torchrun --nnodes=2 --rdzv-backend=c10d a": "--nnodes 2: give the first node",
     "#SBATCH -N 2\nsrun torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:1 a":
-        "another machine on each node",
+        "another machine on each",
     "#SBATCH -N 2\nX=$(scontrol show hostnames \\$SLURM_NODELIST)": "without the \\",
     "#SBATCH -N 2\nsrun accelerate launch --num_machines 1 a.py": "2 tasks start accelerate",
     "#SBATCH -N 2\nsrun torchrun $FLAGS a.py": "",
