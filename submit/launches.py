@@ -11,7 +11,7 @@ from shell_commands import read_commands
 RANK_VARIABLES = "SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "PBS_NODENUM"
 NO_LAUNCH = re.compile(r"(?:echo|printf|which|command|type|module|ml|pip3?|cat|git|cp|if|elif|for|"
                        r"conda|source|alias|mkdir|\.|\[\[?|\w+\(\))(?:\s|$)")
-FROM_OPTION = {  # variables that Slurm sets only if the job has the option
+FROM_OPTION = {  # variables that Slurm sets if the job has the option
     "SLURM_NTASKS_PER_NODE": "--ntasks-per-node", "SLURM_GPUS_PER_NODE": "--gpus-per-node",
     "SLURM_CPUS_PER_TASK": "--cpus-per-task", "SLURM_GPUS": "--gpus",
     "SLURM_GPUS_PER_TASK": "--gpus-per-task"}
@@ -26,7 +26,7 @@ ROLES = {option: role for role, options in {  # of the options of starters and l
     "hosts": "-w --nodelist -H --host --hosts --hostfile -f --oversubscribe --overcommit",
     "node rank": "--node-rank --machine-rank", "backend": "--rdzv-backend --rdzv-conf",
     "address": "--master-addr --main-process-ip --rdzv-endpoint",
-    "alone": "--standalone", "no ssh": "--no-ssh", "other": "--config-file"}.items()
+    "one node": "--standalone", "no ssh": "--no-ssh", "file": "--config-file"}.items()
     for option in options.split()}
 CONTAINER = re.compile(r"(?:uv|poetry|conda) run |(?:apptainer|singularity) (?:exec|run) ")
 OTHERS = re.compile(  # which may start ranks: programs, and scripts except conda's and set-up's
@@ -42,7 +42,7 @@ def is_more(number, limit):
     return bool(number and limit and number > limit)
 
 
-def per(number, parts):
+def divide(number, parts):
     """Return a number's part, or None where one of the two is not known."""
     if not number or not parts:
         return None
@@ -82,7 +82,7 @@ def count_tasks(job, options):
     job.gpus = number_of(of_node.split(":")[-1]) or (total and nodes and total // nodes) or of_tasks
 
 
-def known_variables(job):
+def scheduler_variables(job):
     """Return the scheduler's variables as the script has them, which runs on the first node."""
     numbers = {"nodes": job.nodes, "slots": job.slots,  # of $PBS_NODEFILE
                **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PBS_NUM_NODES"), job.nodes),
@@ -99,7 +99,7 @@ def read_options(text):
     options = re.findall(r"(?<!\S)(--?[A-Za-z][\w-]*)(?:[= ]\s*([^\s-]\S*))?", text)
     roles = {ROLES.get(option.replace("_", "-")): (option, value) for option, value in options}
     if re.search(r"(?<!\S)[^-\s]\S* +\$|^ *\$", text):  # $ARGS, which may be options
-        roles["other"] = ("$", "")
+        roles["file"] = ("$", "")
     return roles
 
 
@@ -115,8 +115,8 @@ def find_problems(shell, options, resources):
     else:
         count_chunks(job, resources)
     job.slots_of_hostfile = number_of(re.search(r"\bslots=(\d+)|$", shell)[1])
-    variables = known_variables(job)
-    problems, launches, others, in_home = [], [], [], job.is_pbs
+    variables = scheduler_variables(job)
+    problems, launches, other_commands, in_home = [], [], [], job.is_pbs
     for match in re.finditer(r"(?<!\\)\$\([^()]*(\\\$\{?(?:SLURM|PBS)\w+)", shell):
         problems.append((1 + shell.count("\n", 0, match.start()),
                          f"{match[1]} is not replaced by its value: without the \\"))
@@ -124,7 +124,7 @@ def find_problems(shell, options, resources):
         in_home = in_home and not re.match(r"(cd|pushd)\b", text)
         launch = find_launch(text, variables)
         if not launch:
-            others.append(text)
+            other_commands.append(text)
             continue
         launch.line = line
         launch.is_free |= in_loop or bool({"--array", "--nodelist"} & {*options})
@@ -132,7 +132,7 @@ def find_problems(shell, options, resources):
         if in_home and (program := re.search(r"\s((?:[\w.-]+/)*[\w-]+\.py)\b", text)):
             problems.append((line, "PBS starts this script in your home folder: write `cd "
                              f'"$PBS_O_WORKDIR"` before {program[1]}'))
-    job.is_alone = len(launches) == 1 and not OTHERS.search("\n".join(others))
+    job.is_alone = len(launches) == 1 and not OTHERS.search("\n".join(other_commands))
     return problems + [(launch.line, problem) for launch in launches
                        for problem in judge_launch(launch, job)]
 
@@ -158,104 +158,117 @@ def find_launch(text, variables):
         variables={**variables}, is_free=bool("hosts" in options or is_wrapped))
 
 
-def judge_launch(launch, job):
-    """Return what does not fit between a command that starts ranks and its job."""
-    def number(role, options, default=None):
-        return number_of(options[role][1]) if role in options else default
+def count_launch(launch, job):
+    """Add the numbers of a launch: of the processes that it starts, and of their ranks."""
+    options, starter_options = launch.options, launch.starter_options
+    is_torchrun = bool(re.search(r"torchrun|torch\.dist|accelerate", launch.launcher))
+    launch.is_torchrun = is_torchrun
+    launch.starts_ranks = is_torchrun or launch.launcher in ("deepspeed", "horovodrun")
+    launch.is_program = launch.launcher.startswith("python") and not is_torchrun
 
-    def printed(role):
-        return " ".join(options[role]) if role in options else ""
-
-    def of_program(pattern):
-        return number_of(re.search(rf"(?<!\S){pattern}[= ](\d+)|$", launch.text)[1])
-
-    nodes, gpus, variables = job.nodes, job.gpus, launch.variables
-    launcher, options = launch.launcher, launch.options
-    starter, starter_options = launch.starter, launch.starter_options
-    by_mpi = starter.startswith("mpi")
-    is_torchrun = bool(re.search(r"torchrun|torch\.dist|accelerate", launcher))
-    starts_ranks = is_torchrun or launcher in ("deepspeed", "horovodrun")
-    is_rank = bool(starter) and launcher.startswith("python") and not is_torchrun
-    visible = re.fullmatch(r"\d+(,\d+)*", variables.get("CUDA_VISIBLE_DEVICES") or "")
-    if visible:
-        gpus = min(gpus or 1024, visible[0].count(",") + 1)
-    devices, num_nodes = map(of_program, (r"--(?:trainer\.)?devices", r"--(?:trainer\.)?num.nodes"))
-
-    # Of the starter: the processes that it starts, and on how many nodes
-    copies = number("ranks", starter_options, job.tasks if starter == "srun" else None)
-    if "ranks" not in starter_options and number("nodes", starter_options, nodes) != nodes:
-        copies = None  # `srun --nodes=1` starts some of the job's tasks
-    copies = None if launch.is_free else copies if starter else 1
-    per_node = number("per node", starter_options) or number_of(
+    # Of the starter: its processes, in all, on a node, and the nodes that they need
+    tasks = job.tasks if launch.starter == "srun" else None
+    if number_of_role("nodes", starter_options, job.nodes) != job.nodes:
+        tasks = None  # `srun --nodes=1` starts some of the job's tasks
+    copies = number_of_role("ranks", starter_options, tasks) if launch.starter else 1
+    launch.copies = copies = None if launch.is_free else copies
+    per_node = number_of_role("per node", starter_options) or number_of(
         re.search(r"ppr:(\d+):node|$", launch.text)[1])
-    used = copies and per_node and -(-copies // per_node)
-    on_node = per_node or (per(copies, nodes) if job.are_nodes_equal else None)
+    launch.copies_per_node = per_node
+    launch.nodes = copies and per_node and -(-copies // per_node)
+    launch.copies_of_node = per_node or (divide(copies, job.nodes) if job.are_nodes_equal else None)
 
     # Of the launcher: the nodes that it expects, and its ranks on each
-    has_file = "other" in options or "accelerate" in launcher  # which may have the numbers
-    hosts = 1 if "alone" in options else number("nodes", options, None if has_file else 1)
-    expected = hosts if is_torchrun or "no ssh" in options else 1
-    ranks = number("per node", options, 1 if is_torchrun and not has_file else None)
+    has_file = "file" in options or "accelerate" in launch.launcher  # which may have the numbers
+    launch.hosts = 1 if "one node" in options else number_of_role(
+        "nodes", options, None if has_file else 1)
+    launch.launchers = launch.hosts if is_torchrun or "no ssh" in options else 1
+    launch.ranks = number_of_role("per node", options, 1 if is_torchrun and not has_file else None)
     if "ranks" in options:
-        ranks = per(number("ranks", options), nodes if launcher == "horovodrun" else hosts)
-    slots = sum(map(int, re.findall(r":(\d+)", printed("hosts"))))
-    is_spread = is_torchrun and "other" not in options and 1 not in (hosts, nodes)
+        launch.ranks = divide(number_of_role("ranks", options),
+                              job.nodes if launch.launcher == "horovodrun" else launch.hosts)
+
+
+def number_of_role(role, options, default=None):
+    return number_of(options[role][1]) if role in options else default
+
+
+def judge_launch(launch, job):
+    """Return what does not fit between a command that starts ranks and its job."""
+    def printed(role):
+        return " ".join(launch.options[role]) if role in launch.options else ""
+
+    def number_in_text(pattern):
+        return number_of(re.search(rf"(?<!\S){pattern}[= ](\d+)|$", launch.text)[1])
+
+    count_launch(launch, job)
+    nodes, gpus, variables = job.nodes, job.gpus, launch.variables
+    launcher, starter, copies, ranks = launch.launcher, launch.starter, launch.copies, launch.ranks
+    if re.fullmatch(r"\d+(,\d+)*", variables.get("CUDA_VISIBLE_DEVICES") or ""):
+        gpus = min(gpus or 1024, variables["CUDA_VISIBLE_DEVICES"].count(",") + 1)
+    hosts, of_node = launch.hosts, launch.copies_of_node
+    is_rank = bool(starter) and launch.is_program
+    is_spread = launch.is_torchrun and "file" not in launch.options and 1 not in (hosts, nodes)
     is_static = is_spread and "c10d" not in printed("backend")
-    node_rank = printed("node rank")
-    address = printed("address")
-    if is_rank and is_more(nodes, 1):
-        address = f"MASTER_ADDR {variables.get('MASTER_ADDR')}"
     is_far = (is_spread or is_rank) and is_more(nodes, 1)
-    world_size = number_of(variables.get("WORLD_SIZE"))
-    empty = [name for name, option in FROM_OPTION.items() if job.options and
-             option not in job.options and re.search(rf"\${{?{name}\b", launch.text)]
-    limit = job.slots if starter == "mpirun" else job.tasks
+    node_rank, address = printed("node rank"), printed("address")
+    if is_rank:
+        address = f"MASTER_ADDR {variables.get('MASTER_ADDR')}"
     first_node = "give the first node of the job"
+    world_size = number_of(variables.get("WORLD_SIZE"))
+    devices, num_nodes = map(number_in_text, (r"--(?:\w+\.)?devices", r"--(?:\w+\.)?num.nodes"))
+    slots = job.slots if starter == "mpirun" else job.tasks
+    host_slots = sum(map(int, re.findall(r":(\d+)", printed("hosts"))))
+    unset = [name for name, option in FROM_OPTION.items() if job.options and option not in
+             job.options and re.search(rf"\${{?{name}\b", launch.text)]
 
     rows = [  # whether something is wrong, and what
-        (starts_ranks and is_more(copies, expected), f"{copies} tasks start {launcher}, which "
-         f"starts all ranks of {printed('nodes') or 'a node'}: one task per node (srun "
-         '--ntasks="$SLURM_NNODES" --ntasks-per-node=1; mpiexec -n NODES --ppn 1)'),
-        (is_torchrun and is_more(hosts, copies), f"{printed('nodes')}, and {launcher} is started "
-         f"on {copies}, and waits for the others: srun or mpiexec --ppn 1 starts one per node"),
-        (starts_ranks and is_more(hosts, nodes), f"{printed('nodes')}, and the job has {nodes}"),
-        (starts_ranks and is_more(ranks, gpus), f"{ranks} ranks on a node with {gpus} GPUs"),
-        (starts_ranks and job.is_alone and job.are_nodes_equal and is_more(gpus, ranks),
+        (launch.starts_ranks and is_more(copies, launch.launchers), f"{copies} tasks start "
+         f"{launcher}, which starts all ranks of {printed('nodes') or 'a node'}: one task per node "
+         '(srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1; mpiexec -n NODES --ppn 1)'),
+        (launch.is_torchrun and is_more(hosts, copies), f"{printed('nodes')}, and {launcher} "
+         f"is started on {copies}, and waits for others: start it with srun or mpiexec --ppn 1"),
+        (launch.starts_ranks and is_more(hosts, nodes),
+         f"{printed('nodes')}, and the job has {nodes}"),
+        (launch.starts_ranks and is_more(ranks, gpus), f"{ranks} ranks on a node with {gpus} GPUs"),
+        (launch.starts_ranks and job.is_alone and job.are_nodes_equal and is_more(gpus, ranks),
          f"{ranks} ranks on a node with {gpus} GPUs: the other GPUs are idle"),
-        (is_rank and is_more(on_node, gpus) and not re.search(r"[ =]cpu\b", launch.text),
-         f"{on_node} ranks on a node with {gpus} GPUs"),
-        (is_rank and ".py" in launch.text and is_more(copies, 1)
-         and world_size not in (None, copies),
+        (is_rank and is_more(of_node, gpus) and not re.search(
+            r"[ =]cpu\b", launch.text), f"{of_node} ranks on a node with {gpus} GPUs"),
+        (is_rank and ".py" in launch.text and is_more(copies, 1) and world_size
+         and world_size != copies,
          f"WORLD_SIZE={world_size}, and {starter} starts {copies} ranks"),
         (is_rank and is_more(copies, 1) and variables.get("RANK") == "0", "note: RANK is 0 for "
          "all: this script, which runs on the first node, replaces the variable"),
         (is_far and re.search(r"(?<![A-Z_])RANK=\$\{?SLURM_LOCALID", launch.text),
          "SLURM_LOCALID counts the tasks of a node, from 0 on each: RANK is $SLURM_PROCID"),
-        (is_rank and on_node and devices not in (None, on_node),
-         f"--devices {devices}, and {on_node} tasks on a node"),
+        (is_rank and of_node and devices not in (None, of_node),
+         f"--devices {devices}, and {of_node} tasks on a node"),
         (is_rank and nodes and num_nodes not in (None, nodes),
          f"--num_nodes {num_nodes}, and the job has {nodes} nodes"),
-        (is_more(used, nodes),
-         f"{copies} ranks, {per_node} per node, and the job has {nodes} nodes"),
-        (job.is_alone and is_more(nodes, used),
-         f"{copies} ranks, {per_node} per node: only {used} of the job's {nodes} nodes are used"),
-        (job.is_alone and is_rank and is_more(copies, 1) and not per_node
+        (is_more(launch.nodes, nodes), f"{copies} ranks, {launch.copies_per_node} per node, and "
+         f"the job has {nodes} nodes"),
+        (job.is_alone and is_more(nodes, launch.nodes), f"{copies} ranks, {launch.copies_per_node} "
+         f"per node: {launch.nodes} of the job's {nodes} nodes are used"),
+        (job.is_alone and is_rank and is_more(copies, 1) and not launch.copies_per_node
          and is_more(job.tasks, copies), f"{copies} ranks, and the job has {job.tasks} tasks"),
-        (is_more(number("nodes", starter_options), nodes), f"the job has {nodes} nodes"),
-        (by_mpi and not per_node and is_more(copies, limit),
-         f"{copies} ranks in a job of {limit} slots: Open MPI ends with `not enough slots`"),
-        (launcher in ("deepspeed", "horovodrun") and is_more(job.slots_of_hostfile, gpus),
-         f"slots={job.slots_of_hostfile} in the host file, and a node has {gpus} GPUs"),
+        (is_more(number_of_role("nodes", launch.starter_options), nodes),
+         f"the job has {nodes} nodes"),
+        (starter.startswith("mpi") and not launch.copies_per_node and is_more(copies, slots),
+         f"{copies} ranks in a job of {slots} slots: Open MPI ends with `not enough slots`"),
         (starter == "srun" and {"--ntasks", "--ntasks-per-node"} & {*job.options}
          and "--cpus-per-task" not in job.options and is_more(copies, job.tasks),
          f"{copies} tasks in a job of {job.tasks}: Slurm ends with `More processors requested`"),
-        (is_more(number("ranks", options), slots), f"{printed('ranks')}, and {printed('hosts')}"),
-        (empty, f"{', '.join(empty)} is empty: the job does not have the option of that name"),
-        (job.is_alone and not starter and expected == 1 == hosts and is_more(nodes, copies),
-         f"note: only one of {nodes} nodes is used, unless the program starts processes on the "
-         "others: srun, mpiexec"),
-        (job.is_alone and not starts_ranks and not starter and is_more(gpus, copies),
-         f"note: only one of {gpus} GPUs is used, unless the program itself uses all: torchrun "
+        (is_more(number_of_role("ranks", launch.options), host_slots),
+         f"{printed('ranks')}, and {printed('hosts')}"),
+        (launcher in ("deepspeed", "horovodrun") and is_more(job.slots_of_hostfile, gpus),
+         f"slots={job.slots_of_hostfile} in the host file, and a node has {gpus} GPUs"),
+        (unset, f"{', '.join(unset)}: not set, as the job does not have the option of that name"),
+        (job.is_alone and not starter and launch.launchers == hosts == 1
+         and is_more(nodes, copies), f"note: one of {nodes} nodes is used, unless the program "
+         "starts processes on the others: srun, mpiexec"),
+        (job.is_alone and launch.is_program and not starter and is_more(gpus, copies),
+         f"note: one of {gpus} GPUs is used, unless the program itself uses all: torchrun "
          f"--nproc-per-node={gpus}"),
         (is_far and re.search(r"(?: |MASTER_ADDR=)(localhost|127\.|\$\(hostname)",
                               f"{address} {launch.text}"),
@@ -263,8 +276,8 @@ def judge_launch(launch, job):
         (is_far and "$(tail)" in address, f"the address is that of the last node: {first_node}"),
         (is_spread and not launch.is_free and re.search(r" (?!localhost|127\.)[^$\s]+$", address),
          f"{address} may not belong to the job: {first_node}"),
-        (is_spread and printed("nodes") and not address, f"{printed('nodes')}: {first_node} with "
-         "--master-addr or --rdzv-endpoint"),
+        (is_spread and printed("nodes") and not address,
+         f"{printed('nodes')}: {first_node} with --master-addr or --rdzv-endpoint"),
         (is_static and not node_rank, "each node is node 0: --node-rank, or --rdzv-backend c10d"),
         (is_static and copies != 1 and node_rank.endswith(" 0"), f"{node_rank} on each node (this "
          "script, which runs on the first, replaces a variable): srun bash -c '... $SLURM_NODEID "

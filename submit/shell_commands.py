@@ -29,7 +29,7 @@ def read_commands(shell, variables):
     and for a variable that a loop changes {f"first {name}": its first value}.
     Text without quotes, so that `bash -c '...'` shows what it runs; $(...) is not run.
     """
-    changing = {name for names in CHANGE.findall(shell) for name in names if name}
+    loop_variables = {name for names in CHANGE.findall(shell) for name in names if name}
     replace = functools.partial(PIECE.sub, functools.partial(expand, variables))
     start, loops, branches = 0, 0, []  # for each open `if`, whether its condition holds, or None
     for separator in SEPARATOR.finditer(shell + "\n"):
@@ -50,19 +50,19 @@ def read_commands(shell, variables):
         if loop := LOOP.match(text):
             variables[loop[1]], variables[f"first {loop[1]}"] = None, loop[2]
         while match := ASSIGNMENT.match(text):
-            assign(match[1], match[2], replace(match[3]), variables, changing)
+            assign(match[1], match[2], replace(match[3]), variables, loop_variables)
             text = text[match.end():]
         if text:
             yield line, replace(text), loops > 0
 
 
-def assign(name, plus, value, variables, changing):
+def assign(name, plus, value, variables, loop_variables):
     """Set a variable of the script; one that gets a second value is not known any more."""
     if value.startswith("("):
         value = value[1:-1]
     if plus:
         variables[name] = variables.get(name) and f"{variables[name]} {value}"
-    elif name in changing:
+    elif name in loop_variables:
         variables[name] = None
         variables.setdefault(f"first {name}", value)
     else:

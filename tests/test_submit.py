@@ -96,8 +96,8 @@ CHECKED_LINES = {  # of public scripts, and what check_script.py says; empty: no
     "#PBS -o logs/": "no folder logs:", "#PBS -o host:logs/x -e here/$x/": "",
     "#sbatch -N 2 run": "", "ls <<A\n#SBATCH -N 2\nA": "", "if true": "bash: syntax error",
 
-    "#SBATCH --gres=gpu:4\npython a.py": "note: only one of 4 GPUs",
-    "#SBATCH --nodes=2\ntorchrun a.py": "note: only one of 2 nodes",
+    "#SBATCH --gres=gpu:4\npython a.py": "note: one of 4 GPUs",
+    "#SBATCH --nodes=2\ntorchrun a.py": "note: one of 2 nodes",
     "#SBATCH -N 2\nsrun python x": "", "#SBATCH -N 2\nlaunch python x": "",
     "#SBATCH --gres=gpu:a100:4\ntorchrun --nproc-per-node 4 a.py": "",
     "#SBATCH -G 4\ntorchrun --nproc-per-node 8 a.py": "8 ranks on a node with 4 GPUs",
@@ -110,7 +110,7 @@ CHECKED_LINES = {  # of public scripts, and what check_script.py says; empty: no
     "#PBS -l select=1+1\ncd x\ntorchrun --nnodes=2 --node_rank=$1 --master_addr=$2 a.py":
         "--nnodes 2, and torchrun is started on 1",
     "#PBS -l select=2:mpiprocs=4\ncd x\nmpiexec -n 16 --ppn 4 python a.py": "job has 2 nodes",
-    "#PBS -l select=2:mpiprocs=4\ncd x\nmpiexec -n 4 --ppn 4 python a.py": "only 1 of the job's 2",
+    "#PBS -l select=2:mpiprocs=4\ncd x\nmpiexec -n 4 --ppn 4 python a.py": "1 of the job's 2",
     "#PBS -l select=2:mpiprocs=4\ncd x\nmpiexec -n $((2 * 4)) python a.py": "",
     "#PBS -l select=2:mpiprocs=4\nmpiexec -n 8 python a.py": "in your home folder",
     "#SBATCH -N 2\nmpirun -n 6 a": "not enough slots",
