@@ -31,7 +31,7 @@ ROLES = {option: role for role, options in {  # of the options of starters and l
 CONTAINER = re.compile(r"(?:uv|poetry|conda) run |(?:apptainer|singularity) (?:exec|run) ")
 OTHERS = re.compile(  # which may start ranks: programs, and scripts except conda's and set-up's
     r"\b((?!torch)\w*run|mpi\w+|p?ssh|pb?s?dsh|clush|parallel|deepspeed|ray|dask\S*|spark\S*|sbatch|"
-    r"qsub)\b|\b(bash|sh) \S|(?<!conda)(?<!modules)\.sh\b")
+    r"qsub)\b|\b(bash|sh) \S|(?<!conda)(?<!modules)(?<!activate)\.sh\b")
 
 
 def number_of(text):
@@ -186,7 +186,8 @@ def count_launch(launch, job):
     launch.ranks = number_of_role("per node", options, 1 if is_torchrun and not has_file else None)
     if "ranks" in options:
         launch.ranks = divide(number_of_role("ranks", options),
-                              job.nodes if launch.launcher == "horovodrun" else launch.hosts)
+                              launch.hosts if launch.launcher != "horovodrun"
+                              else job.nodes if job.are_nodes_equal else None)
 
 
 def number_of_role(role, options, default=None):
@@ -218,18 +219,23 @@ def judge_launch(launch, job):
     world_size = number_of(variables.get("WORLD_SIZE"))
     devices, num_nodes = map(number_in_text, (r"--(?:\w+\.)?devices", r"--(?:\w+\.)?num.nodes"))
     slots = job.slots if starter == "mpirun" else job.tasks
-    host_slots = sum(map(int, re.findall(r":(\d+)", printed("hosts"))))
+    host_slots = [int(number) for number in re.findall(r":(\d+)", printed("hosts"))]
     unset = [name for name, option in FROM_OPTION.items() if job.options and option not in
              job.options and re.search(rf"\${{?{name}\b", launch.text)]
 
     rows = [  # whether something is wrong, and what
-        (launch.starts_ranks and is_more(copies, launch.launchers), f"{copies} tasks start "
-         f"{launcher}, which starts all ranks of {printed('nodes') or 'a node'}: one task per node "
-         '(srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1; mpiexec -n NODES --ppn 1)'),
+        (launch.starts_ranks and is_more(copies, launch.launchers) and is_more(copies, nodes),
+         f"{copies} tasks start {launcher}, which itself starts all ranks of a node: one task per "
+         'node (srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1; mpiexec -n NODES --ppn 1)'),
+        (launch.starts_ranks and is_more(copies, launch.launchers) and not is_more(copies, nodes),
+         f"{copies} tasks start {launcher}, and each expects {launch.launchers}: as many separate "
+         "trainings (--nnodes is the number of nodes; deepspeed and horovodrun are started once)"),
         (launch.is_torchrun and is_more(hosts, copies), f"{printed('nodes')}, and {launcher} "
          f"is started on {copies}, and waits for others: start it with srun or mpiexec --ppn 1"),
         (launch.starts_ranks and is_more(hosts, nodes),
          f"{printed('nodes')}, and the job has {nodes}"),
+        (job.is_alone and not starter and "nodes" in launch.options and is_more(nodes, hosts),
+         f"{printed('nodes')}, and the job has {nodes}: the others are idle"),
         (launch.starts_ranks and is_more(ranks, gpus), f"{ranks} ranks on a node with {gpus} GPUs"),
         (launch.starts_ranks and job.is_alone and job.are_nodes_equal and is_more(gpus, ranks),
          f"{ranks} ranks on a node with {gpus} GPUs: the other GPUs are idle"),
@@ -259,14 +265,17 @@ def judge_launch(launch, job):
         (starter == "srun" and {"--ntasks", "--ntasks-per-node"} & {*job.options}
          and "--cpus-per-task" not in job.options and is_more(copies, job.tasks),
          f"{copies} tasks in a job of {job.tasks}: Slurm ends with `More processors requested`"),
-        (is_more(number_of_role("ranks", launch.options), host_slots),
+        (is_more(number_of_role("ranks", launch.options), sum(host_slots)),
          f"{printed('ranks')}, and {printed('hosts')}"),
         (launcher in ("deepspeed", "horovodrun") and is_more(job.slots_of_hostfile, gpus),
          f"slots={job.slots_of_hostfile} in the host file, and a node has {gpus} GPUs"),
+        (launcher == "horovodrun" and any(is_more(number, gpus) for number in host_slots),
+         f"{printed('hosts')}, and a node has {gpus} GPUs"),
         (unset, f"{', '.join(unset)}: not set, as the job does not have the option of that name"),
-        (job.is_alone and not starter and launch.launchers == hosts == 1
-         and is_more(nodes, copies), f"note: one of {nodes} nodes is used, unless the program "
-         "starts processes on the others: srun, mpiexec"),
+        (job.is_alone and not starter and launch.is_torchrun and hosts == 1 and is_more(
+            nodes, copies), f"{launcher} uses one of {nodes} nodes: srun, mpiexec"),
+        (job.is_alone and not starter and launch.is_program and is_more(nodes, copies), "note: one "
+         f"of {nodes} nodes is used, unless the program itself uses the others: srun, mpiexec"),
         (job.is_alone and launch.is_program and not starter and is_more(gpus, copies),
          f"note: one of {gpus} GPUs is used, unless the program itself uses all: torchrun "
          f"--nproc-per-node={gpus}"),

@@ -97,7 +97,7 @@ CHECKED_LINES = {  # of public scripts, and what check_script.py says; empty: no
     "#sbatch -N 2 run": "", "ls <<A\n#SBATCH -N 2\nA": "", "if true": "bash: syntax error",
 
     "#SBATCH --gres=gpu:4\npython a.py": "note: one of 4 GPUs",
-    "#SBATCH --nodes=2\ntorchrun a.py": "note: one of 2 nodes",
+    "#SBATCH --nodes=2\ntorchrun a.py": "torchrun uses one of 2 nodes",
     "#SBATCH -N 2\nsrun python x": "", "#SBATCH -N 2\nlaunch python x": "",
     "#SBATCH --gres=gpu:a100:4\ntorchrun --nproc-per-node 4 a.py": "",
     "#SBATCH -G 4\ntorchrun --nproc-per-node 8 a.py": "8 ranks on a node with 4 GPUs",
