@@ -1,5 +1,6 @@
 """Figures and the recording are up to date; site and slides load nothing from a network."""
 
+import csv
 import json
 import re
 import sys
@@ -74,6 +75,16 @@ def test_recording_takes_two_minutes_and_shows_the_commands_of_its_program():
     assert times == sorted(times) and times[-1] <= 120
     assert all(f"$ {line}\r\n" in text for line, *_ in cast.SCENES), "python -m tools.pages.cast"
     assert not re.search(r"/(?:tmp|home|work)\b|Error|Traceback", text)
+
+
+@pytest.mark.check
+def test_the_most_frequent_messages_are_found_on_the_page():
+    page = (ROOT / "docs/WHAT_GOES_WRONG.md").read_text()
+    text = re.sub(r"\]\([^)]*\)|`", "", page).lower()
+    with (ROOT / "assets/records/messages.csv").open() as file:
+        messages = [row["message"] for row in csv.DictReader(file)]
+    assert len(messages) == 40
+    assert [message for message in messages if message.lower() not in text] == []
 
 
 def test_each_page_of_the_site_exists_and_loads_nothing_from_a_network(tmp_path):
