@@ -73,8 +73,11 @@ def find_problems(lines, bases):
                     next(rest)
     options = {}  # of Slurm: {name: (line number, value)}
     problems += judge_directives(directives, options, "\n".join(lines), bases)
-    if re.search(r"\b(ba)?sh\b", lines[0]) and (error := syntax_error(lines)):
+    first_line = lines[0] if lines else ""
+    if re.search(r"^#!.*\b(ba)?sh\b", first_line) and (error := syntax_error(lines)):
         return sorted([*problems, error])
+    if re.match("#!(?!.*sh)", first_line):  # Python, for example
+        return sorted(problems)
     resources = " ".join(text for _, scheduler, text in directives if scheduler == "PBS")
     options = {name: value for name, (_, value) in options.items()}
     return sorted([*problems, *launches.find_problems("\n".join(shell), options, resources)])
