@@ -100,7 +100,7 @@ def why_ignored(start, word, options, first_command):
     if first_command or "##" in start or not options.startswith("-") or COMMAND.search(options):
         return None  # prose, a commented-out command, or switched off
     close = [name for name in LOST if sorted(name) == sorted(word.upper())]
-    close += get_close_matches(word, LOST, 1, 0.8)
+    close += get_close_matches(word, LOST, 1, 0.8) if word != "YBATCH" else []  # another scheduler
     return f"write `#{close[0]} ` at the start of the line" if close else None
 
 

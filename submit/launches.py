@@ -24,10 +24,11 @@ ROLES = {option: role for role, options in {  # of the options of starters and l
     "nodes": "-N --nodes --nnodes --num-machines --num-nodes",
     "per node": "--ppn -ppn --npernode -npernode --nproc-per-node --num-gpus",
     "hosts": "-w --nodelist -H --host --hosts --hostfile -f --oversubscribe --overcommit",
-    "node rank": "--node-rank --machine-rank", "backend": "--rdzv-backend --rdzv-conf",
+    "node rank": "--node-rank --machine-rank", "backend": "--rdzv-backend", "conf": "--rdzv-conf",
     "address": "--master-addr --main-process-ip --rdzv-endpoint",
     "one node": "--standalone", "no ssh": "--no-ssh", "file": "--config-file"}.items()
     for option in options.split()}
+OWN_NODE = r"(?:localhost|127\.|\$\(hostname)"
 CONTAINER = re.compile(r"(?:uv|poetry|conda) run |(?:apptainer|singularity) (?:exec|run) ")
 OTHERS = re.compile(  # which may start ranks: programs, and scripts except conda's and set-up's
     r"\b((?!torch)\w*run|mpi\w+|p?ssh|pb?s?dsh|clush|parallel|deepspeed|ray|dask\S*|spark\S*|sbatch|"
@@ -116,7 +117,8 @@ def find_problems(shell, options, resources):
         count_chunks(job, resources)
     job.slots_of_hostfile = number_of(re.search(r"\bslots=(\d+)|$", shell)[1])
     variables = scheduler_variables(job)
-    problems, launches, other_commands, in_home = [], [], [], job.is_pbs
+    in_home = job.is_pbs and not re.search(r"-l\s*(?:\S*,)?wd\b|-[dw] ", resources)
+    problems, launches, other_commands = [], [], []
     for match in re.finditer(r"(?<!\\)\$\([^()]*(\\\$\{?(?:SLURM|PBS)\w+)", shell):
         problems.append((1 + shell.count("\n", 0, match.start()),
                          f"{match[1]} is not replaced by its value: without the \\"))
@@ -132,6 +134,7 @@ def find_problems(shell, options, resources):
         if in_home and (program := re.search(r"\s((?:[\w.-]+/)*[\w-]+\.py)\b", text)):
             problems.append((line, "PBS starts this script in your home folder: write `cd "
                              f'"$PBS_O_WORKDIR"` before {program[1]}'))
+            in_home = False
     job.is_alone = len(launches) == 1 and not OTHERS.search("\n".join(other_commands))
     return problems + [(launch.line, problem) for launch in launches
                        for problem in judge_launch(launch, job)]
@@ -210,7 +213,7 @@ def judge_launch(launch, job):
     hosts, of_node = launch.hosts, launch.copies_of_node
     is_rank = bool(starter) and launch.is_program
     is_spread = launch.is_torchrun and "file" not in launch.options and 1 not in (hosts, nodes)
-    is_static = is_spread and "c10d" not in printed("backend")
+    is_static = is_spread and "c10d" not in printed("backend") + printed("conf")
     is_far = (is_spread or is_rank) and is_more(nodes, 1)
     node_rank, address = printed("node rank"), printed("address")
     if is_rank:
@@ -239,8 +242,9 @@ def judge_launch(launch, job):
         (launch.starts_ranks and is_more(ranks, gpus), f"{ranks} ranks on a node with {gpus} GPUs"),
         (launch.starts_ranks and job.is_alone and job.are_nodes_equal and is_more(gpus, ranks),
          f"{ranks} ranks on a node with {gpus} GPUs: the other GPUs are idle"),
-        (is_rank and is_more(of_node, gpus) and not re.search(
-            r"[ =]cpu\b", launch.text), f"{of_node} ranks on a node with {gpus} GPUs"),
+        (is_rank and is_more(of_node, gpus) and not re.search(r"[ =]cpu\b|mpi4py|mpi\w*\.py",
+                                                              launch.text),
+         f"{of_node} ranks on a node with {gpus} GPUs"),
         (is_rank and ".py" in launch.text and is_more(copies, 1) and world_size
          and world_size != copies,
          f"WORLD_SIZE={world_size}, and {starter} starts {copies} ranks"),
@@ -279,8 +283,8 @@ def judge_launch(launch, job):
         (job.is_alone and launch.is_program and not starter and is_more(gpus, copies),
          f"note: one of {gpus} GPUs is used, unless the program itself uses all: torchrun "
          f"--nproc-per-node={gpus}"),
-        (is_far and re.search(r"(?: |MASTER_ADDR=)(localhost|127\.|\$\(hostname)",
-                              f"{address} {launch.text}"),
+        (is_far and (re.search(f" {OWN_NODE}", address)
+                     or re.search(f"MASTER_ADDR={OWN_NODE}", launch.text)),
          f"the address is another machine on each node: {first_node}"),
         (is_far and "$(tail)" in address, f"the address is that of the last node: {first_node}"),
         (is_spread and not launch.is_free and re.search(r" (?!localhost|127\.)[^$\s]+$", address),

@@ -113,6 +113,7 @@ CHECKED_LINES = {  # of public scripts, and what check_script.py says; empty: no
     "#PBS -l select=2:mpiprocs=4\ncd x\nmpiexec -n 4 --ppn 4 python a.py": "1 of the job's 2",
     "#PBS -l select=2:mpiprocs=4\ncd x\nmpiexec -n $((2 * 4)) python a.py": "",
     "#PBS -l select=2:mpiprocs=4\nmpiexec -n 8 python a.py": "in your home folder",
+    "#PBS -l select=1,wd\npython a.py": "", "#PBS -l wd\npython a.py": "", "#YBATCH -r a": "",
     "#SBATCH -N 2\nmpirun -n 6 a": "not enough slots",
     "#SBATCH -N 2 --exclusive\nmpirun -n 6 a": "",
     "cd x\nhorovodrun -np 8 -H a:2,b:2 python a.py": "-np 8, and -H a:2,b:2",
@@ -121,7 +122,7 @@ CHECKED_LINES = {  # of public scripts, and what check_script.py says; empty: no
     "#SBATCH -N 2\nsrun bash -c 'torchrun --nnodes=2 \\\n --node_rank $SLURM_NODEID "
     "--master_addr=$X a.py'": "",
     "#SBATCH -N 2\nsrun torchrun --nnodes=2 --rdzv-endpoint=$X a": "each node is node 0",
-    "#SBATCH -N 2\nsrun torchrun --nnodes=2 --rdzv-backend=c10d a": "--nnodes 2: give the first node",
+    "#SBATCH -N 2\nsrun torchrun --nnodes=2 --rdzv-backend=c10d a": "give the first node",
     "#SBATCH -N 2\nsrun torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:1 a":
         "another machine on each",
     "#SBATCH -N 2\nX=$(scontrol show hostnames \\$SLURM_NODELIST)": "without the \\",
