@@ -5,7 +5,6 @@ import math
 import re
 import runpy
 import sys
-from collections import defaultdict
 from dataclasses import replace
 
 import pandas
@@ -19,7 +18,6 @@ from workshop.gpus import read_gpus
 
 pytestmark = pytest.mark.check
 GPT = "--layers 32 --width 4096 --heads 32 --context 4096 --vocabulary 32000"
-FITTED_CONSTANTS = "attention", "other_bytes", "score_bytes", "exposed", "ring_hop"
 
 
 @pytest.fixture
@@ -64,29 +62,6 @@ def test_no_run_that_was_out_of_memory_is_called_safe(runs):
     judges = table[~table.project.isin(check.FITTED)]
     assert (1 / judges.ratio).quantile(0.9) < 1 + MEMORY_ERROR  # as its comment says
     assert median_error(table.ratio) < 0.10
-
-
-def fitting_loss(runs, constants, shares):
-    """Return the sum of the fitted projects' mean errors, the largest ones cut off."""
-    errors = defaultdict(list)
-    for run in runs:
-        if run.tokens_per_second and run.project in check.FITTED:
-            gpu = replace(run.gpu, matmul_share=shares[run.gpu.name[0]])
-            ratio = replace(run, gpu=gpu).predict(constants) / run.tokens_per_second
-            errors[run.project].append(min(abs(math.log(ratio)), 0.3))
-    return sum(sum(values) / len(values) for values in errors.values())
-
-
-def test_the_constants_are_the_fit_that_their_comments_name(runs):
-    gpus = read_gpus()
-    shares = {"a": gpus["a100"].matmul_share, "h": gpus["h100"].matmul_share}
-    best = fitting_loss(runs, step.CENTRAL, shares)
-    for factor in 0.9, 1.1:
-        for name in FITTED_CONSTANTS:
-            changed = replace(step.CENTRAL, **{name: getattr(step.CENTRAL, name) * factor})
-            assert fitting_loss(runs, changed, shares) > 0.995 * best, name
-        for name, share in shares.items():
-            assert fitting_loss(runs, step.CENTRAL, shares | {name: share * factor}) > best
 
 
 def test_a_layout_by_hand():
