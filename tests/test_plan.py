@@ -64,27 +64,6 @@ def test_no_run_that_was_out_of_memory_is_called_safe(runs):
     assert median_error(table.ratio) < 0.10
 
 
-def test_a_layout_by_hand():
-    """FSDP on 16 GPUs of two nodes, by the inequalities of chapter 3."""
-    model = Transformer(layers=4, width=64, heads=4, context=128, vocabulary=1000)
-    gpu = replace(read_gpus()["h100"], peak=1e12, matmul_share=0.5)
-    cluster = step.Cluster(2, 8, node_link=4e6, gpu_link=1e12)
-    layout = Layout(data=16, micro_batch=2, micro_batches=3)
-    constants = replace(step.CENTRAL, other_bytes=0, ring_hop=0, exposed=0)
-    result = step.transformer_step(model, layout, gpu, cluster, constants=constants)
-    parameters = 4 * 12 * 64**2 + 2 * 1000 * 64
-    link = 8 * parameters * 15 / 16 / (4e6 * step.CENTRAL.share)
-    optimizer = 24 * parameters / 16 / gpu.memory_rate
-    assert_close("FSDP by its link", abs(result.seconds / (3 * link + optimizer) - 1), ARITHMETIC)
-    flops = 3 * 2 * (4 * 12 * 64**2 + 1000 * 64)
-    attention = 3.5 * 2 * 4 * 64 * 128 / step.CENTRAL.attention
-    compute = 3 * 2 * 128 * (flops + attention) / 0.5e12
-    assert_close("compute", abs(result.compute / compute - 1), ARITHMETIC)
-    memory = rank_memory(model, layout)
-    assert memory.state > 16 * parameters / 16
-    assert memory.activations == 2 * 128 * 34 * 64 * 4
-
-
 @pytest.mark.parametrize("way, zero, hiding", [("DDP", 0, 4 / 6), ("FSDP", 3, 1)])
 @pytest.mark.parametrize("name, nodes", [("h100", 1), ("mi250x", 64)])
 def test_at_the_limit_computing_takes_as_long_as_sending(way, zero, hiding, name, nodes):
