@@ -89,14 +89,6 @@ def prepare_page(app, name, source):
     source[0] = text
 
 
-def leave_player_out(app, page, template, context, doctree):
-    """Load the recording's player only on the page that has it."""
-    if page != root_doc:
-        for kind in "script_files", "css_files":
-            context[kind] = [asset for asset in context[kind]
-                             if "asciinema" not in str(asset.filename)]
-
-
 def visit_math(self, node):
     self.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
     raise nodes.SkipNode
@@ -123,4 +115,3 @@ def setup(app):
     app.connect("html-collect-pages", make_code_pages)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     app.connect("source-read", prepare_page)
-    app.connect("html-page-context", leave_player_out)

@@ -5,7 +5,6 @@ import math
 import re
 import runpy
 import sys
-from collections import defaultdict
 from dataclasses import replace
 
 import pandas
@@ -19,7 +18,6 @@ from workshop.gpus import read_gpus
 
 pytestmark = pytest.mark.check
 GPT = "--layers 32 --width 4096 --heads 32 --context 4096 --vocabulary 32000"
-FITTED_CONSTANTS = "attention", "other_bytes", "score_bytes", "exposed", "ring_hop"
 
 
 @pytest.fixture
@@ -64,50 +62,6 @@ def test_no_run_that_was_out_of_memory_is_called_safe(runs):
     judges = table[~table.project.isin(check.FITTED)]
     assert (1 / judges.ratio).quantile(0.9) < 1 + MEMORY_ERROR  # as its comment says
     assert median_error(table.ratio) < 0.10
-
-
-def fitting_loss(runs, constants, shares):
-    """Return the sum of the fitted projects' mean errors, the largest ones cut off."""
-    errors = defaultdict(list)
-    for run in runs:
-        if run.tokens_per_second and run.project in check.FITTED:
-            gpu = replace(run.gpu, matmul_share=shares[run.gpu.name[0]])
-            ratio = replace(run, gpu=gpu).predict(constants) / run.tokens_per_second
-            errors[run.project].append(min(abs(math.log(ratio)), 0.3))
-    return sum(sum(values) / len(values) for values in errors.values())
-
-
-def test_the_constants_are_the_fit_that_their_comments_name(runs):
-    gpus = read_gpus()
-    shares = {"a": gpus["a100"].matmul_share, "h": gpus["h100"].matmul_share}
-    best = fitting_loss(runs, step.CENTRAL, shares)
-    for factor in 0.9, 1.1:
-        for name in FITTED_CONSTANTS:
-            changed = replace(step.CENTRAL, **{name: getattr(step.CENTRAL, name) * factor})
-            assert fitting_loss(runs, changed, shares) > 0.995 * best, name
-        for name, share in shares.items():
-            assert fitting_loss(runs, step.CENTRAL, shares | {name: share * factor}) > best
-
-
-def test_a_layout_by_hand():
-    """FSDP on 16 GPUs of two nodes, by the inequalities of chapter 3."""
-    model = Transformer(layers=4, width=64, heads=4, context=128, vocabulary=1000)
-    gpu = replace(read_gpus()["h100"], peak=1e12, matmul_share=0.5)
-    cluster = step.Cluster(2, 8, node_link=4e6, gpu_link=1e12)
-    layout = Layout(data=16, micro_batch=2, micro_batches=3)
-    constants = replace(step.CENTRAL, other_bytes=0, ring_hop=0, exposed=0)
-    result = step.transformer_step(model, layout, gpu, cluster, constants=constants)
-    parameters = 4 * 12 * 64**2 + 2 * 1000 * 64
-    link = 8 * parameters * 15 / 16 / (4e6 * step.CENTRAL.share)
-    optimizer = 24 * parameters / 16 / gpu.memory_rate
-    assert_close("FSDP by its link", abs(result.seconds / (3 * link + optimizer) - 1), ARITHMETIC)
-    flops = 3 * 2 * (4 * 12 * 64**2 + 1000 * 64)
-    attention = 3.5 * 2 * 4 * 64 * 128 / step.CENTRAL.attention
-    compute = 3 * 2 * 128 * (flops + attention) / 0.5e12
-    assert_close("compute", abs(result.compute / compute - 1), ARITHMETIC)
-    memory = rank_memory(model, layout)
-    assert memory.state > 16 * parameters / 16
-    assert memory.activations == 2 * 128 * 34 * 64 * 4
 
 
 @pytest.mark.parametrize("way, zero, hiding", [("DDP", 0, 4 / 6), ("FSDP", 3, 1)])

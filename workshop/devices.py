@@ -64,8 +64,7 @@ def identify_gpu(device: object) -> str:
     """Return a GPU's PCI address (or its UUID, if PyTorch knows no address) and host, as text.
 
     NCCL refuses two ranks with equal texts, also on two slices (MIG) of a GPU. As for NCCL,
-    NCCL_HOSTID replaces the host's name and boot id (NCCL 2.30.7, src/misc/utils.cc:117), and with
-    NCCL_MULTI_RANK_GPU_ENABLE=1 ranks may share a GPU (since 2.30, src/init.cc:1055).
+    NCCL_HOSTID replaces the host's name and boot id (NCCL 2.30.7, src/misc/utils.cc:117).
     """
     import torch
     properties = torch.get_device_module(device).get_device_properties(device)
@@ -76,10 +75,7 @@ def identify_gpu(device: object) -> str:
     host = socket.gethostname()
     with suppress(OSError):
         host += " " + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    host = os.environ.get("NCCL_HOSTID", host)
-    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.nccl.version() >= (2, 30):
-        host += f" process {os.getpid()}"
-    return f"{gpu} of {host}"
+    return f"{gpu} of {os.environ.get('NCCL_HOSTID', host)}"
 
 
 def short_reason(problem: Exception, length: int = 200) -> str:

@@ -16,8 +16,7 @@ class Constants:
     """Constants of the model, the same for every prediction.
 
     Fitted to the rows of llm-foundry and BLOOM in published_llm.csv, unless assumed, together with
-    the matmul_share of H100 and A100 in gpus.csv, by the sum of both projects' mean errors;
-    tests/test_plan.py checks the minimum.
+    the matmul_share of H100 and A100 in gpus.csv, by the sum of both projects' mean errors.
     """
     # Usable share of a link's nominal rate. Assumed: protocol and headers take the rest
     usable: float = 0.90

@@ -7,7 +7,6 @@ A comment names the content of the fence after it. WORDS must occur in exactly o
     <!-- hunk: WORDS | WORDS -->            hunks of the page's diff
     <!-- output: PROGRAM RANKS FLAG... -->  a run's output, from assets/records/outputs.jsonl
     <!-- table: demo -->                    the table of `make demo`, from demo.jsonl
-    <!-- table: zero PRECISION -->          the bytes of chapter 5, from zero.jsonl
     <!-- table: sweep STUDY -->             what cluster.sweep prints of scaling.jsonl
     <!-- table: link -->                    what cluster.plan.link prints
 
@@ -25,7 +24,7 @@ from cluster import sweep
 from cluster.launch import ROOT
 from cluster.plan import link
 from cluster.records import read_records
-from tools.measuring import demo, zero
+from tools.measuring import demo
 from tools.pages import address, figures
 from tools.pages.notebooks import notebooks
 
@@ -92,11 +91,8 @@ def read_output(command_line):
 
 def make_table(name, selection=None):
     """Return a table of a record in assets/records, as text."""
-    records = read_records(f"{name}.jsonl")
     if name == "demo":
-        return demo.table(records)
-    if name == "zero":
-        return zero.table(pandas.DataFrame(records).query("precision == @selection"))
+        return demo.table(read_records("demo.jsonl"))
     if name == "link":
         return link.table()
     records = pandas.DataFrame(read_records("scaling.jsonl"))

@@ -2,8 +2,6 @@
 
 import base64
 import json
-import re
-from statistics import median
 
 import nbformat
 
@@ -32,52 +30,6 @@ def trace():
     return figure
 
 
-def ladder():
-    """Draw the images/s of ResNet-50 with one change after the other that makes a GPU faster."""
-    log = (RECORDS / "gpu_first.txt").read_text()
-    compile_log = re.search(r"== compile\s+\((\d+\.\d+)", (RECORDS / "gpu_third.txt").read_text())
-    changes = {"TF32": "TF32", "+ channels last": "TF32, channels last",
-               "+ bf16": "bf16, channels last"}
-    speeds = {label: float(re.search(rf"^{name} +(\S+) images/s", log, re.M)[1])
-              for label, name in changes.items()} | {"+ compile": float(compile_log[1])}
-    figure, axis = style.make_figure(4.4)
-    bars = axis.bar(list(speeds), list(speeds.values()), color=style.MEASURED)
-    axis.bar_label(bars, [f"{speed:,.0f}\n{speed / speeds['TF32']:.1f} times"
-                          for speed in speeds.values()])
-    axis.set(ylabel="images/s", ylim=(0, 8200))
-    axis.yaxis.set_major_formatter("{x:,.0f}")
-    style.add_footer(figure, "ResNet-50, 224 pixels, 256 images per batch, one NVIDIA H200, "
-                     "PyTorch 2.11; the last bar from another session")
-    return figure
-
-
-def ddp_and_fsdp():
-    """Draw the time of a step of the same GPT under DDP and FSDP, and the bytes that it sends."""
-    records = read_records("ddp_and_fsdp.jsonl")
-    figure, axis = style.make_figure(4.4)
-    labels = []
-    for position, record in enumerate(records):
-        for shift, (wrapper, times) in zip((-0.2, 0.2), record["seconds"].items()):
-            milliseconds = [1000 * elapsed for elapsed in times]
-            color, x = style.LIBRARIES[wrapper], position + shift
-            axis.plot([x] * len(times), milliseconds, "o", color=color, ms=5, alpha=0.4)
-            axis.plot(x, median(milliseconds), "_", color="black", ms=34, mew=3)
-            axis.annotate(f"{wrapper}\n{record['sent'][wrapper] / 1e6:.1f} MB",
-                          (x, max(milliseconds)), (0, 6), textcoords="offset points", ha="center")
-        pairs = zip(*record["seconds"].values())
-        ratio = median(fsdp / ddp for ddp, fsdp in pairs)
-        labels.append(f"{record['parameters'] / 1e6:.1f} million parameters\n"
-                      f"FSDP / DDP: {ratio:.1f}")
-    axis.set(yscale="log", ylabel="ms per step", ylim=(40, 6000), xlim=(-0.6, 2.6))
-    axis.set_xticks(range(len(records)), labels)
-    axis.yaxis.set_major_formatter("{x:g}")
-    busy = max(record["others"] for record in records)
-    style.add_footer(figure, "2 ranks on the 2 cores of one CPU, fp32, gloo. MB: sent by a rank in "
-                     "a step. Dots: steps, in turn; bars: medians; FSDP / DDP: median of the "
-                     f"pairs. Other programs used up to {busy:.0%} of the cores")
-    return figure
-
-
 def loops():
     """Draw three steps of chapter 1's loop that reads its images itself, and with workers."""
     figure, axis = style.make_figure(
@@ -99,8 +51,6 @@ def loops():
 
 FIGURES = {
     "trace.png": trace,
-    "ladder.png": ladder,
-    "ddp_and_fsdp.png": ddp_and_fsdp,
     "loops.png": loops,
     "demo.png": lambda: demo.draw(read_records("demo.jsonl"))}
 FROM_NOTEBOOKS = {  # {figure: (notebook, first line of the cell that draws it)}
