@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 
 import nbformat
 
@@ -30,6 +31,25 @@ def trace():
     return figure
 
 
+def ladder():
+    """Draw the images/s of ResNet-50 with one change after the other that makes a GPU faster."""
+    log = (RECORDS / "gpu_first.txt").read_text()
+    compile_log = re.search(r"== compile\s+\((\d+\.\d+)", (RECORDS / "gpu_third.txt").read_text())
+    changes = {"TF32": "TF32", "+ channels last": "TF32, channels last",
+               "+ bf16": "bf16, channels last"}
+    speeds = {label: float(re.search(rf"^{name} +(\S+) images/s", log, re.M)[1])
+              for label, name in changes.items()} | {"+ compile": float(compile_log[1])}
+    figure, axis = style.make_figure(4.4)
+    bars = axis.bar(list(speeds), list(speeds.values()), color=style.MEASURED)
+    axis.bar_label(bars, [f"{speed:,.0f}\n{speed / speeds['TF32']:.1f} times"
+                          for speed in speeds.values()])
+    axis.set(ylabel="images/s", ylim=(0, 8200))
+    axis.yaxis.set_major_formatter("{x:,.0f}")
+    style.add_footer(figure, "ResNet-50, 224 pixels, 256 images per batch, one NVIDIA H200, "
+                     "PyTorch 2.11; the last bar from another session")
+    return figure
+
+
 def loops():
     """Draw three steps of chapter 1's loop that reads its images itself, and with workers."""
     figure, axis = style.make_figure(
@@ -51,6 +71,7 @@ def loops():
 
 FIGURES = {
     "trace.png": trace,
+    "ladder.png": ladder,
     "loops.png": loops,
     "demo.png": lambda: demo.draw(read_records("demo.jsonl"))}
 FROM_NOTEBOOKS = {  # {figure: (notebook, first line of the cell that draws it)}
