@@ -126,7 +126,7 @@ def find_problems(shell, options, resources):
         in_home = in_home and not re.match(r"(cd|pushd)\b", text)
         launch = find_launch(text, variables)
         if not launch:
-            other_commands.append(text)
+            other_commands += [text] * (not re.match("module|ml|echo|pip|conda", text))
             continue
         launch.line = line
         launch.is_free |= in_loop or bool({"--array", "--nodelist"} & {*options})
@@ -231,8 +231,9 @@ def judge_launch(launch, job):
          f"{copies} tasks start {launcher}, which itself starts all ranks of a node: one task per "
          'node (srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1; mpiexec -n NODES --ppn 1)'),
         (launch.starts_ranks and is_more(copies, launch.launchers) and not is_more(copies, nodes),
-         f"{copies} tasks start {launcher}, and each expects {launch.launchers}: as many separate "
-         "trainings (--nnodes is the number of nodes; deepspeed and horovodrun are started once)"),
+         f"{copies} tasks start {launcher}, and each expects {launch.launchers}: they wait or "
+         "train separately (--nnodes is the number of nodes, without --standalone; deepspeed and "
+         "horovodrun are started once)"),
         (launch.is_torchrun and is_more(hosts, copies), f"{printed('nodes')}, and {launcher} "
          f"is started on {copies}, and waits for others: start it with srun or mpiexec --ppn 1"),
         (launch.starts_ranks and is_more(hosts, nodes),
@@ -241,7 +242,8 @@ def judge_launch(launch, job):
          f"{printed('nodes')}, and the job has {nodes}: the others are idle"),
         (launch.starts_ranks and is_more(ranks, gpus), f"{ranks} ranks on a node with {gpus} GPUs"),
         (launch.starts_ranks and job.is_alone and job.are_nodes_equal and is_more(gpus, ranks),
-         f"{ranks} ranks on a node with {gpus} GPUs: the other GPUs are idle"),
+         f"{ranks} ranks on a node with {gpus} GPUs: the other GPUs are idle (--num_processes and "
+         "-np count the ranks of all nodes)"),
         (is_rank and is_more(of_node, gpus) and not re.search(r"[ =]cpu\b|mpi4py|mpi\w*\.py",
                                                               launch.text),
          f"{of_node} ranks on a node with {gpus} GPUs"),
