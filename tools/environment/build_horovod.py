@@ -105,8 +105,8 @@ def build(venv, folder):
         source = Path(scratch, f"horovod-{VERSION}")
         patch(source)
         run([*pip, "wheel", "--verbose", *options, "--wheel-dir", folder, source],
-            f"Horovod was not built; {folder}.log says why", r"\[ *\d+%\]", log=f"{folder}.log",
-            env=variables)
+            f"Horovod was not built; {folder}.log says why (if memory or processes ran out: make "
+            "setup BUILD_PROCESSES=1)", r"\[ *\d+%\]", log=f"{folder}.log", env=variables)
 
 
 def install(venv, try_ranks=True):
