@@ -238,7 +238,8 @@ def install_packages(venv, mpicc):
     with_cpu_build = (is_without_gpu() and (not installed or "+cpu" in installed)
                       and install_with_cpu_build(venv, packages))
     if not with_cpu_build and not install_offline(venv, *packages):
-        step("up to 3.3 GB to download, 7 GB of disk space")
+        if sys.platform == "linux":  # builds for macOS have no CUDA
+            step("up to 3.3 GB to download, 7 GB of disk space")
         install(venv, *packages)
     if mpicc:
         pin, = re.findall("^mpi4py==[0-9.]+", pins, re.M)
