@@ -144,15 +144,16 @@ step(); step()
 
 
 def test_random_indices_and_counters_have_values_on_fake_tensors(tmp_path):
-    """Samples drawn as nanoGPT does, and the step that AdamW counts in a tensor."""
+    """Samples drawn as nanoGPT does, and the step that AdamW counts; attention has FLOPs."""
     text = """
 data = [torch.ones(n, 4) for n in range(8, 9)] * 50
 optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 for _ in range(2):
-    ddp(torch.cat([data[i] for i in torch.randint(50, (3,))])).sum().backward()
+    rows = ddp(torch.cat([data[i] for i in torch.randint(50, (3,))])).view(1, 1, 24, 2)
+    torch.nn.functional.scaled_dot_product_attention(rows, rows, rows).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
     (tmp_path / "script.py").write_text(SETUP + text)
     record = footprint(tmp_path, "--ranks", 8, "--tensors", "fake", tmp_path / "script.py")
-    assert record["flops"]["forward"] == 2 * 24 * 4 * 2
+    assert record["flops"]["forward"] == 2 * 24 * 4 * 2 + 2 * (2 * 24 * 24 * 2)

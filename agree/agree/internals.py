@@ -33,7 +33,8 @@ FSDP_REDUCTION = "torch.distributed.fsdp._fully_shard._fsdp_param_group:foreach_
 SHARD_OF_TENSOR = "torch.distributed.tensor._utils:compute_local_shape_and_global_offset"
 DDP = "torch.nn.parallel:DistributedDataParallel"
 SPAWN = "torch.multiprocessing.spawn:start_processes"
-COLLECTIVES = {  # {function: its first parameter}; versions of PyTorch differ in what they have
+NEW_COLLECTIVES = "all_gather_single", "reduce_scatter_single"  # older versions lack them
+COLLECTIVES = {  # {function: its first parameter}
     "all_reduce": "tensor", "broadcast": "tensor", "reduce": "tensor", "all_gather": "tensor_list",
     "all_gather_into_tensor": "output_tensor", "all_gather_single": "output_tensor",
     "reduce_scatter": "output", "reduce_scatter_tensor": "output",
@@ -60,7 +61,8 @@ INTERNALS = (
              "gets a rank's own gradients, before they are averaged"),
     Internal(SPAWN, "fn args nprocs", ALL, "a script starts ranks, which agree refuses"),
     *(Internal(f"torch.distributed.distributed_c10d:{name}", first, SEQUENCE, "a collective begins")
-      for name, first in COLLECTIVES.items() if hasattr(torch.distributed.distributed_c10d, name)),
+      for name, first in COLLECTIVES.items()
+      if name not in NEW_COLLECTIVES or hasattr(torch.distributed.distributed_c10d, name)),
     # Only used
     Internal(DATA_LOADER_ITERATOR, "._base_seed", DATA, "the seed of its workers"),
     Internal(FSDP_PARAMETER, ".sharded_param ._unsharded_param", FSDP2, "the two states"),
