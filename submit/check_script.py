@@ -3,8 +3,8 @@
     python submit/check_script.py 03_ddp/submit.pbs my_own.slurm
 
 With `#SBTACH`, `# PBS`, or a directive after the first command, the job runs without that setting.
-If the folder of `--output` does not exist, the output is lost. If the numbers of the directives do
-not fit those of the command that starts the ranks, ranks wait for ever or share GPUs. Run this
+If the folder of `--output` does not exist, the output may be lost. If the numbers of the directives
+do not fit those of the command that starts the ranks, ranks wait for ever or share GPUs. Run this
 where you submit. The scheduler itself reports misspelt options: `sbatch --test-only`.
 """
 
@@ -80,7 +80,9 @@ def find_problems(lines, bases):
         return sorted(problems)
     resources = " ".join(text for _, scheduler, text in directives if scheduler == "PBS")
     options = {name: value for name, (_, value) in options.items()}
-    return sorted([*problems, *launches.find_problems("\n".join(shell), options, resources)])
+    if not re.search("(?m)^#SBATCH (het|pack)job", "\n".join(lines)):
+        problems += launches.find_problems("\n".join(shell), options, resources)
+    return sorted(problems)
 
 
 def syntax_error(lines):
@@ -142,6 +144,8 @@ def judge_directives(directives, options, text, bases):
     """Return the problems that directives have together, as (line number, text); fill options."""
     problems = []
     for number, scheduler, words in directives:
+        if words in ("hetjob", "packjob"):  # the options of another component follow
+            break
         if folder := missing_folder(scheduler, words, bases, text):
             problems.append((number, folder))
         for option, value in OPTION.findall(words) if scheduler == "SBATCH" else ():
@@ -174,7 +178,11 @@ def main():
     for path in parser.parse_args().scripts:
         if not os.path.isfile(path):  # Path.is_file() raises if the name is too long
             parser.exit(2, f"{parser.prog}: no file {path}\n")
-        lines = path.read_bytes().decode(errors="replace").splitlines()
+        text = path.read_bytes().decode(errors="replace")
+        if "\r\n" in text:
+            parser.exit(1, f"{path}: DOS line breaks, which sbatch refuses: sed -i 's/\\r$//' "
+                           f"{path}\n")
+        lines = text.splitlines()
         changes_folder = any(re.match(r"#SBATCH .*(--chdir|-D)\b", line) for line in lines)
         for number, problem in find_problems(lines, [] if changes_folder else [
                 Path(), *path.parents]):

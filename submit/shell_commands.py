@@ -5,12 +5,16 @@ import operator
 import re
 from contextlib import suppress
 
-# What a shell replaces, what it quotes, and what separates commands outside of both
-SUBSTITUTION = r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`"
+# What a shell replaces, what it quotes, and what separates commands outside of both. No text
+# matches two alternatives, so that an open quote costs no time.
+PARENTHESES = r"\([^()]*\)"
+for _ in range(4):
+    PARENTHESES = rf"\((?:\\[\s\S]|'[^']*'|\"(?:\\[\s\S]|[^\"\\])*\"|[^()'\"\\]|{PARENTHESES})*\)"
+SUBSTITUTION = rf"\${PARENTHESES}|`[^`]*`"
 EXPANSION = re.compile(rf"\\[\s\S]|{SUBSTITUTION}|\$\{{(\w+)(?:\[[@*]\]|:?-([^{{}}]*))?\}}|\$(\w+)")
-QUOTED = rf"'[^']*'|\"(?:\\[\s\S]|{SUBSTITUTION}|[^\"\\])*\""
+QUOTED = rf"'[^']*'|\"(?:\\[\s\S]|{SUBSTITUTION}|[^\"\\$`]|\$(?!\())*\""
 PIECE = re.compile(f"{EXPANSION.pattern}|{QUOTED}")
-UNIT = rf"\\[\s\S]|{SUBSTITUTION}|\$\{{[^}}]*\}}|{QUOTED}|(?<==)\((?:[^()]|\([^()]*\))*\)"
+UNIT = rf"\\[\s\S]|{SUBSTITUTION}|\$\{{[^}}]*\}}|{QUOTED}|(?<==){PARENTHESES}"
 SEPARATOR = re.compile(rf"{UNIT}|((?<!\S)#.*|[\n;|]|(?<!>)&(?!>))")
 ASSIGNMENT = re.compile(rf"(?:(?:export|declare|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)"
                         rf"(\+?)=((?:{UNIT}|[^\s'\"])*)\s*")
@@ -18,7 +22,7 @@ CHANGE = re.compile(r"\bfor\s+(?:\(\(\s*)?(\w+)|\(\(\s*(\w+)\s*(?:\+\+|\+=)|"  #
                     r"\b(\w+)=\$\(\(\s*\$?\{?\3\b|\blet\s+\"?(\w+)")
 LOOP = re.compile(r"for (?:\(\(\s*)?(\w+)\s*(?:=|in (?:\{|\$\(seq )?)\s*(\w*)")
 KEYWORDS = re.compile(r"(?:\s|[({!](?=\s)|\((?!\()|(?:then|do|else|time|exec|nohup|env)\b)*")
-COMPARISONS = {"-eq": "eq", "==": "eq", "-ne": "ne", "!=": "ne", "-gt": "gt", ">": "gt",
+COMPARISONS = {"-eq": "eq", "==": "eq", "=": "eq", "-ne": "ne", "!=": "ne", "-gt": "gt", ">": "gt",
                "-lt": "lt", "<": "lt", "-ge": "ge", "-le": "le"}
 
 
@@ -31,21 +35,21 @@ def read_commands(shell, variables):
     """
     loop_variables = {name for names in CHANGE.findall(shell) for name in names if name}
     replace = functools.partial(PIECE.sub, functools.partial(expand, variables))
-    start, loops, branches = 0, 0, []  # for each open `if`, whether its condition holds, or None
+    start, loops, branches = 0, 0, []  # for each open `if`, see choose_branch()
     for separator in SEPARATOR.finditer(shell + "\n"):
         if not separator[1]:
             continue
         text = shell[start:separator.start()].strip()
         line, start = 1 + shell.count("\n", 0, start), separator.end()
         if text.startswith("if "):
-            branches.append(holds(replace(text)))
-        elif re.match(r"el(se|if)\b", text) and branches:
-            branches[-1] = None if branches[-1] is None else not branches[-1]
+            branches.append([])
+        if re.match(r"(if|elif|else)\b", text) and branches:
+            choose_branch(branches[-1], replace(text))
         elif re.match(r"fi\b", text) and branches:
             branches.pop()
         text = KEYWORDS.sub("", text, count=1)
         loops += bool(re.match("(for|while|until) ", text)) - text.startswith("done")
-        if False in branches:
+        if any(branch[-1] is False for branch in branches):
             continue
         if loop := LOOP.match(text):
             variables[loop[1]], variables[f"first {loop[1]}"] = None, loop[2]
@@ -101,9 +105,10 @@ def calculate(piece, variables):
     return piece
 
 
-def holds(condition):
-    """Return whether a comparison of two numbers holds, or None."""
-    match = re.match(r"if [\[(]+ *(\d+) *(-\w\w|[=!]=|[<>]) *(\d+) *[\])]+$", condition)
+def choose_branch(branch, text):
+    """Append whether the script takes the branch that `if`, `elif` or `else` begins, or None."""
+    match = re.match(r"(?:el)?if [\[(]+ *(\d+) *(-\w\w|[=!]?=|[<>]) *(\d+) *[\])]+$", text)
+    holds = True if text.startswith("else") else None
     if match and match[2] in COMPARISONS:
-        return getattr(operator, COMPARISONS[match[2]])(int(match[1]), int(match[3]))
-    return None
+        holds = getattr(operator, COMPARISONS[match[2]])(int(match[1]), int(match[3]))
+    branch.append(False if True in branch else holds if None not in branch or not holds else None)

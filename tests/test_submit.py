@@ -128,6 +128,10 @@ CHECKED_LINES = {  # of public scripts, and what check_script.py says; empty: no
     "#SBATCH -N 2\nX=$(scontrol show hostnames \\$SLURM_NODELIST)": "without the \\",
     "#SBATCH -N 2\nsrun accelerate launch --num_machines 1 a.py": "2 tasks start accelerate",
     "#SBATCH -N 2\nsrun torchrun $FLAGS a.py": "",
+    "#SBATCH -n 2\n#SBATCH hetjob\n#SBATCH -n 4\nsrun -n 9 python a": "",
+    "#SBATCH -N 4\nif [ $SLURM_NNODES -eq 1 ]; then srun -N 9 a\nelif [ $SLURM_NNODES = 2 ]\n"
+    "then srun -N 8 a\nelse srun -N 7 a; fi": "the job has 4 nodes",
+    'N=$(echo $X | tr -d ")")\n' + 30 * "X=$(date)\n": "",  # in no time
 }
 
 
