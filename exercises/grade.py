@@ -34,6 +34,9 @@ def grade(folder, file):
     except NotRun as problem:
         print(f"  FAIL  the file runs to completion\nhint: {problem}")
         return FAILED
+    except (AttributeError, TypeError, ValueError) as problem:  # an answer of another type
+        print(f"  FAIL  the answers have the types that the file asks for\nhint: {problem}")
+        return FAILED
     print("all checks passed")
     return PASSED
 

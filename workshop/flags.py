@@ -4,7 +4,7 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from workshop.devices import gather
@@ -31,7 +31,8 @@ def make_parser(doc: str, lr: float) -> Parser:
     add = parser.add_argument
     add("--dataset", choices=("digits", "mnist", "svhn", "synthetic"), default="digits")
     add("--data-dir", default="data", help="folder of MNIST and SVHN, downloaded if missing (data)")
-    add("--image-size", type=int, help="height and width of digits (8) and synthetic images (32)")
+    add("--image-size", type=below(10**4),
+        help="height and width of digits (8) and synthetic images (32)")
     add_training_flags(parser, lr, "images", batch_size=64, epochs=5)
     return parser
 
@@ -63,16 +64,26 @@ def add_training_flags(parser, lr, samples, batch_size, epochs):
     add("--lr", type=float, default=lr,
         help=f"learning rate for a global batch of 256 {samples}; other batches scale it ({lr})")
     add("--warmup-epochs", type=float, default=0, help="epochs of rising learning rate (0)")
-    add("--seed", type=int, default=0)
+    add("--seed", type=below(2**32), default=0)
     add("--device", choices=("auto", "cpu", "gpu"), default="auto")
     add("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
     add("--checkpoint", metavar="PATH", help="file or folder to save to after each whole epoch")
     add("--resume", nargs="?", const=True, choices=("auto",), metavar="auto",
         help="continue from --checkpoint; with auto, start at step 0 if there is none")
-    add("--timeout", type=int, default=1800, metavar="SECONDS",
+    add("--timeout", type=below(10**8), default=1800, metavar="SECONDS",
         help="abort the job if a rank waits longer for another (1800)")
     add("--results", metavar="FILE", help="append one JSON line with what was measured")
     add("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # added by deepspeed's launcher
+
+
+def below(limit: int) -> Callable[[str], int]:
+    """Return a type for argparse: a whole number below the limit."""
+    def whole_number(text):
+        if int(text) >= limit:
+            raise argparse.ArgumentTypeError(f"has to be below {limit}")
+        return int(text)
+
+    return whole_number
 
 
 def check(args: argparse.Namespace, device: str, global_batch: int, parts: int = 1,
@@ -93,8 +104,8 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
     for name in minimums.keys() & vars(args).keys():
         if not minimums[name] <= getattr(args, name) < math.inf:
             sys.exit(f"--{name.replace('_', '-')} has to be {minimums[name]} or more")
-    if not 0 < args.lr < math.inf:
-        sys.exit("--lr has to be above 0")
+    if not 0 < args.lr < 1e30:
+        sys.exit("--lr has to be above 0, below 1e30")
     if global_batch < 1 or global_batch % parts:
         sys.exit(f"--global-batch-size: {global_batch} is not a multiple of {parts}: ranks x "
                  "accumulation steps")

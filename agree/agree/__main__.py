@@ -24,7 +24,7 @@ from agree.launcher import connect, find_launcher, own_rank
 
 
 def run_script(session, script, module, arguments):
-    """Run the script as `python script arguments` or `python -m module arguments` does."""
+    """Run the script, by its full path, as `python script arguments` or `python -m` does."""
     from agree.session import exit_now
     sys.argv = [script, *arguments]
     sys.path[0] = os.getcwd() if module else os.path.dirname(script)
@@ -81,7 +81,7 @@ def parse_args():
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     args = parser.parse_args()
-    if args.steps < 1 or not args.timeout > 0 or not args.seconds >= 0:
+    if args.steps < 1 or not 0 < args.timeout < 1e6 or not args.seconds >= 0:
         parser.error("--steps and --timeout must be more than 0, --seconds at least 0")
     return args
 

@@ -6,7 +6,7 @@
 
 The script runs, unchanged, to the end of its second optimizer step. With --ranks it runs as one
 rank of a pretended job: first on fake tensors, which have shapes and no memory, and then, if this
-computer can do it, on real ones. Nothing is written, downloaded or sent.
+computer can do it, on real ones. What it would write, download or send by Python or PyTorch is not.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from cluster.footprint.report import add_links, check_collectives, show
+from cluster.launch import end_on_sigterm
 from workshop.devices import gather
 from workshop.ending import run
 from workshop.flags import Parser, refuse_unwritable
@@ -89,6 +90,7 @@ def main():
     if not args.ranks:
         watch_real_rank(args)
     from cluster.footprint.child import footprint_of
+    end_on_sigterm()
     start = time.monotonic()
     show(args, [footprint_of(args)], time.monotonic() - start)
 

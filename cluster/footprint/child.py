@@ -59,6 +59,8 @@ def run_child(args, tensors: str, limit: int = 0) -> tuple[dict | None, str]:
             child.join()
             output.seek(0)
             return None, explain(args, output.read(), child.exitcode)
+        finally:  # also if this process is told to end
+            child.kill()
 
 
 def watch_pretended_rank(args, tensors, limit, sender, output):

@@ -1,4 +1,4 @@
-"""Lets a script run without effect: nothing is written, removed, downloaded or started."""
+"""Lets a script run without effect: Python writes, removes, downloads and starts nothing."""
 
 import builtins
 import io

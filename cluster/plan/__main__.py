@@ -26,7 +26,7 @@ SIZES = "layers", "width", "heads", "context", "vocabulary"
 def amount(text: str) -> float:
     """Return the number that "1M", "2.5B" or "1e6" stands for."""
     match = re.fullmatch(r"([\d.e+]+)([kMBT]?)", text)
-    if not match or float(match[1]) <= 0:
+    if not match or not 0 < float(match[1]) < 1e30:
         raise ValueError
     return float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[match[2]]
 

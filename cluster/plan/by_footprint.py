@@ -38,8 +38,8 @@ def growing_groups(footprint: dict) -> list[dict]:
 
 def plan_footprint(footprints: list[dict], gpu: Gpu, cluster: Cluster, speed: float) -> Row:
     """Return a Row. speed: share of the rate of long matrix products that the program reaches."""
-    ranks = [record["ranks"] for record in footprints]
-    footprint = footprints[ranks.index(cluster.ranks) if cluster.ranks in ranks else -1]
+    exact = [record for record in footprints if record["ranks"] == cluster.ranks]
+    footprint = (exact or footprints)[-1]  # the newest
     factor = cluster.ranks / footprint["ranks"]
     growing = growing_groups(footprint)
     sent = hidden = exposed = 0.0
@@ -68,4 +68,4 @@ def plan_footprint(footprints: list[dict], gpu: Gpu, cluster: Cluster, speed: fl
     kept = sum(roles[role] for role in SHARDED)
     memory = Memory(kept / factor if is_sharded else kept, roles["activations"],
                     roles["peak"] - kept - roles["activations"])
-    return Row(cluster.ranks in ranks, memory, sent, compute, hidden + exposed, seconds)
+    return Row(bool(exact), memory, sent, compute, hidden + exposed, seconds)
