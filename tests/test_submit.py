@@ -128,6 +128,26 @@ CHECKED_LINES = {  # of public scripts, and what check_script.py says; empty: no
     "#SBATCH -N 2\nX=$(scontrol show hostnames \\$SLURM_NODELIST)": "without the \\",
     "#SBATCH -N 2\nsrun accelerate launch --num_machines 1 a.py": "2 tasks start accelerate",
     "#SBATCH -N 2\nsrun torchrun $FLAGS a.py": "",
+    "#PBS -l select=2\ncd x\nfor h in $H; do ssh $h torchrun --nnodes=3 --rdzv-backend=c10d "
+    "--rdzv-endpoint=$X a.py; done": "--nnodes 3, and the job has 2",
+    "#SBATCH -N 4\ndeepspeed --hostfile h --num_nodes 2 a.py": "--num_nodes 2, and the job has 4",
+    "#SBATCH -N 2 -n 4\nexport WORLD_SIZE=2\nsrun python a.py": "WORLD_SIZE=2, and srun starts 4",
+    "#SBATCH -N 2\nexport RANK=$SLURM_PROCID\nsrun python a.py": "note: RANK is 0 for all",
+    "#SBATCH -N 2\nsrun bash -c 'RANK=$SLURM_LOCALID python a.py'": "RANK is $SLURM_PROCID",
+    "#SBATCH -N 2\nsrun python a.py --devices 4": "--devices 4, and 1 tasks on a node",
+    "#SBATCH -N 2\nsrun python a.py --trainer.num_nodes=4": "--num_nodes 4, and the job has 2",
+    "#SBATCH -N 2 -n 8\nsrun -n 4 python a.py": "4 ranks, and the job has 8 tasks",
+    "#SBATCH -n 8\nsrun -n 16 ./a": "More processors requested",
+    "#SBATCH -N 2 -G 8\necho h slots=8 > hosts\ndeepspeed --hostfile hosts a.py": "slots=8 in the",
+    "#SBATCH -N 2 -G 8\nhorovodrun -np 8 -H a:8,b:8 python a.py": "a node has 4 GPUs",
+    "#SBATCH --gres=gpu:4\ntorchrun --nproc-per-node=$SLURM_GPUS_PER_NODE a": "not set, as",
+    "#SBATCH --nodes=2\npython a.py": "note: one of 2 nodes",
+    "#SBATCH -N 2\nMASTER_ADDR=$(scontrol show hostnames | tail -n 1)\nsrun python a.py":
+        "the last node",
+    "#SBATCH -N 2\nsrun torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n1:1 a.py":
+        "may not belong to the job",
+    "#SBATCH -N 2\nfor ((i=1; i<2; i++)); do srun -w $i torchrun --nnodes=2 --node_rank=$i "
+    "--master_addr=$X a.py; done": "node 0 is never started",
     "#SBATCH -n 2\n#SBATCH hetjob\n#SBATCH -n 4\nsrun -n 9 python a": "",
     "#SBATCH -N 4\nif [ $SLURM_NNODES -eq 1 ]; then srun -N 9 a\nelif [ $SLURM_NNODES = 2 ]\n"
     "then srun -N 8 a\nelse srun -N 7 a; fi": "the job has 4 nodes",
