@@ -89,7 +89,7 @@ def syntax_error(lines):
     """Return what bash says of a script's syntax, as (line number, text), or None."""
     with suppress(FileNotFoundError):
         result = subprocess.run(["bash", "-n"], input="\n".join(lines), text=True,
-                                capture_output=True, env=os.environ | {"LC_ALL": "C"})
+                                capture_output=True, env={**os.environ, "LC_ALL": "C"})
         match = re.search(r"line (\d+): (.*)", result.stderr)
         return match and (int(match[1]), f"bash: {match[2]}")
 

@@ -31,8 +31,8 @@ ROLES = {option: role for role, options in {  # of the options of starters and l
 OWN_NODE = r"(?:localhost|127\.|\$\(hostname)"
 CONTAINER = re.compile(r"(?:uv|poetry|conda) run |(?:apptainer|singularity) (?:exec|run) ")
 OTHERS = re.compile(  # which may start ranks: programs, and scripts except conda's and set-up's
-    r"\b((?!torch)\w*run|mpi\w+|p?ssh|pb?s?dsh|clush|parallel|deepspeed|ray|dask\S*|spark\S*|sbatch|"
-    r"qsub)\b|\b(bash|sh) \S|(?<!conda)(?<!modules)(?<!activate)\.sh\b")
+    r"\b((?!torch)\w*run|mpi\w+|p?ssh|pb?s?dsh|clush|parallel|deepspeed|ray|dask\S*|spark\S*|"
+    r"sbatch|qsub)\b|\b(bash|sh) \S|(?<!conda)(?<!modules)(?<!activate)\.sh\b")
 
 
 def number_of(text):
@@ -240,13 +240,13 @@ def judge_launch(launch, job):
          f"{printed('nodes')}, and the job has {nodes}"),
         (job.is_alone and not starter and "nodes" in launch.options and is_more(nodes, hosts),
          f"{printed('nodes')}, and the job has {nodes}: the others are idle"),
-        (launch.starts_ranks and is_more(ranks, gpus), f"{ranks} ranks on a node with {gpus} GPUs"),
+        (launch.starts_ranks and is_more(ranks, gpus), f"ranks on a node: {ranks}, GPUs: {gpus}"),
         (launch.starts_ranks and job.is_alone and job.are_nodes_equal and is_more(gpus, ranks),
-         f"{ranks} ranks on a node with {gpus} GPUs: the other GPUs are idle (--num_processes and "
-         "-np count the ranks of all nodes)"),
+         f"ranks on a node: {ranks}, GPUs: {gpus}, so some are idle (--num_processes and -np count "
+         "the ranks of all nodes)"),
         (is_rank and is_more(of_node, gpus) and not re.search(r"[ =]cpu\b|mpi4py|mpi\w*\.py",
                                                               launch.text),
-         f"{of_node} ranks on a node with {gpus} GPUs"),
+         f"ranks on a node: {of_node}, GPUs: {gpus}"),
         (is_rank and ".py" in launch.text and is_more(copies, 1) and world_size
          and world_size != copies,
          f"WORLD_SIZE={world_size}, and {starter} starts {copies} ranks"),
@@ -255,7 +255,7 @@ def judge_launch(launch, job):
         (is_far and re.search(r"(?<![A-Z_])RANK=\$\{?SLURM_LOCALID", launch.text),
          "SLURM_LOCALID counts the tasks of a node, from 0 on each: RANK is $SLURM_PROCID"),
         (is_rank and of_node and devices not in (None, of_node),
-         f"--devices {devices}, and {of_node} tasks on a node"),
+         f"--devices {devices}, and tasks on a node: {of_node}"),
         (is_rank and nodes and num_nodes not in (None, nodes),
          f"--num_nodes {num_nodes}, and the job has {nodes} nodes"),
         (is_more(launch.nodes, nodes), f"{copies} ranks, {launch.copies_per_node} per node, and "
