@@ -34,7 +34,7 @@ demo: SETUP_FLAGS = --packages
 demo: setup ## train every chapter's network on 1 and 2 ranks; print and draw the speed-ups (PASSES=1: without ranges)
 	@"$(VENV)/bin/python" -m tools.measuring.demo --passes $(PASSES)
 
-gpu: setup ## test a node's GPUs: correctness, and speed (PARTS=nccl: without speed)
+gpu: setup ## test a node's GPUs: correctness, speed, predictions (PARTS=nccl: correctness)
 	@"$(VENV)/bin/python" tests/gpu $(PARTS)
 
 check: WORKERS = 0

@@ -146,17 +146,29 @@ step(); step()
     assert (tmp_path / "old").read_text() == "kept"
 
 
-def test_random_indices_and_counters_have_values_on_fake_tensors(tmp_path):
-    """Samples drawn as nanoGPT does, and the step that AdamW counts; attention has FLOPs."""
-    text = """
-data = [torch.ones(n, 4) for n in range(8, 9)] * 50
-optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+def test_fake_tensors_take_what_a_gpu_takes(tmp_path):
+    """AdamW's update of all parameters at once; attention's and dropout's masks; autocast's fp32.
+
+    Samples are drawn as nanoGPT does: random indices have values.
+    """
+    (tmp_path / "script.py").write_text("""
+import torch
+from torch.nn import functional as F
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(20)])
+optimizer = torch.optim.AdamW(model.parameters())
+data = [torch.ones(n, 512) for n in range(64, 65)] * 50
 for _ in range(2):
-    rows = ddp(torch.cat([data[i] for i in torch.randint(50, (3,))])).view(1, 1, 24, 2)
-    torch.nn.functional.scaled_dot_product_attention(rows, rows, rows).sum().backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = model(torch.cat([data[i] for i in torch.randint(50, (4,))])).view(1, 1, 256, 512)
+        rows = F.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.1)
+        F.dropout(rows).pow(2).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-    (tmp_path / "script.py").write_text(SETUP + text)
-    record = footprint(tmp_path, "--ranks", 8, "--tensors", "fake", tmp_path / "script.py")
-    assert record["flops"]["forward"] == 2 * 24 * 4 * 2 + 2 * (2 * 24 * 24 * 2)
+""")
+    record = footprint(tmp_path, "--ranks", 1, "--tensors", "fake", tmp_path / "script.py")
+    assert record["flops"]["forward"] == 20 * 2 * 256 * 512**2 + 2 * 2 * 256**2 * 512
+    memory, rows = record["memory"], 2 * 256 * 512  # bytes, in bf16
+    layers = 20 * rows + 19 * 2 * 512**2  # inputs; weights, but the first, which no input needs
+    attention = 2 * rows + 4 * 256  # its input and output, logsumexp
+    assert memory["activations"] == layers + attention + rows // 2 + 2 * rows  # mask, pow in fp32
+    assert memory["peak"] > 5 * memory["parameters"]  # and gradients, state, the update's roots

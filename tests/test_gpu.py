@@ -51,5 +51,6 @@ def test_all_parts_run_on_the_cpu(tmp_path):
                           "--results", results], timeout=1500)
     assert result.code == 0, result.out + result.err
     parts = {record["part"] for record in read_records(results)}
-    assert parts == {"ddp", "fsdp", "bf16", "deepspeed", "failures", "agreement", "speed"}
+    assert parts == {"ddp", "fsdp", "bf16", "deepspeed", "failures", "agreement", "speed",
+                     "predictions"}
     assert "passed: False" not in result.out

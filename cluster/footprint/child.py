@@ -82,6 +82,7 @@ def watch_pretended_rank(args, tensors, limit, sender, output):
     pretend.set_variables(args.rank, args.ranks, args.gpus_per_node)
     pretend.pretend_group(args.rank, args.ranks)
     pretend.average_by_hook(fake=tensors == "fake")
+    pretend.compute_as_on_a_gpu()
     watch = Watch(end, limit)
     watch.install()
     modes = pretend.fake_tensors() if tensors == "fake" else []

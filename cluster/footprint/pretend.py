@@ -12,15 +12,23 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import _utils
 from torch.futures import Future
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from cluster.footprint.watch import replace_everywhere, without_modes
 
+# What autocast computes in fp32 on a GPU, and not on a CPU (PyTorch, "CUDA Ops that can autocast to
+# float32"; losses, which have one number, are left out)
+FP32_ON_GPUS = ("layer_norm", "group_norm", "softmax", "log_softmax", "pow", "exp", "log", "rsqrt",
+                "reciprocal", "softplus", "sum", "cumsum", "norm")
+AUTOCAST = torch.library.Library("aten", "IMPL", "AutocastCPU")
 MOST_ANSWERS = 100_000  # an evaluation before the first step may read some 10,000
 
 
@@ -89,6 +97,44 @@ def average_by_hook(fake: bool):
     DistributedDataParallel.__init__ = with_hook
     if fake:
         dist.Reducer._rebuild_buckets = lambda _: False
+
+
+def compute_as_on_a_gpu():
+    """Let this process's CPU use the algorithms that keep as much memory as a GPU's defaults.
+
+    Optimizers update all parameters at once (foreach), dropout keeps a mask of one byte per
+    element, and attention with dropout keeps no matrix of all pairs of tokens.
+    """
+    attention, dropout = F.scaled_dot_product_attention, F.dropout
+    foreach_devices = _foreach_utils._get_foreach_kernels_supported_devices
+
+    def attend_without_dropout(query, key, value, attn_mask=None, dropout_p=0.0, **kwargs):
+        return attention(query, key, value, attn_mask, 0.0, **kwargs)
+
+    def drop_by_mask(input, p=0.5, training=True, inplace=False):
+        if inplace or not training or not 0 < p < 1:
+            return dropout(input, p, training, inplace)
+        return torch.native_dropout(input, p, training)[0]
+
+    F.scaled_dot_product_attention, F.dropout = attend_without_dropout, drop_by_mask
+    replace_everywhere(foreach_devices, lambda: [*foreach_devices(), "cpu"])
+    for types in optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types:
+        types.append(FakeTensor)
+    for name in FP32_ON_GPUS:
+        for overload in getattr(torch.ops.aten, name).overloads():
+            compute_in_fp32(getattr(getattr(torch.ops.aten, name), overload))
+
+
+def compute_in_fp32(operation):
+    """Let autocast on the CPU give this operation fp32."""
+    def operate(*args, **kwargs):
+        args = [arg.float() if isinstance(arg, torch.Tensor) and arg.is_floating_point()
+                and arg.dtype != torch.float64 else arg for arg in args]
+        with torch.autocast("cpu", enabled=False):
+            return operation(*args, **kwargs)
+
+    name = operation._schema.name + ("." + operation._overloadname).removesuffix(".default")
+    AUTOCAST.impl(name, operate)
 
 
 def bucket_sizes(sizes: list[int], element_bytes: int, cap: int) -> list[int]:

@@ -1,11 +1,11 @@
-"""Check a node's GPUs: do the chapters train as on a CPU, and how fast?
+"""Check a node's GPUs: do the chapters train as on a CPU, how fast, and as predicted?
 
     python tests/gpu                      # all parts; make gpu does the same
-    python tests/gpu ddp speed            # two parts; nccl: all but speed
+    python tests/gpu nccl                 # correctness; or some of the parts, as `ddp speed`
     python tests/gpu nccl --device cpu    # a trial of this program, over gloo
 
-It needs torch >= 2.7, torchvision, scikit-learn and psutil in the Python that runs it, and no
-network. It prints what each part measures, and appends it to --results as lines of JSON.
+It needs torch >= 2.7, torchvision, scikit-learn, psutil and pandas in the Python that runs it, and
+no network. It prints what each part measures, and appends it to --results as lines of JSON.
 """
 
 import sys
@@ -17,19 +17,21 @@ import torch
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 
 import nccl
+from predictions import predictions
 from speed import speed
 
 from cluster.launch import ROOT
 from cluster.records import append_records, describe_machine
 from workshop.flags import Parser
 
-PARTS = {"nccl": nccl.PARTS} | {part.__name__: [part] for part in (*nccl.PARTS, speed)}
+PARTS = {"nccl": nccl.PARTS} | {
+    part.__name__: [part] for part in (*nccl.PARTS, speed, predictions)}
 
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", default=["nccl", "speed"],
-                        help=f"{', '.join(PARTS)} (all)")
+    parser.add_argument("parts", nargs="*", metavar="PART",
+                        default=["nccl", "speed", "predictions"], help=f"{', '.join(PARTS)} (all)")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "gpu.jsonl")
     args = parser.parse_args()

@@ -9,6 +9,7 @@ A comment names the content of the fence after it. WORDS must occur in exactly o
     <!-- table: demo -->                    the table of `make demo`, from demo.jsonl
     <!-- table: sweep STUDY -->             what cluster.sweep prints of scaling.jsonl
     <!-- table: link -->                    what cluster.plan.link prints
+    <!-- table: predictions -->             footprint's and plan's errors, of predictions_h200.jsonl
 
 A page names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
 """
@@ -95,6 +96,14 @@ def make_table(name, selection=None):
         return demo.table(read_records("demo.jsonl"))
     if name == "link":
         return link.table()
+    if name == "predictions":
+        runs = pandas.DataFrame(read_records("predictions_h200.jsonl"))
+        return pandas.DataFrame({
+            "": runs.program, "ranks": runs.ranks, "peak GB": (runs.peak / 1e9).round(2),
+            "counted": (runs.counted / runs.peak - 1).map("{:+.1%}".format),
+            "step s": runs.step_seconds.map("{:.3f}".format),
+            "planned": (runs.planned / runs.step_seconds - 1).map("{:+.0%}".format),
+            }).replace(["nan", "+nan%"], "").to_string(index=False)
     records = pandas.DataFrame(read_records("scaling.jsonl"))
     return sweep.table(records.query("study == @selection"))
 
