@@ -202,9 +202,6 @@ def judge_launch(launch, job):
     def printed(role):
         return " ".join(launch.options[role]) if role in launch.options else ""
 
-    def number_in_text(pattern):
-        return number_of(re.search(rf"(?<!\S){pattern}[= ](\d+)|$", launch.text)[1])
-
     count_launch(launch, job)
     nodes, gpus, variables = job.nodes, job.gpus, launch.variables
     launcher, starter, copies, ranks = launch.launcher, launch.starter, launch.copies, launch.ranks
@@ -220,7 +217,6 @@ def judge_launch(launch, job):
         address = f"MASTER_ADDR {variables.get('MASTER_ADDR')}"
     first_node = "give the first node of the job"
     world_size = number_of(variables.get("WORLD_SIZE"))
-    devices, num_nodes = map(number_in_text, (r"--(?:\w+\.)?devices", r"--(?:\w+\.)?num.nodes"))
     slots = job.slots if starter == "mpirun" else job.tasks
     host_slots = [int(number) for number in re.findall(r":(\d+)", printed("hosts"))]
     unset = [name for name, option in FROM_OPTION.items() if job.options and option not in
@@ -254,10 +250,6 @@ def judge_launch(launch, job):
          "all: this script, which runs on the first node, replaces the variable"),
         (is_far and re.search(r"(?<![A-Z_])RANK=\$\{?SLURM_LOCALID", launch.text),
          "SLURM_LOCALID counts the tasks of a node, from 0 on each: RANK is $SLURM_PROCID"),
-        (is_rank and of_node and devices not in (None, of_node),
-         f"--devices {devices}, and tasks on a node: {of_node}"),
-        (is_rank and nodes and num_nodes not in (None, nodes),
-         f"--num_nodes {num_nodes}, and the job has {nodes} nodes"),
         (is_more(launch.nodes, nodes), f"{copies} ranks, {launch.copies_per_node} per node, and "
          f"the job has {nodes} nodes"),
         (job.is_alone and is_more(nodes, launch.nodes), f"{copies} ranks, {launch.copies_per_node} "

@@ -134,8 +134,6 @@ CHECKED_LINES = {  # of public scripts, and what check_script.py says; empty: no
     "#SBATCH -N 2 -n 4\nexport WORLD_SIZE=2\nsrun python a.py": "WORLD_SIZE=2, and srun starts 4",
     "#SBATCH -N 2\nexport RANK=$SLURM_PROCID\nsrun python a.py": "note: RANK is 0 for all",
     "#SBATCH -N 2\nsrun bash -c 'RANK=$SLURM_LOCALID python a.py'": "RANK is $SLURM_PROCID",
-    "#SBATCH -N 2\nsrun python a.py --devices 4": "--devices 4, and tasks on a node: 1",
-    "#SBATCH -N 2\nsrun python a.py --trainer.num_nodes=4": "--num_nodes 4, and the job has 2",
     "#SBATCH -N 2 -n 8\nsrun -n 4 python a.py": "4 ranks, and the job has 8 tasks",
     "#SBATCH -n 8\nsrun -n 16 ./a": "More processors requested",
     "#SBATCH -N 2 -G 8\necho h slots=8 > hosts\ndeepspeed --hostfile hosts a.py": "slots=8 in the",
