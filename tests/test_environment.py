@@ -215,26 +215,3 @@ def test_horovod_is_kept_for_each_build_of_pytorch(ready_venv, monkeypatch):
                             lambda command, output=packages: output)
         keys.add(build_horovod.cache_key(ready_venv))
     assert len(keys) == 2
-
-
-@pytest.mark.fault
-def test_incomplete_source_of_horovod_is_downloaded_again(tmp_path, monkeypatch):
-    name = f"horovod-{build_horovod.VERSION}"
-    cache, scratch, source = (tmp_path / folder for folder in ("cache", "scratch", name))
-    for folder in cache, scratch, source:
-        folder.mkdir()
-    (source / "setup.py").write_bytes(os.urandom(20_000))
-    archive = shutil.make_archive(str(tmp_path / name), "gztar", tmp_path, name)
-    downloads = []
-
-    def download(command, advice):
-        downloads.append(command)
-        shutil.copy(archive, scratch)
-
-    monkeypatch.setattr(build_horovod, "run", download)
-    (cache / f"{name}.tar.gz").write_bytes(Path(archive).read_bytes()[:10_000])
-    for _ in range(2):  # the second time from the cache
-        build_horovod.fetch_source([], cache, str(scratch))
-        assert (scratch / name / "setup.py").read_bytes() == (source / "setup.py").read_bytes()
-        shutil.rmtree(scratch / name)
-    assert len(downloads) == 1
