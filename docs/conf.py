@@ -8,7 +8,7 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.addnodes import download_reference
 
-from tools.pages import address, plan
+from tools.pages import plan
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = {
@@ -50,7 +50,8 @@ include_patterns = subprocess.run(["git", "ls-files", "[!.]*.md", "*.ipynb"], cw
 html_theme = "furo"
 html_theme_options = {
     "dark_css_variables": {"picture-brightness": "0.85"},    # for site.css
-    "source_repository": address.URL, "source_branch": "main", "source_directory": "",
+    "source_repository": "https://github.com/YOUR-ORGANISATION/scaling-deep-learning",
+    "source_branch": "main", "source_directory": "",
     "top_of_page_buttons": ["view"]}
 highlight_language = "text"    # of a fence that names no language
 html_static_path = html_css_files = ["site.css"]

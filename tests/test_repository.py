@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import GIT_FILES, ROOT, load_module, run_command, tracked_files
 
-from tools.pages import address, docs, notebooks
+from tools.pages import docs
 from workshop.ranks import LAUNCHERS
 
 BASE_LESSONS = {  # {lesson: the lesson that it is compared with}
@@ -55,18 +55,6 @@ def test_agree_knows_the_launchers_of_the_chapters():
 def test_generated_parts_of_pages_are_up_to_date(path):
     text = path.read_text()
     assert docs.render(text) == text, "make docs"
-
-
-@pytest.mark.check
-def test_all_files_have_the_address_of_pyproject():
-    paths = tracked_files([*PAGES, ROOT / "CITATION.cff", *notebooks.notebooks()])
-    names = {relative_name(path): {name for _, name in address.PLACES.findall(path.read_text())}
-             for path in paths}
-    has_to = {"README.md", *(path for path in names if not path.endswith(".md"))}
-    assert has_to < {*filter(names.get, names)}
-    differing = {path: addresses for path in names if (addresses := names[path] - {address.NAME})}
-    assert not differing, (f"pyproject.toml has {address.NAME}, but {differing}: correct "
-                           "pyproject.toml, then run make docs")
 
 
 @pytest.mark.check

@@ -1,4 +1,4 @@
-"""Refresh the generated fences in the pages, the repository's address, and the figures.
+"""Refresh the generated fences in the pages, and the figures.
 
 A comment names the content of the fence after it. WORDS must occur in exactly one line or hunk:
 
@@ -26,8 +26,7 @@ from cluster.launch import ROOT
 from cluster.plan import link
 from cluster.records import read_records
 from tools.measuring import demo
-from tools.pages import address, figures
-from tools.pages.notebooks import notebooks
+from tools.pages import figures
 
 DIFF = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(
@@ -136,10 +135,10 @@ def render(text):
 
 
 def main():
-    for path in [*pages(), ROOT / "CITATION.cff", *notebooks()]:
+    for path in pages():
         text = path.read_text()
         try:
-            new_text = address.PLACES.sub(rf"\g<1>{address.NAME}", render(text))
+            new_text = render(text)
         except ValueError as error:
             sys.exit(f"{path.relative_to(ROOT)}: {error}")
         if new_text != text:

@@ -9,6 +9,7 @@ cell is the same everywhere: tests/test_notebooks.py compares it.
 
 import base64
 import hashlib
+import re
 import sys
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
 from cluster.launch import ROOT
-from tools.pages import address
 from tools.style import reduce_colors
 from workshop.flags import Parser
 
 # As JupyterLab writes it, so that a notebook that is only opened stays unchanged
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+REPOSITORY = re.compile(  # a fork has another name
+    r"(git clone [-\w ]*https://github\.com/|colab\.research\.google\.com/github/)[\w.-]+/[\w.-]+")
 SECONDS = 240  # per cell, on a busy machine; a notebook takes a minute or two on two idle cores
 
 
@@ -34,7 +36,7 @@ def fingerprint(notebook: nbformat.NotebookNode) -> str:
     """Return the SHA-256 of the cells' sources and tags, without the repository's name."""
     parts = [f"{cell.cell_type} {cell.metadata.get('tags', [])}\n{cell.source}"
              for cell in notebook.cells]
-    text = address.PLACES.sub(r"\1", "\0".join(parts))
+    text = REPOSITORY.sub(r"\1", "\0".join(parts))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
