@@ -1,7 +1,7 @@
 """Do a series of runs that is resumed if it is killed.
 
-    plan = [{"chapter": "05_zero", "ranks": 2}, {"chapter": "05_zero", "ranks": 4}]
-    run_study(RECORDS / "zero.jsonl", plan, run_chapter)
+    plan = [{"chapter": "03_ddp", "ranks": 2}, {"chapter": "03_ddp", "ranks": 4}]
+    run_study(Path("results.jsonl"), plan, run_chapter)
 """
 
 from __future__ import annotations
