@@ -1,24 +1,17 @@
 """The all-reduces of chapter 3: sums, counted bytes and steps."""
 
-import sys
-
 import pytest
-from conftest import BIN, ROOT, assert_refused, read_records, run_command
+from conftest import assert_refused, read_records, run
 
-RING = ROOT / "03_ddp" / "ring_allreduce.py"
-
-
-def run_ranks(ranks, *arguments, **options):
-    command = [BIN / "mpiexec", "-n", ranks, sys.executable, *arguments]
-    return run_command(command, timeout=60, **options)
+RING = "03_ddp/ring_allreduce.py"
 
 
 def test_bytes_and_steps_match_the_formulas(tmp_path):
     """On three ranks, so that left and right neighbour differ."""
     results = tmp_path / "results.jsonl"
     chunk_lengths = {1: [1, 0, 0], 1000: [334, 333, 333], 1001: [334, 334, 333]}  # by elements
-    result = run_ranks(3, RING, "--repeats", 1, "--results", results,
-                       "--sizes", *(4 * elements for elements in chunk_lengths))
+    result = run(RING, 3, "--repeats", 1, "--results", results, "--sizes",
+                 *(4 * elements for elements in chunk_lengths), launcher=True, timeout=60)
     assert result.code == 0, result.err
     assert "all sums: equal" in result.out
     records = {(record["algorithm"], record["bytes"] // 4): record
@@ -40,4 +33,4 @@ def test_bytes_and_steps_match_the_formulas(tmp_path):
 @pytest.mark.parametrize(("ranks", "flags", "message"), [
     (1, "", "mpiexec -n 2"), (2, "--sizes 4002", "--sizes: use multiples of 4")])
 def test_mistakes_get_one_line_and_exit_code_2(ranks, flags, message):
-    assert_refused(run_ranks(ranks, RING, *flags.split()), message)
+    assert_refused(run(RING, ranks, *flags.split(), launcher=True, timeout=60), message)
