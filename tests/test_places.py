@@ -3,27 +3,24 @@
 import json
 import os
 import re
-import sys
 
 import pytest
-from conftest import BIN, LESSONS, ROOT, case, needs_root, read_records, run, run_command
+from conftest import LESSONS, ROOT, case, needs_root, read_records, run, run_command
 from lab import unshare_command
 
+from cluster.launch import rank_command
+
 FLAGS = ("--epochs", 1, "--max-steps", 3)
-READ_ONLY_HOME = {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": "/proc/nowhere", "LC_ALL": "C"}
+READ_ONLY_HOME = {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": "/proc/nowhere", "LC_ALL": "C",
+                  "PYTHONOPTIMIZE": "1"}
 all_lessons = pytest.mark.parametrize("chapter", [
     case(chapter, marks=[] if chapter == "03_ddp" else [pytest.mark.slow]) for chapter in LESSONS])
-
-
-def launcher(chapter):
-    return [] if chapter.startswith("01") else [BIN / "mpiexec", "-n", 2]
 
 
 @pytest.mark.fault
 def test_a_closed_pipe_ends_the_job():
     """`mpiexec -n 2 python main.py | head -1` ends soon."""
-    main = ROOT / "03_ddp" / "main.py"
-    command = [BIN / "mpiexec", "-n", 2, sys.executable, main, "--epochs", 50]
+    command = rank_command("03_ddp", 2, "--epochs", 50)
     result = run_command(["sh", "-c", '"$@" | head -1', "sh", *command], timeout=100)
     assert result.out.startswith("digits: ") and len(result.out.splitlines()) == 1
 
@@ -38,8 +35,8 @@ def test_a_read_only_checkout_runs(chapter, tmp_path):
     """Programs write nothing into it: no bytecode, no cache, no compiled operators."""
     folder = tmp_path / "Gäste"
     folder.mkdir()
-    command = [*launcher(chapter), sys.executable, "-O", LESSONS[chapter], *FLAGS,
-               "--results", folder / "r", "--checkpoint", folder / "c"]
+    command = rank_command(LESSONS[chapter], 1 if chapter.startswith("01") else 2, *FLAGS,
+                           "--results", folder / "r", "--checkpoint", folder / "c")
     mount = f"mount --bind '{ROOT}' '{ROOT}' && mount -o remount,ro,bind '{ROOT}'"
     result = run_command([*UNSHARE, "sh", "-c", f'{mount} && exec "$@"', "sh", *command],
                          timeout=200, env=READ_ONLY_HOME, cwd="/")
