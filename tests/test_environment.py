@@ -164,12 +164,9 @@ def test_pytorch_for_cpus_where_no_gpu_can_be(monkeypatch):
             return set_up.is_without_gpu()
 
     assert is_without() and not is_without(platform="darwin")
-    for variable in ("SITE", "SITE_MPICC", "UV_TORCH_BACKEND", "MODULESHOME"):
-        assert not is_without(variable=variable)
-    for command in ("nvidia-smi", "sbatch", "qsub", "bsub", "flux", "condor_submit", "oarsub"):
-        assert not is_without(command=command)
-    for file in ("/proc/driver/nvidia", "/sys/module/nvidia", "/usr/lib/wsl/lib/libcuda.so.1"):
-        assert not is_without(file=file)
+    assert not is_without(variable="SITE") and not is_without(variable="MODULESHOME")
+    assert not is_without(command="nvidia-smi") and not is_without(command="sbatch")
+    assert not is_without(file="/proc/driver/nvidia")
 
 
 def test_index_of_cpu_builds_is_asked_for_five_seconds(tmp_path, monkeypatch):
