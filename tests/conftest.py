@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from pydoc_data.topics import topics
 from types import SimpleNamespace
@@ -131,16 +130,6 @@ def gpt_flags(folder):
     text.write_bytes(GPT_TEXT)
     shape_flags = [part for name, size in GPT_SHAPE.items() for part in (f"--{name}", size)]
     return [*shape_flags, "--text", text]
-
-
-def wait_until(condition, seconds, description):
-    """Return condition() once it is true; fail the test after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.1)
-    pytest.fail(f"timed out after {seconds} s waiting for: {description}")
 
 
 def load_module(path):

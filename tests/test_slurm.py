@@ -7,16 +7,7 @@ import sys
 
 import pytest
 import torch
-from conftest import (
-    BIN,
-    ROOT,
-    copy_and_edit,
-    needs_root,
-    read_records,
-    run_command,
-    run_for_record,
-    wait_until,
-)
+from conftest import BIN, ROOT, copy_and_edit, needs_root, read_records, run_command, run_for_record
 from lab import LAB_SH, LAB_UNAVAILABLE, Lab
 from test_deaths import copy_with_fault
 from tolerances import assert_equal_in_fp64
@@ -60,38 +51,24 @@ class Cluster:
             text = text.replace(old, str(new))
         self.course_file.write_text(text)
 
-    def run(self, *command, chapter="03_ddp", env=None, codes=(0,)):
+    def run(self, *command, chapter="03_ddp", env=None, codes=(0,), timeout=240):
         """Return the output of a command in a chapter's folder on the login node."""
-        result = run_command([LAB_SH, "on", "login", *command], 200, self.env | (env or {}),
+        result = run_command([LAB_SH, "on", "login", *command], timeout, self.env | (env or {}),
                              self.folder / chapter)
         assert result.code in codes, result
         return result.out
 
     def sbatch(self, *flags):
-        """Source course.sh and submit on two nodes, as an attendee does. Return the job number."""
-        output = self.run("bash", "-c", '. "$0" && sbatch "$@"', self.course_file,
-                          "--output=job-%j.txt", "--cpus-per-task=1", "-N", 2,
-                          "--ntasks-per-node=1", "submit.slurm", *flags)
-        return re.search(r"\d+", output)[0]
+        """Source course.sh, submit on two nodes, as an attendee does, and wait for the job."""
+        script = '. "$0" && sbatch --wait "$@" || { cat job.txt; exit 1; }'
+        self.run("bash", "-c", script, self.course_file, "--output=job.txt", "--cpus-per-task=1",
+                 "-N", 2, "--ntasks-per-node=1", "submit.slurm", *flags)
 
     def qsub(self, *flags):
-        """Submit on two nodes with Polaris' site file. Return the job number."""
+        """Submit on two nodes with Polaris' site file, and wait for the job."""
         env = self.polaris | {"FLAGS": " ".join(map(str, flags))}
-        output = self.run("qsub", "-V", "-o", "job-%j.txt", "-l", "select=2:system=polaris",
-                          "submit.pbs", env=env)
-        return output.strip()
-
-    def finish(self, job, chapter="03_ddp", timeout=240):
-        """Wait for a job, which has to succeed; a hang fails the test. Return its output."""
-        def end_state():
-            report = self.run("scontrol", "show", "job", job)
-            state = re.search(r"JobState=(\S+)", report)[1]
-            return not re.fullmatch("PENDING|RUNNING|REQUEUED|.*ING", state) and state
-
-        state = wait_until(end_state, timeout, f"the end of job {job}")
-        output = (self.folder / chapter / f"job-{job}.txt").read_text()
-        assert state == "COMPLETED", output
-        return output
+        self.run("qsub", "-V", "-W", "block=true", "-l", "select=2:system=polaris",
+                 "-o", "job.txt", "submit.pbs", env=env)
 
 
 @pytest.fixture(scope="session")
@@ -111,14 +88,13 @@ def test_submit_scripts_train_as_one_rank_does(cluster, tmp_path):
     flags = ("--global-batch-size", 320, "--epochs", 1, "--device", "cpu", "--precision", "fp64")
     files = {name: ("--checkpoint", tmp_path / name, "--results", tmp_path / f"{name}.jsonl")
              for name in ("sbatch", "qsub")}
-    jobs = [cluster.sbatch(*flags, *files["sbatch"]), cluster.qsub(*flags, *files["qsub"])]
     one_rank = run_for_record("03_ddp", 1, *flags, "--checkpoint", tmp_path / "python",
                               folder=tmp_path)
-    for job in jobs:
-        cluster.finish(job)
     for name in files:
-        record, = read_records(tmp_path / f"{name}.jsonl")
-        assert (record["ranks"], record["nodes"], record["steps"]) == (2, 2, one_rank["steps"])
+        getattr(cluster, name)(*flags, *files[name])
+        records = read_records(tmp_path / f"{name}.jsonl")
+        assert [(record["ranks"], record["nodes"], record["steps"]) for record in records] == [
+            (2, 2, one_rank["steps"])], (cluster.folder / "03_ddp" / "job.txt").read_text()
         assert_equal_in_fp64(parameters(tmp_path / name), parameters(tmp_path / "python"))
 
 
@@ -156,7 +132,7 @@ def test_a_killed_rank_ends_the_slurm_step(cluster, tmp_path):
 GO_ON = re.search(r"```bash\n(touch started\n.*?)```",
                   (ROOT / "03_ddp" / "YOUR_SCRIPT.md").read_text(), re.S)[1]
 TIME_LIMITED = f"""#!/bin/bash
-#SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --time=2 --output=job-%j.txt
+#SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --time=2 --output=job.txt
 #SBATCH --signal=TERM@10 --requeue --open-mode=append
 . "$VENV/bin/activate"
 {GO_ON.replace("my_train.py", "your_script_ddp.py")}"""
@@ -186,8 +162,8 @@ def test_a_job_that_its_time_limit_ends_goes_on_by_itself(cluster, tmp_path):
                   ("step += 1\n", "step += 1; time.sleep(1)\n"),
                   ("import signal\n", "import signal, time\n"))
     (folder / "limited.slurm").write_text(TIME_LIMITED)
-    job = re.search(r"\d+", cluster.run("sbatch", "limited.slurm", chapter=folder.name))[0]
-    output = cluster.finish(job, chapter=folder.name, timeout=600)
+    cluster.run("sbatch", "--wait", "limited.slurm", chapter=folder.name, timeout=600)
+    output = (folder / "job.txt").read_text()
     assert output.count("2 ranks on cpu") > 1, output
     whole = copy_and_edit("03_ddp/your_script_ddp.py", tmp_path / "whole", *in_fp64)
     run_command([sys.executable, whole], cwd=whole.parent)
