@@ -8,7 +8,6 @@ A comment names the content of the fence after it. WORDS must occur in exactly o
     <!-- output: PROGRAM RANKS FLAG... -->  a run's output, from assets/records/outputs.jsonl
     <!-- table: demo -->                    the table of `make demo`, from demo.jsonl
     <!-- table: sweep STUDY -->             what cluster.sweep prints of scaling.jsonl
-    <!-- table: link -->                    what cluster.plan.link prints
     <!-- table: predictions -->             footprint's and plan's errors, of predictions_h200.jsonl
 
 A page names the two files of its diff once: <!-- diff 01_single_node/main.py 03_ddp/main.py -->
@@ -23,7 +22,6 @@ import pandas
 
 from cluster import sweep
 from cluster.launch import ROOT
-from cluster.plan import link
 from cluster.records import read_records
 from tools.measuring import demo
 from tools.pages import figures
@@ -93,8 +91,6 @@ def make_table(name, selection=None):
     """Return a table of a record in assets/records, as text."""
     if name == "demo":
         return demo.table(read_records("demo.jsonl"))
-    if name == "link":
-        return link.table()
     if name == "predictions":
         runs = pandas.DataFrame(read_records("predictions_h200.jsonl"))
         return pandas.DataFrame({
