@@ -39,7 +39,7 @@ def test_a_rehearsal_without_a_scheduler_is_refused(tmp_path):
 @pytest.mark.fault
 @pytest.mark.parametrize(("env", "message"), [
     ({"SITE": "atlantis"}, "SITE=atlantis: there is no submit/sites/atlantis.sh"),
-    ({"VENV": "/nowhere"}, "no environment in /nowhere: make setup SITE=here"),
+    ({"VENV": "/nowhere"}, "no environment in /nowhere that you may read: make setup SITE=here"),
     ({"FLAGS": "--data-dir 'my data'"}, "no flag may contain")])  # PBS would split it
 def test_wrong_variables_of_a_submit_script_are_refused(env, message):
     env = {"SITE": "here", "VENV": sys.prefix, "PBS_O_WORKDIR": str(ROOT / "03_ddp")} | env
