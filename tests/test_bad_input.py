@@ -31,6 +31,7 @@ BAD_COMMANDS = [  # commands of other programs, and the expected message
     ("submit/check_script.py {}/none", "no file"),
     ("cluster/lab.sh up many", "many is not a whole number"),
     ("cluster/lab.sh run -n 2 true", "no lab is up"),
+    ("cluster/lab.sh up 2", "has a blank: export TMPDIR="),
 ]
 
 
@@ -72,6 +73,6 @@ def test_bad_flags_of_tools_are_refused(text, message, files):
     program, *flags = text.replace("{}", str(files)).split()
     command = ["bash", program] if program.endswith(".sh") else rank_command(program, 1)
     result = run_command([*command, *flags], cwd=ROOT, timeout=60,
-                         env={"LAB": f"none{files.parent.name}", "TMPDIR": str(files.parent)})
+                         env={"LAB": f"none{files.parent.name}", "TMPDIR": f"{files.parent}/a b"})
     assert result.code == 2 and result.err.count("\n") == 1, result
     assert_refused(result, message)
