@@ -22,7 +22,6 @@ BAD_FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
     ("--results {}/missing/new", "cannot write .*missing/new"),
     ("--checkpoint {}/missing/new", "cannot write .*missing/new"),
     ("--checkpoint {} --resume auto", "cannot write .*: name a file"),
-    ("--checkpoint {}/new/", "cannot write .*new/: name a file"),
     ("--checkpoint {}/file", "exists.*--resume"),
     ("--resume", "--resume: .*--checkpoint"),
     ("--resume --checkpoint {}/none", "there is no checkpoint .*none: remove --resume"),

@@ -131,10 +131,9 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
 def refuse_unwritable(path: str | None, is_folder: bool = False) -> None:
     if not path:
         return
-    exists = os.path.isdir(path)
-    folder = path if exists else os.path.dirname(os.path.abspath(path))
-    needs_file = not is_folder and (exists or path.endswith("/"))
-    if needs_file or not os.access(folder, os.W_OK):
+    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    names_file = folder != path and not path.endswith("/")
+    if not (names_file or is_folder) or not os.access(folder, os.W_OK):
         sys.exit(f"cannot write {path}: name a file in a folder that you may write to")
 
 

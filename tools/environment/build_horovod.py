@@ -44,8 +44,7 @@ def missing_build_tools(include):
 
     include: the folder of Python's headers.
     """
-    compiler = os.environ.get("CXX", "g++")
-    programs = {"g++": compiler, "make": "make", "git": "git"}  # git applies the patches
+    programs = {"g++": os.environ.get("CXX", "g++"), "make": "make", "git": "git"}  # for patches
     missing = [package for package, program in programs.items()  # macOS has stubs, which only fail
                if subprocess.getstatusoutput(f"{shlex.quote(program)} --version")[0]]
     return missing + ([] if os.path.exists(f"{include}/Python.h") else ["python3-dev"])
