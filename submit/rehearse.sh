@@ -27,9 +27,9 @@ run_slurm_job() {  # SCRIPT NODES LOG FLAGS...: submit a job, wait for its end, 
     while true; do
         job_info=$(scontrol --oneliner show job "$job" 2>/dev/null)  # empty while the controller does not answer
         state=$(grep -o "JobState=[A-Z_]*" <<<"$job_info" | cut -d = -f 2)
-        [[ -z $state || $state == *ING || $state == SUSPENDED || $state == REQUEUED ]] || break
+        [[ ! $state =~ ^(COMPLETED|CANCELLED|FAILED|TIMEOUT|DEADLINE|PREEMPTED|OUT_OF_MEMORY|NODE_FAIL|BOOT_FAIL)$ ]] || break
         reason=$(grep -o " Reason=[^ ]*" <<<"$job_info" | cut -d = -f 2)
-        if [[ $state == PENDING && $reason != "$last_reason" && $((SECONDS - started)) -gt 20 ]]; then
+        if [[ $state != RUNNING && $reason != "$last_reason" && $((SECONDS - started)) -gt 20 ]]; then
             echo "job $job waits in the queue: $reason" >&3
             last_reason=$reason
         fi
