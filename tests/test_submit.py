@@ -29,8 +29,8 @@ def test_a_rehearsal_without_a_scheduler_is_refused(tmp_path):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))
     text = (ROOT / "submit" / "course.sh").read_text()
     (tmp_path / "course.sh").write_text(text.replace("/shared/workshop-env", str(tmp_path)))
-    command = f". ./course.sh; bash '{ROOT}/submit/rehearse.sh'"
-    result = run_command(["bash", "-c", command], cwd=tmp_path, env={"PATH": f"{tmp_path}/bin"})
+    command = ["bash", "-c", '. ./course.sh; bash "$0"', ROOT / "submit" / "rehearse.sh"]
+    result = run_command(command, cwd=tmp_path, env={"PATH": f"{tmp_path}/bin"})
     assert result.code == 2 and not result.out, result.out
     assert re.fullmatch("rehearse.sh: neither sbatch nor qsub found: .*\n", result.err), result.err
 

@@ -344,6 +344,9 @@ def set_up(venv, packages_only):
         raise SetUpFailed(f"{venv} is missing, unfinished, or made with other pins, and you may "
                           "not write there: ask its owner to run make setup in a checkout like "
                           f"yours, {ANOTHER_VENV}")
+    if "$" in str(venv):
+        raise SetUpFailed(f"{venv}: setuptools cannot install in a folder with a $ in its path, "
+                          f"{ANOTHER_VENV}")
     check_machine()
     venv.mkdir(parents=True, exist_ok=True)
     with lock_folder(venv):  # until another set-up has made it
@@ -373,6 +376,8 @@ def main():
             install_tests(venv)
     except KeyboardInterrupt:
         sys.exit("set-up failed: interrupted; run make setup again to continue")
+    except PermissionError as problem:
+        sys.exit(f"set-up failed: {problem}: its owner runs chmod -R a+rX {venv}, {ANOTHER_VENV}")
     except (SetUpFailed, OSError) as problem:
         sys.exit(f"set-up failed: {problem}")
 
