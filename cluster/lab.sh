@@ -89,6 +89,7 @@ up() {
         esac
     done
     [[ ${LAB:-lab} =~ ^[A-Za-z0-9_-]+$ ]] || fail "LAB=$LAB: use letters, digits, - and _ only"
+    [[ $lab != *[[:space:]]* ]] || fail "TMPDIR=$TMPDIR has a blank: export TMPDIR=/tmp"
     [ "$(uname)" = Linux ] ||
         fail "nodes are made of Linux namespaces: use a Linux machine, or a virtual one"
     require iproute2 ip tc

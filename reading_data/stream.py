@@ -143,8 +143,10 @@ def main():
         spans = None
         if step == args.max_steps:
             if rank == 0:  # it knows what all ranks have read
+                temporary = CHECKPOINT.with_suffix(".tmp")
                 torch.save({"model": model.state_dict(), "epoch": epoch,
-                            "left": stream.left(len(losses))}, CHECKPOINT)
+                            "left": stream.left(len(losses))}, temporary)
+                temporary.replace(CHECKPOINT)  # never a half-written file
             break
 
 

@@ -23,12 +23,13 @@ run_slurm_job() {  # SCRIPT NODES LOG FLAGS...: submit a job, wait for its end, 
     local job job_info state reason="" last_reason="" tasks report_line started=$SECONDS
     # shellcheck disable=SC2086 # options are words
     job=$(sbatch --parsable --output="$3" ${two_gpus:-} --nodes="$2" "$1.slurm" "${@:4}") || return
+    trap 'scancel "$job"; exit 143' TERM
     while true; do
         job_info=$(scontrol --oneliner show job "$job" 2>/dev/null)  # empty while the controller does not answer
         state=$(grep -o "JobState=[A-Z_]*" <<<"$job_info" | cut -d = -f 2)
-        [[ -z $state || $state == *ING || $state == SUSPENDED || $state == REQUEUED ]] || break
+        [[ ! $state =~ ^(COMPLETED|CANCELLED|FAILED|TIMEOUT|DEADLINE|PREEMPTED|OUT_OF_MEMORY|NODE_FAIL|BOOT_FAIL)$ ]] || break
         reason=$(grep -o " Reason=[^ ]*" <<<"$job_info" | cut -d = -f 2)
-        if [[ $state == PENDING && $reason != "$last_reason" && $((SECONDS - started)) -gt 20 ]]; then
+        if [[ $state != RUNNING && $reason != "$last_reason" && $((SECONDS - started)) -gt 20 ]]; then
             echo "job $job waits in the queue: $reason" >&3
             last_reason=$reason
         fi
@@ -84,6 +85,7 @@ report "chapter 3 on two nodes" "${chapter_3[@]}" 2 "$accuracy" --global-batch-s
 if [ $# -gt 0 ]; then
     report "chapter 3 with a data set" "${chapter_3[@]}" 1 "$accuracy" --epochs 1 --max-steps 5 "$@" & jobs+=($!)
 fi
+trap 'kill "${jobs[@]}"; wait; exit 130' INT TERM
 failed=0
 for job in "${jobs[@]}"; do wait "$job" || failed=$((failed + 1)); done
 if [ $failed = 0 ] && grep -q "^note: " "$logs"/*.txt; then

@@ -13,6 +13,6 @@ case $SITE in  # a name, or the path of your own file
     *) site_file=$workshop/submit/sites/$SITE.sh ;;
 esac
 [ -f "$site_file" ] || { echo "SITE=$SITE: there is no ${site_file#"$workshop/"}" >&2; return 2; }
-[ -f "$venv/bin/activate" ] || { echo "no environment in $venv: make setup SITE=$SITE, or say where with VENV= (course.sh does)" >&2; return 2; }
+[ -f "$venv/bin/activate" ] || { echo "no environment in $venv that you may read: make setup SITE=$SITE, or say where with VENV= (course.sh does)" >&2; return 2; }
 . "$site_file" || { echo "$site_file failed: see above" >&2; return 2; }
 . "$venv/bin/activate"

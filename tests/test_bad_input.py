@@ -21,6 +21,7 @@ BAD_FLAGS = [  # flags of a chapter ({}: a folder), and the expected message
     ("--dataset mnist --data-dir {}/file", "mnist is missing or incomplete.*--dataset digits"),
     ("--results {}/missing/new", "cannot write .*missing/new"),
     ("--checkpoint {}/missing/new", "cannot write .*missing/new"),
+    ("--checkpoint {} --resume auto", "cannot write .*: name a file"),
     ("--checkpoint {}/file", "exists.*--resume"),
     ("--resume", "--resume: .*--checkpoint"),
     ("--resume --checkpoint {}/none", "there is no checkpoint .*none: remove --resume"),
@@ -31,6 +32,7 @@ BAD_COMMANDS = [  # commands of other programs, and the expected message
     ("submit/check_script.py {}/none", "no file"),
     ("cluster/lab.sh up many", "many is not a whole number"),
     ("cluster/lab.sh run -n 2 true", "no lab is up"),
+    ("cluster/lab.sh up 2", "has a blank: export TMPDIR="),
 ]
 
 
@@ -72,6 +74,6 @@ def test_bad_flags_of_tools_are_refused(text, message, files):
     program, *flags = text.replace("{}", str(files)).split()
     command = ["bash", program] if program.endswith(".sh") else rank_command(program, 1)
     result = run_command([*command, *flags], cwd=ROOT, timeout=60,
-                         env={"LAB": f"none{files.parent.name}", "TMPDIR": str(files.parent)})
+                         env={"LAB": f"none{files.parent.name}", "TMPDIR": f"{files.parent}/a b"})
     assert result.code == 2 and result.err.count("\n") == 1, result
     assert_refused(result, message)

@@ -162,6 +162,8 @@ def test_no_rank_silently_trains_alone(chapter, variables, message):
     (ALLOCATION, "SLURM_NTASKS=4, but this program sees 1"),  # a batch script's own process
     ({"PMI_RANK": "0", "PMI_SIZE": "2", "RANK": "5", "WORLD_SIZE": "8"},  # of an earlier job
      "WORLD_SIZE=8, but this program sees 2"),
+    ({"PMI_RANK": "0", "PMI_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+     "PMI_SIZE=2, but this program sees 1"),
     ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, "FLUX_TASK_RANK=0 does not tell how many"),
     ({"PALS_RANKID": "0", "PMIX_RANK": "0"}, "PALS_RANKID=0 does not tell how many .* --pmi=cray"),
     ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_PORT="),

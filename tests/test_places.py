@@ -37,8 +37,8 @@ def test_a_read_only_checkout_runs(chapter, tmp_path):
     folder.mkdir()
     command = rank_command(LESSONS[chapter], 1 if chapter.startswith("01") else 2, *FLAGS,
                            "--results", folder / "r", "--checkpoint", folder / "c")
-    mount = f"mount --bind '{ROOT}' '{ROOT}' && mount -o remount,ro,bind '{ROOT}'"
-    result = run_command([*UNSHARE, "sh", "-c", f'{mount} && exec "$@"', "sh", *command],
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0"'
+    result = run_command([*UNSHARE, "sh", "-c", f'{mount} && exec "$@"', ROOT, *command],
                          timeout=200, env=READ_ONLY_HOME, cwd="/")
     assert result.code == 0 and "\ntest " in result.out, result.err
     assert [record["chapter"] for record in read_records(folder / "r")] == [chapter]

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import GIT_FILES, ROOT, load_module, run_command, tracked_files
+from conftest import GIT_FILES, LESSONS, ROOT, load_module, run_command, tracked_files
 
 from tools.pages import docs
 from workshop.ranks import LAUNCHERS
@@ -34,6 +34,7 @@ def test_functions_shared_by_lessons_are_equal():
         return {node.name: ast.unparse(node) for node in nodes
                 if isinstance(node, ast.FunctionDef) and node.name != "main"}
 
+    assert {*BASE_LESSONS} | {*BASE_LESSONS.values()} == {*map(relative_name, LESSONS.values())}
     shared_functions, different_functions = [], []
     for name, base in BASE_LESSONS.items():
         own_functions, base_functions = functions(name), functions(base)

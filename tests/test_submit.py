@@ -29,8 +29,8 @@ def test_a_rehearsal_without_a_scheduler_is_refused(tmp_path):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))
     text = (ROOT / "submit" / "course.sh").read_text()
     (tmp_path / "course.sh").write_text(text.replace("/shared/workshop-env", str(tmp_path)))
-    command = f". ./course.sh; bash '{ROOT}/submit/rehearse.sh'"
-    result = run_command(["bash", "-c", command], cwd=tmp_path, env={"PATH": f"{tmp_path}/bin"})
+    command = ["bash", "-c", '. ./course.sh; bash "$0"', ROOT / "submit" / "rehearse.sh"]
+    result = run_command(command, cwd=tmp_path, env={"PATH": f"{tmp_path}/bin"})
     assert result.code == 2 and not result.out, result.out
     assert re.fullmatch("rehearse.sh: neither sbatch nor qsub found: .*\n", result.err), result.err
 
@@ -39,7 +39,7 @@ def test_a_rehearsal_without_a_scheduler_is_refused(tmp_path):
 @pytest.mark.fault
 @pytest.mark.parametrize(("env", "message"), [
     ({"SITE": "atlantis"}, "SITE=atlantis: there is no submit/sites/atlantis.sh"),
-    ({"VENV": "/nowhere"}, "no environment in /nowhere: make setup SITE=here"),
+    ({"VENV": "/nowhere"}, "no environment in /nowhere that you may read: make setup SITE=here"),
     ({"FLAGS": "--data-dir 'my data'"}, "no flag may contain")])  # PBS would split it
 def test_wrong_variables_of_a_submit_script_are_refused(env, message):
     env = {"SITE": "here", "VENV": sys.prefix, "PBS_O_WORKDIR": str(ROOT / "03_ddp")} | env

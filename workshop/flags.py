@@ -115,8 +115,9 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
     if is_bf16_on_cpu and "resnet" in getattr(args, "model", "") and args.image_size <= 16:
         sys.exit("--precision bf16: on CPUs PyTorch gives a ResNet random gradients for images of "
                  "up to 16 x 16 pixels: use fp32, or larger images")
-    for name in ("results", "checkpoint", "profile"):
+    for name in ("results", "profile"):
         refuse_unwritable(getattr(args, name, None))
+    refuse_unwritable(args.checkpoint, is_folder="workshop.checkpoints" in sys.modules)
     if args.resume and not args.checkpoint:
         sys.exit("--resume: name the file to continue from, with --checkpoint")
     if args.resume and len({*gather(has_checkpoint(args))}) > 1:
@@ -127,8 +128,12 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
         sys.exit(f"{args.checkpoint} exists: continue with --resume, or remove it")
 
 
-def refuse_unwritable(path: str | None) -> None:
-    if path and not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):
+def refuse_unwritable(path: str | None, is_folder: bool = False) -> None:
+    if not path:
+        return
+    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
+    names_file = folder != path and not path.endswith("/")
+    if not (names_file or is_folder) or not os.access(folder, os.W_OK):
         sys.exit(f"cannot write {path}: name a file in a folder that you may write to")
 
 

@@ -46,7 +46,8 @@ def examine():
             "has_driver": any(map(os.path.exists, DRIVERS)),
             "cores": sorted(cores), "all_cores": os.cpu_count(),
             "versions": describe_versions(), "own_packages": find_own_packages(),
-            "gloo": gloo_interface(), "interfaces": ", ".join(psutil.net_if_addrs()),
+            "gloo": os.environ.get("GLOO_SOCKET_IFNAME") or find_own_address() or "127.0.0.1",
+            "own_address": find_own_address(), "interfaces": ", ".join(psutil.net_if_addrs()),
             **{name: os.environ.get(name, "not set") for name in VARIABLES}}
 
 
@@ -102,13 +103,13 @@ def find_own_packages():
                   and (getattr(module, "__file__", None) or "").startswith(OWN_PACKAGES))
 
 
-def gloo_interface():
-    """Return the interface that gloo is set to use, or the address of this node's hostname."""
+def find_own_address():
+    """Return the address of this node's hostname, "" if it has none, or another machine's."""
     try:
-        address = socket.gethostbyname(socket.gethostname())
+        with socket.create_server((socket.gethostbyname(socket.gethostname()), 0)) as server:
+            return server.getsockname()[0]
     except OSError:
-        address = "127.0.0.1"
-    return os.environ.get("GLOO_SOCKET_IFNAME") or address
+        return ""
 
 
 # The findings of all facts: ("wrong", text) if ranks cannot train so, ("note", text) if they can
@@ -175,6 +176,9 @@ def find_node_problems(node_ranks, rank_0, nodes):
     if one_core and first["all_cores"] > 2 * len(node_ranks):
         yield "note", (f"a rank has 1 of {first['all_cores']} cores, also for its data workers: "
                        "srun --cpus-per-task, mpiexec --depth, or --bind-to none")
+    if not first["own_address"]:
+        yield "note", ("its hostname leads to no address of this node, so torchrun may hang: "
+                       "torchrun --local-addr 127.0.0.1 on one node, or a line in /etc/hosts")
     if nodes > 1 and first["gloo"].startswith("127."):
         yield "wrong", (f"its hostname resolves to {first['gloo']}, which other nodes cannot "
                         f"reach: {NETWORK_ADVICE}")

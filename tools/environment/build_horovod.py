@@ -11,6 +11,7 @@ standard folder, set HOROVOD_NCCL_HOME, too). Untested: it needs CUDA's compiler
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -43,10 +44,10 @@ def missing_build_tools(include):
 
     include: the folder of Python's headers.
     """
-    is_installed = {"g++": shutil.which(os.environ.get("CXX", "g++")), "make": shutil.which("make"),
-                    "git": shutil.which("git"),  # applies the patches
-                    "python3-dev": os.path.exists(f"{include}/Python.h")}
-    return [package for package, installed in is_installed.items() if not installed]
+    programs = {"g++": os.environ.get("CXX", "g++"), "make": "make", "git": "git"}  # for patches
+    missing = [package for package, program in programs.items()  # macOS has stubs, which only fail
+               if subprocess.getstatusoutput(f"{shlex.quote(program)} --version")[0]]
+    return missing + ([] if os.path.exists(f"{include}/Python.h") else ["python3-dev"])
 
 
 def patches():

@@ -309,6 +309,9 @@ def link_venv(venv):
     if not (venv / "bin/activate").exists():
         return
     if link.exists():
+        if read(link / STAMP) == stamp(unfinished=True):
+            raise SetUpFailed(f"{link}, which the pages' commands use, is unfinished: remove it, "
+                              "and run make setup again")
         if not link.samefile(venv):
             print(f"set-up: {link} stays as it is; the pages' commands use it, not {venv}",
                   file=sys.stderr)
@@ -331,7 +334,8 @@ def set_up(venv, packages_only):
     python = venv / "bin/python"
     if has_packages(venv) and not os.access(str(python), os.X_OK):
         raise SetUpFailed(f"you may not run {python}, which leads to {os.path.realpath(python)}: "
-                          "its owner makes the environment again with PYTHON=/usr/bin/python3, "
+                          "its owner removes the environment, and makes it again with "
+                          "PYTHON=/usr/bin/python3, "
                           f"{ANOTHER_VENV}")
     if has_packages(venv) and (packages_only or not may_write(venv)
                                or not should_build_horovod(venv)):
@@ -340,6 +344,9 @@ def set_up(venv, packages_only):
         raise SetUpFailed(f"{venv} is missing, unfinished, or made with other pins, and you may "
                           "not write there: ask its owner to run make setup in a checkout like "
                           f"yours, {ANOTHER_VENV}")
+    if "$" in str(venv):
+        raise SetUpFailed(f"{venv}: setuptools cannot install in a folder with a $ in its path, "
+                          f"{ANOTHER_VENV}")
     check_machine()
     venv.mkdir(parents=True, exist_ok=True)
     with lock_folder(venv):  # until another set-up has made it
@@ -369,6 +376,8 @@ def main():
             install_tests(venv)
     except KeyboardInterrupt:
         sys.exit("set-up failed: interrupted; run make setup again to continue")
+    except PermissionError as problem:
+        sys.exit(f"set-up failed: {problem}: its owner runs chmod -R a+rX {venv}, {ANOTHER_VENV}")
     except (SetUpFailed, OSError) as problem:
         sys.exit(f"set-up failed: {problem}")
 

@@ -210,7 +210,10 @@ def main():
     parser.add_argument("--passes", type=int, default=3, help="of all programs (default: 3)")
     args = parser.parse_args()
     folder = args.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        parser.error(f"{problem}: python -m tools.measuring.demo FOLDER writes to another folder")
     figure = (FIGURES if folder.resolve() == RECORDS else folder) / "demo.png"
     measured = []
 
