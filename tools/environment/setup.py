@@ -345,8 +345,8 @@ def set_up(venv, packages_only):
                           "not write there: ask its owner to run make setup in a checkout like "
                           f"yours, {ANOTHER_VENV}")
     if "$" in str(venv):
-        raise SetUpFailed(f"{venv}: setuptools cannot install in a folder with a $ in its path, "
-                          f"{ANOTHER_VENV}")
+        raise SetUpFailed(f"{venv}: setuptools cannot install in a folder with a $ in its path: "
+                          "choose another with VENV=...")
     check_machine()
     venv.mkdir(parents=True, exist_ok=True)
     with lock_folder(venv):  # until another set-up has made it
