@@ -128,11 +128,11 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
         sys.exit(f"{args.checkpoint} exists: continue with --resume, or remove it")
 
 
-def refuse_unwritable(path: str | None, is_folder: bool = False) -> None:
+def refuse_unwritable(path: str | os.PathLike | None, is_folder: bool = False) -> None:
     if not path:
         return
     folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
-    names_file = folder != path and not path.endswith("/")
+    names_file = folder != path and not str(path).endswith("/")
     if not (names_file or is_folder) or not os.access(folder, os.W_OK):
         sys.exit(f"cannot write {path}: name a file in a folder that you may write to")
 
