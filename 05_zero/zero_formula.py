@@ -18,18 +18,16 @@ def block_parameter_count(width: int) -> int:
     return 4 * width + 4 * (width + 1) * width + (width + 1) * 4 * width + (4 * width + 1) * width
 
 
-def formula(stage: int, ranks: int, parameters: float, *, element_bytes: float = 2,
-            master: float = 4, moments: float = 8) -> dict[str, float]:
+def formula(stage: int, ranks: int, parameters: float) -> dict[str, float]:
     """Return the bytes of model state that ZeRO's paper (1910.02054) expects on each rank.
 
-    parameters: number of parameters of the network. Bytes per parameter: element_bytes (of the
-    parameter, and of its gradient), master (of its fp32 copy, or 0), moments (of Adam's state).
+    parameters: of the network, in bf16. The master copy is in fp32, and so are Adam's two moments.
     """
     whole, shard = parameters, parameters / ranks
-    return {"parameters": element_bytes * (shard if stage == 3 else whole),
-            "gradients": element_bytes * (shard if stage >= 2 else whole),
-            "master copy": master * (shard if stage >= 1 else whole),
-            "optimizer state": moments * (shard if stage >= 1 else whole)}
+    return {"parameters": 2 * (shard if stage == 3 else whole),
+            "gradients": 2 * (shard if stage >= 2 else whole),
+            "master copy": 4 * (shard if stage >= 1 else whole),
+            "optimizer state": 8 * (shard if stage >= 1 else whole)}
 
 
 def activations(layers: int, width: int, heads: int, context: int, sequences: int, *,
