@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from conftest import case, copy_and_edit, run, run_for_record
+from conftest import case, copy_and_edit, numbers, run, run_for_record
 from sklearn.datasets import load_digits
 from tolerances import ROUNDING_FACTOR, TIES, assert_close, assert_equal_in_fp64, distance
 from torch import nn
@@ -18,7 +18,6 @@ BATCH, EPOCHS = 48, 5  # the global batch is divisible by 1, 2, 3 and 4
 STEPS = 1437 // BATCH  # in an epoch; some images are left over
 FLAGS = "--global-batch-size", BATCH, "--lr", 0.3, "--warmup-epochs", 1
 IN_FP64 = "--precision", "fp64"
-numbers = pytest.mark.numbers
 
 
 @functools.cache
