@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,8 +30,6 @@ COLLECTIVES = (
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
     "all_gather_single", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor",
     "reduce_scatter_single", "all_to_all", "barrier")  # older PyTorch lacks the _single ones
-
-Checks = Iterator[tuple[str, bool, str]]  # description, passed, hint
 
 
 class NotRun(Exception):
