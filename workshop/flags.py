@@ -117,7 +117,7 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
                  "up to 16 x 16 pixels: use fp32, or larger images")
     for name in ("results", "profile"):
         refuse_unwritable(getattr(args, name, None))
-    refuse_unwritable(args.checkpoint, is_folder="workshop.checkpoints" in sys.modules)
+    refuse_unwritable(args.checkpoint, may_be_folder="workshop.checkpoints" in sys.modules)
     if args.resume and not args.checkpoint:
         sys.exit("--resume: name the file to continue from, with --checkpoint")
     if args.resume and len({*gather(has_checkpoint(args))}) > 1:
@@ -128,12 +128,12 @@ def check(args: argparse.Namespace, device: str, global_batch: int, parts: int =
         sys.exit(f"{args.checkpoint} exists: continue with --resume, or remove it")
 
 
-def refuse_unwritable(path: str | os.PathLike | None, is_folder: bool = False) -> None:
+def refuse_unwritable(path: str | os.PathLike | None, may_be_folder: bool = False) -> None:
     if not path:
         return
+    names_folder = os.path.isdir(path) or os.fspath(path).endswith("/")
     folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
-    names_file = folder != path and not str(path).endswith("/")
-    if not (names_file or is_folder) or not os.access(folder, os.W_OK):
+    if (names_folder and not may_be_folder) or not os.access(folder, os.W_OK):
         sys.exit(f"cannot write {path}: name a file in a folder that you may write to")
 
 

@@ -4,8 +4,9 @@
     python tests/gpu nccl                 # correctness; or some of the parts, as `ddp speed`
     python tests/gpu nccl --device cpu    # a trial of this program, over gloo
 
-It needs torch >= 2.7, torchvision, scikit-learn, psutil and pandas in the Python that runs it, and
-no network. It prints what each part measures, and appends it to --results as lines of JSON.
+It needs torch >= 2.7, torchvision, scikit-learn and psutil in the Python that runs it (predictions
+needs pandas, too), and no network. It prints what each part measures, and appends it to --results
+as lines of JSON.
 """
 
 import sys
