@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import GIT_FILES, LESSONS, ROOT, load_module, run_command, tracked_files
+from conftest import GIT_FILES, LESSONS, ROOT, load_module, run_command
 
 from tools.pages import docs
 from workshop.ranks import LAUNCHERS
@@ -19,7 +19,7 @@ BASE_LESSONS = {  # {lesson: the lesson that it is compared with}
     "05_zero/fsdp.py": "03_ddp/main.py",
     "05_zero/two_d.py": "05_zero/fsdp.py",
 }
-PAGES = tracked_files(docs.pages())
+PAGES = docs.pages()
 
 
 def relative_name(path):

@@ -21,7 +21,7 @@ import textwrap
 import pandas
 
 from cluster import sweep
-from cluster.launch import ROOT
+from cluster.launch import ROOT, run_job
 from cluster.records import read_records
 from tools.measuring import demo
 from tools.pages import figures
@@ -29,14 +29,11 @@ from tools.pages import figures
 DIFF = re.compile(r"<!-- diff (\S+) (\S+) -->")
 FENCE = re.compile(
     r"<!-- (lesson|code|hunk|output|table): (.+?) -->\n(?:```\w*\n.*?^```\n)?", re.M | re.S)
-# With pages, at any depth
-FOLDERS = ("docs", "[0-9]*", "agree", "exercises", "reading_data", "submit", "cluster")
 
 
 def pages():
-    """Return the paths of all pages."""
-    paths = [path for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*.md")]
-    return [*sorted(ROOT.glob("*.md")), *sorted(paths)]
+    """Return the paths of all pages, which are those of the site: git tracks them."""
+    return [ROOT / name for name in run_job(["git", "ls-files", "[!.]*.md"]).splitlines()]
 
 
 def find_hunks(old_path, new_path):
