@@ -114,8 +114,9 @@ def main():
         means = hvd.allreduce(tf.constant([np.mean(losses), np.mean(hits)], tf.float64))
         report.end_epoch(epoch, *means.numpy().tolist())
         if args.checkpoint and step % epoch_steps == 0 and rank == 0:  # all have the same weights
-            with open(args.checkpoint, "wb") as file:
+            with open(f"{args.checkpoint}.tmp", "wb") as file:
                 np.savez(file, **{weight.path: weight.numpy() for weight in model.weights})
+            os.replace(f"{args.checkpoint}.tmp", args.checkpoint)  # never a half-written file
 
     # Evaluation: the ranks split the test images; each image counts once.
     for weight in model.non_trainable_weights:  # rank 0's BatchNorm statistics

@@ -108,9 +108,10 @@ def main():
     if args.checkpoint:  # RESUME: a scheduler sends SIGTERM before it ends the job
         signal.signal(signal.SIGTERM, lambda *_: sigterms.append(True))
         group = dist.new_group(backend="gloo")  # FSDP: for the thread that saves, while ranks train
-        saved = sorted(Path(args.checkpoint).glob("step*/.metadata"))  # FSDP: it is written last
-        if saved := gather(saved)[0]:  # FSDP: rank 0 decides for all
-            step = load(model, optimizer, saved[-1].parent)
+        saved = Path(args.checkpoint).glob("step*/.metadata")  # FSDP: it is written last
+        steps = gather([int(path.parent.name[4:]) for path in saved])[0]  # FSDP: rank 0 decides
+        if steps:
+            step = load(model, optimizer, Path(args.checkpoint, f"step{max(steps):06}"))
     while step < args.steps:
         sampler.set_epoch(step // epoch_steps)  # FSDP: a resumed epoch has its order again,
         order = list(sampler)[step % epoch_steps * batch:epoch_steps * batch]  # FSDP: and goes on

@@ -47,9 +47,9 @@ def median_error(ratios):
 def test_speed_is_as_near_to_published_runs_as_the_pages_say(runs):
     speeds = check.speed_errors(runs)
     assert len(speeds) == 206
-    assert median_error(speeds.ratio) < 0.10 and median_error(speeds["median"]) > 0.20
+    assert median_error(speeds.ratio) < 0.05 and median_error(speeds["median"]) > 0.20
     judges = speeds[~speeds.project.isin(check.FITTED)]
-    assert median_error(judges.ratio) < 0.13
+    assert median_error(judges.ratio) < 0.085
     assert not {"DDP", "HSDP", "ZeRO-1 + pipeline"} & set(judges.layout)
     for project, rows in speeds.groupby("project"):
         assert len(rows) < 20 or median_error(rows.ratio) < 0.20, project
@@ -64,10 +64,14 @@ def test_no_run_that_was_out_of_memory_is_called_safe(runs):
     assert median_error(table.ratio) < 0.10
 
 
-@pytest.mark.parametrize("way, zero, hiding", [("DDP", 0, 4 / 6), ("FSDP", 3, 1)])
+@pytest.mark.parametrize("way, zero, hiding", [("DDP", 0, 4 / 6), ("FSDP", 3, 8 / 9)])
 @pytest.mark.parametrize("name, nodes", [("h100", 1), ("mi250x", 64)])
-def test_at_the_limit_computing_takes_as_long_as_sending(way, zero, hiding, name, nodes):
-    """In the model of a step with matrix products only; `hiding`: the share that can hide it."""
+def test_at_the_limit_backward_takes_as_long_as_its_sending(way, zero, hiding, name, nodes):
+    """In the model of a step with matrix products only; `hiding`: sending over computing.
+
+    DDP sends during backward alone, 4 of 6 FLOPs. FSDP's backward sends 6 of its 8 bytes per
+    parameter: 8 / 6 x 4 / 6.
+    """
     gpu = read_gpus()[name]
     cluster = step.Cluster(nodes, gpu.gpus_per_node, gpu.node_link, gpu.gpu_link)
     products_only = replace(step.CENTRAL, attention=math.inf, other_bytes=0, ring_hop=0)

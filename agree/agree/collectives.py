@@ -47,7 +47,8 @@ class Collectives:
             self.names.add(name)
             arguments = [*args, *kwargs.values()]
             groups = [value for value in arguments if isinstance(value, dist.ProcessGroup)]
-            if self.depth.level > 1 or any(
+            is_outside = any(value is dist.GroupMember.NON_GROUP_MEMBER for value in arguments)
+            if self.depth.level > 1 or is_outside or any(
                     group.size() < dist.get_world_size() for group in groups):
                 return
             is_async = any(value is True for value in arguments[1:]) and "object" not in name

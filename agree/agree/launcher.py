@@ -10,7 +10,7 @@ RENDEZVOUS = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # torchrun se
 LAUNCHERS = {  # variables for rank and world size; connect() takes a new one for an MPI
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    "MPICH": ("PMI_RANK", "PMI_SIZE"),  # also Cray PALS, Intel MPI, and srun --mpi=pmi2
+    "MPICH": ("PMI_RANK", "PMI_SIZE"),  # also Cray PALS and Intel MPI
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 }
 
@@ -29,6 +29,8 @@ def find_launcher() -> tuple[str | None, int, int]:
     """
     env = os.environ
     launcher = next((name for name, (_, size) in LAUNCHERS.items() if size in env), None)
+    if launcher == "MPICH" and "SLURM_STEP_NUM_TASKS" in env and "MPI_LOCALRANKID" not in env:
+        launcher = "srun"  # srun --mpi=pmi2 has set both; mpiexec sets MPI_LOCALRANKID
     rank, world_size = map(read_number, LAUNCHERS[launcher]) if launcher else (0, 1)
     # Without torchrun under mpiexec these variables are left over from another job; under srun a
     # script may have set RANK=$SLURM_PROCID.

@@ -88,7 +88,7 @@ FIXES = {
     "twice": {"": "divide once: DDP and Horovod have averaged already"},
     "not finite": {
         "": "look at these ranks' loss: a division by 0, sqrt or log of 0, an overflow, too high a "
-            "learning rate"},
+            "learning rate; an optimizer's weights in fp16 (use bf16, or fp32 with autocast)"},
     "other gradients": {
         "FSDP2": "change gradients on all ranks alike: clip_grad_norm_(model.parameters(), "
                  "max_norm) takes the norm of all shards; that of to_local() differs by rank",

@@ -1,7 +1,9 @@
 """Judges the data: do the ranks train on different samples, and in another order each epoch?"""
 
+import functools
+import itertools
+import operator
 from collections import Counter
-from itertools import combinations
 
 from .gradients import equal_own_gradients
 from .messages import find_fix
@@ -21,11 +23,15 @@ def judge_data(reports: list[dict]) -> tuple[Lines, Findings]:
         findings |= judge_order(loaders[0], reports[0]["end"])
     same_inputs = ""
     if not text:
-        batches = [[batch for _, steps in pair_steps(reports)
-                    for batch in samples_before(report, steps[rank])]
-                   for rank, report in enumerate(reports)]
+        steps_of_ranks = [[samples_before(report, steps[rank])
+                           for rank, report in enumerate(reports)]
+                          for _, steps in pair_steps(reports)]
+        batches = [[*itertools.chain(*steps)] for steps in zip(*steps_of_ranks)]
         text, input_findings = judge_samples(batches, "given to the models")
         same_inputs = input_findings.get("same data", "")
+        in_one_step = sum(count_shared(ranks) for ranks in steps_of_ranks)
+        if same_inputs and in_one_step < count_shared(batches) / 2:
+            findings["overlap"], same_inputs = f"{same_inputs}, in other steps", ""
     judge_equal_gradients(reports, text, same_inputs, findings)
     if not findings.keys() & {"same data", "overlap"}:
         judge_noise(reports, loaders_of_ranks, bool(text), findings)
@@ -109,7 +115,7 @@ def judge_order(loader, end):
     findings = {}
     shuffled = [epoch for epoch in loader["epochs"]
                 if len(epoch["indices"]) > 2 and epoch["shuffled"]]
-    for epoch, other in combinations(shuffled, 2):
+    for epoch, other in itertools.combinations(shuffled, 2):
         indices, others = epoch["indices"], other["indices"]
         is_equal = indices[:len(others)] == others[:len(indices)]
         if is_equal and epoch["sampler"] == other["sampler"]:
@@ -128,19 +134,26 @@ def count_common(batches):
     return len(set.intersection(*map(set, ranks)))
 
 
+def count_samples(batches):
+    """Return how often each sample is in each rank's batches."""
+    return [Counter(sample for batch in rank for sample in batch) for rank in batches]
+
+
+def count_shared(batches):
+    """Return the number of samples that are on all ranks, counted as often as on each."""
+    return sum(functools.reduce(operator.and_, count_samples(batches)).values())
+
+
 def judge_samples(batches: list[list[list[str]]], verb: str) -> tuple[str, Findings]:
     """Return (a line's text or "", findings) for the checksums of the ranks' samples.
 
     batches: the checksums of each rank's batches, of each sample or of a whole batch.
     """
-    counts = [Counter(sample for batch in rank for sample in batch) for rank in batches]
+    counts = count_samples(batches)
     if not all(counts):
         return "", {}
-    common = counts[0]
-    for count in counts[1:]:
-        common = common & count
     totals = [sum(count.values()) for count in counts]
-    shared = sum(common.values())
+    shared = count_shared(batches)
     # Samples that repeat on a rank may be on several ranks by chance: compare whole batches
     distinct = min(len(count) / total for count, total in zip(counts, totals)) > 0.9
     same = shared > min(totals) / 2 if distinct else len(set(map(str, batches))) == 1

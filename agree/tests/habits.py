@@ -155,8 +155,9 @@ def compiled_in_bf16():
 
 
 def rank_0_alone():
-    """Looks at batches and evaluates on rank 0; has loaders per epoch."""
+    """Looks at batches and evaluates on rank 0; has loaders per epoch, and a group of one rank."""
     rank, _ = start()
+    dist.barrier(group=dist.new_group([0]))  # other ranks do nothing
     data = rows()
     next(iter(DataLoader(data, 8, sampler=DistributedSampler(data))))
     if rank == 0:
@@ -269,14 +270,18 @@ def weights_of_each_rank():
     train(model, for_gradients(model, average))
 
 
-def rows_of_one_seed():
+def rows_of_one_seed(later=0):
     start()
     data, model = torch.randn(256, 8), DDP(network())
     optimizer = sgd(model)
-    for indices in torch.randperm(256).split(16):
+    for indices in torch.randperm(256).roll(16 * later * dist.get_rank()).split(16):
         optimizer.zero_grad()
         model(input=data[indices]).pow(2).mean().backward()
         optimizer.step()
+
+
+def rows_of_the_step_before():
+    rows_of_one_seed(later=1)
 
 
 def inner_model_is_called():

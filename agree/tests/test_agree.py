@@ -52,6 +52,7 @@ WRONG_TRAININGS = {  # {function of habits.py: (expected verdict, what else the 
     "a_plateau_of_each_rank": ("apart", "learning rates"),
     "one_stream_for_all": ("same data", "islice"),
     "rows_of_one_seed": ("same data", r"given to the models;.*order\[rank::world_size\]"),
+    "rows_of_the_step_before": ("overlap", "in other steps"),
     "one_noise_for_all": ("same noise", r"dropout, .*PyTorch's .*Python's .*seed \+ rank"),
     "split_by_a_seed_per_rank": ("overlap", "what shuffles or splits"),
     "one_time_for_all": ("same noise", "tensor 2 of the models' inputs"),
@@ -237,7 +238,7 @@ RENDEZVOUS = "RANK=3 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1"
 
 @pytest.mark.check
 @pytest.mark.parametrize(("variables", "expected"), [  # launcher, rank, world size; or the message
-    ("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 PMI_RANK=1 PMI_SIZE=2", ("MPICH", 1, 2)),
+    ("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 PMI_RANK=1 PMI_SIZE=2", ("srun", 1, 2)),
     ("SLURM_PROCID=0 SLURM_NTASKS=2", (None, 0, 1)),  # python in an allocation
     ("HOROVOD_RANK=1 HOROVOD_SIZE=2 PMI_RANK=0 PMI_SIZE=1", ("horovodrun", 1, 2)),
     (RENDEZVOUS, ("torchrun", 3, 4)),

@@ -119,6 +119,9 @@ def read_footprints(parser, args):
                        if {"ranks", "memory", "sent", "flops"} <= set(record)]
     if not args.footprints:
         parser.error(f"{args.footprint}: no record of python -m cluster.footprint --results FILE")
+    if args.gpus[-1] > max(record["ranks"] for record in args.footprints) == 1:
+        parser.error(f"{args.footprint} counts one rank, which sends nothing: add a record of "
+                     "cluster.footprint --ranks N")
 
 
 def main():

@@ -10,10 +10,12 @@ import pandas
 from cluster.plan.step import CENTRAL, Cluster
 from workshop.gpus import Gpu, read_gpus
 
-# Bytes per parameter that a rank sends, without the factor (N-1)/N; FLOPs per token and parameter
-# that can hide them; the share of the link's rate. DDP: an all-reduce of fp32 gradients, during
-# backward. FSDP: two all-gathers of bf16 parameters and a reduce-scatter of fp32 gradients
-WAYS = {"DDP": (2 * 4, 4, CENTRAL.usable), "FSDP": (2 + 2 + 4, 2 + 4, CENTRAL.share)}
+# Bytes per parameter that a rank sends in a step, and in backward, without the factor (N-1)/N; the
+# share of the link's rate. Backward has 4 FLOPs per token and parameter to hide its part. DDP: an
+# all-reduce of fp32 gradients, in backward. FSDP: an all-gather of bf16 parameters in forward and
+# another in backward, with a reduce-scatter of fp32 gradients
+WAYS = {"DDP": (2 * 4, 2 * 4, CENTRAL.usable), "FSDP": (2 + 2 + 4, 2 + 4, CENTRAL.share)}
+BACKWARD_FLOPS = 4
 
 
 def send_seconds(way: str, gpu: Gpu, nodes: int) -> float:
@@ -24,12 +26,13 @@ def send_seconds(way: str, gpu: Gpu, nodes: int) -> float:
 
 
 def hidden_from(way: str, gpu: Gpu, nodes: int) -> float:
-    """Return the tokens per GPU from which computing takes longer than sending.
+    """Return the tokens per GPU from which backward takes longer than what it sends.
 
     Both are proportional to the number of parameters, so it cancels.
     """
-    _, flops, _ = WAYS[way]
-    return send_seconds(way, gpu, nodes) * gpu.peak * gpu.matmul_share / flops
+    sent, sent_in_backward, _ = WAYS[way]
+    seconds = send_seconds(way, gpu, nodes) * sent_in_backward / sent
+    return seconds * gpu.peak * gpu.matmul_share / BACKWARD_FLOPS
 
 
 def table() -> str:
