@@ -29,7 +29,7 @@ run_slurm_job() {  # SCRIPT NODES LOG FLAGS...: submit a job, wait for its end, 
         state=$(grep -o "JobState=[A-Z_]*" <<<"$job_info" | cut -d = -f 2)
         [[ ! $state =~ ^(COMPLETED|CANCELLED|FAILED|TIMEOUT|DEADLINE|PREEMPTED|OUT_OF_MEMORY|NODE_FAIL|BOOT_FAIL)$ ]] || break
         reason=$(grep -o " Reason=[^ ]*" <<<"$job_info" | cut -d = -f 2)
-        if [[ $state != RUNNING && $reason != "$last_reason" && $((SECONDS - started)) -gt 20 ]]; then
+        if [[ ! $state =~ ^(RUNNING|COMPLETING)?$ && $reason != "$last_reason" && $((SECONDS - started)) -gt 20 ]]; then
             echo "job $job waits in the queue: $reason" >&3
             last_reason=$reason
         fi

@@ -376,10 +376,10 @@ def main():
             install_tests(venv)
     except KeyboardInterrupt:
         sys.exit("set-up failed: interrupted; run make setup again to continue")
-    except PermissionError as problem:
-        sys.exit(f"set-up failed: {problem}: its owner runs chmod -R a+rX {venv}, {ANOTHER_VENV}")
     except (SetUpFailed, OSError) as problem:
-        sys.exit(f"set-up failed: {problem}")
+        is_closed = isinstance(problem, PermissionError) and str(venv) in str(problem)
+        advice = f": its owner runs chmod -R a+rX {venv}, {ANOTHER_VENV}" if is_closed else ""
+        sys.exit(f"set-up failed: {problem}{advice}")
 
 
 if __name__ == "__main__":
