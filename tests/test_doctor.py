@@ -103,6 +103,7 @@ NODE_1, NODE_2 = {"node": "nid1"}, {"node": "nid2"}
     ({"cores": [0]}, {"cores": [0]}, ["wrong: vm: 2 ranks are bound to core 0"]),
     ({"all_cores": 8, "cores": [0]}, {"all_cores": 8}, ["note: vm: a rank has 1 of 8 cores"]),
     (NODE_1 | {"gloo": "127.0.1.1"}, NODE_2, ["wrong: nid1: its hostname resolves to 127.0.1.1"]),
+    ({"own_address": ""}, {}, ["note: vm: its hostname leads to no address of this node"]),
     (NODE_1, NODE_2 | {"versions": "torch 1"}, ["wrong: nid2: versions differ"]),
     (SLURM_JOB, {}, ["note: the job has 4 GPUs per node, and PyTorch sees none",
                      "note: the job has 2 nodes (SLURM_JOB_NUM_NODES), and these ranks are on 1"])])
@@ -112,7 +113,7 @@ def test_facts_of_two_ranks_give_these_findings(rank_0, rank_1, findings, monkey
     facts = examine()
     assert facts["gpu_problem"], facts  # PyTorch's own reason: the tests see no GPU
     facts |= {"node": "vm", "has_driver": False, "gpu_problem": "", "cores": [0, 1], "all_cores": 4,
-              "own_packages": [], "gloo": "10.0.0.1"}
+              "own_packages": [], "gloo": "10.0.0.1", "own_address": "10.0.0.1"}
     ranks = [facts | rank_0, facts | rank_1 | {"local_rank": 1}]
     lines = [f"{severity}: {text}" for severity, text in find_problems(ranks)]
     assert len(lines) == len(findings), lines

@@ -189,8 +189,12 @@ def assert_one_line(result, message):
 
 
 @pytest.mark.fault
-def test_a_missing_footprint_gets_one_line(plan):
+def test_a_footprint_that_is_missing_or_of_one_rank_gets_one_line(plan, tmp_path):
     assert_one_line(plan("--footprint nowhere --gpu h100 --gpus 8"), "nowhere: no such file")
+    (tmp_path / "one").write_text(json.dumps(footprint_of(1, [], 3e15)))
+    flags = "--footprint", tmp_path / "one", "--gpu h100"
+    assert_one_line(plan(*flags, "--gpus 1 8"), "counts one rank, which sends nothing: add")
+    assert plan(*flags, "--gpus 1")[0] == 0
 
 
 def test_hsdp_keeps_its_shards_on_more_gpus():
