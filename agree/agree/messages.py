@@ -88,7 +88,7 @@ FIXES = {
     "twice": {"": "divide once: DDP and Horovod have averaged already"},
     "not finite": {
         "": "look at these ranks' loss: a division by 0, sqrt or log of 0, an overflow, too high a "
-            "learning rate; an optimizer's weights in fp16 (use bf16, or fp32 with autocast)"},
+            "learning rate; an optimizer's weights in fp16 (give it fp32, and use autocast)"},
     "other gradients": {
         "FSDP2": "change gradients on all ranks alike: clip_grad_norm_(model.parameters(), "
                  "max_norm) takes the norm of all shards; that of to_local() differs by rank",
@@ -114,6 +114,8 @@ FIXES = {
                               "torch.manual_seed(seed + rank) after the model is wrapped",
         "": "shard the data: DistributedSampler(data) instead of shuffle=True"},
     "overlap": {
+        "in other steps": "a seed that no other rank has in any step: step * world_size + rank; or "
+                          "one draw on all ranks, and its rows [rank::world_size]",
         "data sets differ": "one seed on all ranks for what shuffles or splits the data: "
                             "torch.Generator().manual_seed(0)",
         "accelerate": "accelerator.prepare(loader); one seed on all ranks for a split of the data",
