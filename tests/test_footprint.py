@@ -160,7 +160,7 @@ data = [torch.ones(n, 512) for n in range(64, 65)] * 50
 for _ in range(2):
     with torch.autocast("cpu", torch.bfloat16):
         rows = model(torch.cat([data[i] for i in torch.randint(50, (4,))])).view(1, 1, 256, 512)
-        rows = F.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.1)
+        rows = F.scaled_dot_product_attention(rows, rows, rows, None, 0.1, False)
         F.dropout(rows).pow(2).sum().backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -108,8 +108,8 @@ def compute_as_on_a_gpu():
     attention, dropout = F.scaled_dot_product_attention, F.dropout
     foreach_devices = _foreach_utils._get_foreach_kernels_supported_devices
 
-    def attend_without_dropout(query, key, value, attn_mask=None, dropout_p=0.0, **kwargs):
-        return attention(query, key, value, attn_mask, 0.0, **kwargs)
+    def attend_without_dropout(query, key, value, attn_mask=None, dropout_p=0.0, *args, **kwargs):
+        return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
 
     def drop_by_mask(input, p=0.5, training=True, inplace=False):
         if inplace or not training or not 0 < p < 1:

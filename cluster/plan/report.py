@@ -136,9 +136,9 @@ def show_footprint(args) -> None:
     show_table(rows)
     print(f"computing: at {central * share * args.gpu.matmul_share:.0%} of the peak in bf16; "
           f"range: {slow / central:.2f} to {fast / central:.2f} times that speed, as\n"
-          f"{meaning}\n"
-          "convolutions reach less, fp32 much less: give predicted / measured seconds of a step as "
-          "--speed\n"
+          f"{meaning}, planned from their sizes\n"
+          "narrow layers and convolutions reach less, fp32 much less: give predicted / measured "
+          "seconds of a step as --speed\n"
           "scaled: each rank keeps its batch; count it with `cluster.footprint --ranks N` instead")
 
 
