@@ -29,9 +29,14 @@ def judge_data(reports: list[dict]) -> tuple[Lines, Findings]:
         batches = [[*itertools.chain(*steps)] for steps in zip(*steps_of_ranks)]
         text, input_findings = judge_samples(batches, "given to the models")
         same_inputs = input_findings.get("same data", "")
-        in_one_step = sum(count_shared(ranks) for ranks in steps_of_ranks)
-        if same_inputs and in_one_step < count_shared(batches) / 2:
-            findings["overlap"], same_inputs = f"{same_inputs}, in other steps", ""
+        for rank in range(1, len(reports)):  # a seed of step + rank: others share fewer samples
+            pair = [batches[0], batches[rank]]
+            details = judge_samples(pair, "given to the models")[1].get("same data")
+            in_one_step = sum(count_shared([step[0], step[rank]]) for step in steps_of_ranks)
+            if details and in_one_step < count_shared(pair) / 2:
+                findings["overlap"] = f"{details} of ranks 0 and {rank}, in other steps"
+                same_inputs = ""
+                break
     judge_equal_gradients(reports, text, same_inputs, findings)
     if not findings.keys() & {"same data", "overlap"}:
         judge_noise(reports, loaders_of_ranks, bool(text), findings)

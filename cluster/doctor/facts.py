@@ -72,7 +72,8 @@ def find_gpu_problem(local_rank):
 def describe_versions():
     """Return the versions that must be the same on all nodes, as text."""
     versions = {package.name.lower(): package.version for package in distributions()}
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else "none"
+    has_nccl = torch.distributed.is_nccl_available()
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "none"
     mpi = sys.modules.get("mpi4py.MPI")
     library = re.split("[\n,]", mpi.Get_library_version())[0] if mpi else "no MPI"
     return (f"Python {sys.version.split()[0]}, torch {torch.__version__}, NCCL {nccl}, "
